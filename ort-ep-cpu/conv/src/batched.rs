@@ -5,7 +5,7 @@ use super::gradient::{LARGE, check};
 use super::windows::{Lines, give_rows, take_windows};
 use super::{ConvGeometry, part};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, Pairing, Step, Strided, apply_steps,
+    Cpu, Gemm, GemmError, LhsOperand, Origin, Pairing, RhsOperand, RhsSource, Step, Strided, apply_steps,
     check_steps, workspace_len,
 };
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
@@ -18,8 +18,9 @@ pub fn is_batched(cpu: Cpu, geometry: &ConvGeometry) -> bool {
 /// Returns the `f32` elements of workspace that [`forward_batched`] needs.
 pub fn batched_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
-    let product = lines.most(|rows| workspace_len(cpu, 1, [filters, rows, lines.steps], BSource::Strided));
-    lines.lens(filters).iter().sum::<usize>() + product
+    let gemm_workspace =
+        lines.most(|rows| workspace_len(cpu, 1, [filters, rows, lines.steps], RhsSource::Strided));
+    lines.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the convolution of `image` (N, C, D1, ...) with `weights` (M, C/group, k1, ...) into
@@ -45,16 +46,16 @@ pub fn forward_batched(
     }
     let [windows_len, turned_len] = lines.lens(filters);
     let (windows, rest) = workspace.split_at_mut(windows_len);
-    let (turned, product) = rest.split_at_mut(turned_len);
+    let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
     for group in 0..geometry.groups {
         let weights = part("weights", weights, group * filters * lines.steps, filters * lines.steps)?;
         for piece in lines.pieces() {
             let rows = piece.len() * lines.len;
             let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
             take_windows(cpu, geometry, (group, piece.start), image, windows);
-            let a = AOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
-            let b = BOperand::Plain(Strided::row_major(windows, rows, lines.steps)?.transposed());
-            Gemm::new(a, b).run(cpu, turned, rows, product)?;
+            let a = LhsOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
+            let b = RhsOperand::Plain(Strided::row_major(windows, rows, lines.steps)?.transposed());
+            Gemm::new(a, b).run(cpu, turned, rows, gemm_workspace)?;
             give_rows(geometry, (group, piece.start * lines.len), turned, output);
         }
     }

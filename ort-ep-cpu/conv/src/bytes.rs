@@ -234,9 +234,9 @@ impl CodeConv<'_> {
         let has_zeros = minus_zeros.iter().any(|zero| *zero != 0);
         let ones = ByteRows::new(self.filters.ones, [1, groups], groups * 4)?;
         let gemm = IntegerGemm {
-            left: ByteRows::new(rows, [of_group, groups], groups * 4)?,
-            right: windows.columns(cpu, bytes)?,
-            signed_left: true,
+            lhs: ByteRows::new(rows, [of_group, groups], groups * 4)?,
+            rhs: windows.columns(cpu, bytes)?,
+            signed_lhs: true,
             terms: Terms {
                 rows: &row_terms[first..first + of_group],
                 // Symmetric filters need no window sums, which cost an extra row of the GEMM.

@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 
 use super::{ConvGeometry, part, winograd};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Pairing,
-    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows, run_batch,
-    transpose, unfold, unfolded_len, workspace_len_beside_ready,
+    Batch, Cpu, Gemm, GemmError, Im2col, LhsOperand, Origin, PackedLhs, PackedRhs, Pairing, RhsOperand,
+    RhsSource, Step, Strided, Weight, apply_steps, check_steps, lanes, pack_lhs, pack_lhs_by, pack_rhs,
+    pair_rows, run_batch, transpose, unfold, unfolded_len, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
 use ort_cpu_vector::winograd::Tile;
@@ -20,9 +20,9 @@ use ort_cpu_vector::winograd::Tile;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightSide {
     /// Filters are rows and pixels are columns: right for all but the smallest images.
-    Left,
+    Lhs,
     /// Pixels are rows and filters are columns.
-    Right,
+    Rhs,
     /// The B operand of the GEMMs between the Winograd transforms. Only for 3-by-3 kernels with
     /// strides of 1.
     Transformed(Tile),
@@ -39,12 +39,12 @@ impl WeightSide {
         const MOST_PIXELS: usize = 128;
         let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
         // The vectors that each variant computes, including partly filled ones.
-        let left = filters * pixels.div_ceil(lanes(cpu));
-        let right = pixels * filters.div_ceil(lanes(cpu));
+        let lhs = filters * pixels.div_ceil(lanes(cpu));
+        let rhs = pixels * filters.div_ceil(lanes(cpu));
         // The swapped variant must save a tenth of the vectors.
-        match pixels <= MOST_PIXELS && 10 * right < 9 * left {
-            true => WeightSide::Right,
-            false => WeightSide::Left,
+        match pixels <= MOST_PIXELS && 10 * rhs < 9 * lhs {
+            true => WeightSide::Rhs,
+            false => WeightSide::Lhs,
         }
     }
 }
@@ -56,10 +56,10 @@ pub fn packed_weights_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -
 
 fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     match side {
-        WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
-        WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
+        WeightSide::Lhs => PackedLhs::len(cpu, geometry.group_filters(), steps(geometry)),
+        WeightSide::Rhs => PackedRhs::len(cpu, steps(geometry), geometry.group_filters()),
         WeightSide::Transformed(tile) => {
-            winograd::group_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+            winograd::group_len(winograd::gemm_cpu(cpu, geometry, tile), geometry, tile)
         }
     }
 }
@@ -116,7 +116,7 @@ pub fn pack_weights<T: Weight>(
     let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
     for (weights, packed) in groups {
         match side {
-            WeightSide::Left if pairs_channels(cpu, geometry) => {
+            WeightSide::Lhs if pairs_channels(cpu, geometry) => {
                 let positions = geometry.window.kernel_len();
                 let place = |step: usize| {
                     // The order of `Im2col::of_pairs`: pair, kernel position, channel within the
@@ -124,12 +124,12 @@ pub fn pack_weights<T: Weight>(
                     let (pair, position) = (step / 2 / positions, step / 2 % positions);
                     (2 * pair + step % 2) * positions + position
                 };
-                pack_a_by(cpu, weights, [filters, steps], (steps, place), packed)?;
+                pack_lhs_by(cpu, weights, [filters, steps], (steps, place), packed)?;
             }
-            WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
-            WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
+            WeightSide::Lhs => pack_lhs(cpu, weights, [filters, steps], [steps, 1], packed)?,
+            WeightSide::Rhs => pack_rhs(cpu, weights, [steps, filters], [1, steps], packed)?,
             WeightSide::Transformed(tile) => {
-                let cpu = winograd::product_cpu(cpu, geometry, tile);
+                let cpu = winograd::gemm_cpu(cpu, geometry, tile);
                 winograd::pack(cpu, geometry, tile, weights, packed);
             }
         }
@@ -142,18 +142,19 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
     let (filters, pixels, steps) = (geometry.group_filters(), geometry.window.output_len(), steps(geometry));
     let pointwise = geometry.window.is_pointwise();
     match side {
-        WeightSide::Left => {
-            let source = if pointwise { BSource::Rows } else { BSource::Im2col };
+        WeightSide::Lhs => {
+            let source = if pointwise { RhsSource::Rows } else { RhsSource::Im2col };
             let count = geometry.batch * geometry.groups;
-            let product = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
-            paired_len(cpu, geometry).next_multiple_of(16) + product
+            let gemm_workspace = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
+            paired_len(cpu, geometry).next_multiple_of(16) + gemm_workspace
         }
-        WeightSide::Right => {
-            let product = ort_cpu_gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
-            filters * pixels + unfolded(geometry) + product
+        WeightSide::Rhs => {
+            let gemm_workspace =
+                ort_cpu_gemm::workspace_len(cpu, 1, [pixels, filters, steps], RhsSource::Packed);
+            filters * pixels + unfolded(geometry) + gemm_workspace
         }
         WeightSide::Transformed(tile) => {
-            winograd::workspace_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+            winograd::workspace_len(winograd::gemm_cpu(cpu, geometry, tile), geometry, tile)
         }
     }
 }
@@ -174,11 +175,11 @@ pub struct Input<'a> {
     /// The packed weights, for the same `Cpu` and channels.
     pub weights: &'a [f32],
     /// The variant that the weights were packed for. A transposed convolution has only
-    /// [`WeightSide::Left`].
+    /// [`WeightSide::Lhs`].
     pub side: WeightSide,
     /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels.
     /// [`Step::Residual`] holds an array of the size of the output, with a row stride of its
-    /// spatial size. [`Step::Held`] requires [`WeightSide::Left`].
+    /// spatial size. [`Step::Held`] requires [`WeightSide::Lhs`].
     pub epilogue: &'a [Step<'a>],
 }
 
@@ -195,10 +196,10 @@ pub fn forward(
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
     match input.side {
-        WeightSide::Left => {}
-        WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
+        WeightSide::Lhs => {}
+        WeightSide::Rhs => return forward_rhs(cpu, geometry, input, output, workspace),
         WeightSide::Transformed(tile) => {
-            let cpu = winograd::product_cpu(cpu, geometry, tile);
+            let cpu = winograd::gemm_cpu(cpu, geometry, tile);
             return winograd::forward(cpu, geometry, tile, input, output, workspace);
         }
     }
@@ -219,18 +220,18 @@ pub fn forward(
     let problem = |index: usize| {
         let (pixels, weights) = operands(cpu, geometry, &input, index)?;
         let b = if window.is_pointwise() {
-            BOperand::Plain(Strided::row_major(pixels, channels, columns)?)
+            RhsOperand::Plain(Strided::row_major(pixels, channels, columns)?)
         } else if pairs_channels(cpu, geometry) {
             let len = channels / 2 * window.input_len();
-            BOperand::Im2col(Im2col::of_pairs(
+            RhsOperand::Im2col(Im2col::of_pairs(
                 part("pairs of channels", pairs, index * len, len)?,
                 channels,
                 *window,
             )?)
         } else {
-            BOperand::Im2col(Im2col::new(pixels, channels, *window)?)
+            RhsOperand::Im2col(Im2col::new(pixels, channels, *window)?)
         };
-        let a = AOperand::Packed(PackedA::new(cpu, weights, filters, steps)?);
+        let a = LhsOperand::Packed(PackedLhs::new(cpu, weights, filters, steps)?);
         Ok(Gemm { epilogue: input.epilogue, origin: origin(geometry, index), ..Gemm::new(a, b) })
     };
     let results = Batch {
@@ -264,7 +265,7 @@ pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
 }
 
 /// Computes the convolution with pixels as rows.
-fn forward_right(
+fn forward_rhs(
     cpu: Cpu,
     geometry: &ConvGeometry,
     input: Input,
@@ -297,13 +298,13 @@ fn forward_right(
                 &*unfolded
             }
         };
-        let left = Strided::row_major(windows, steps, pixels)?.transposed();
-        let right = PackedB::new(cpu, weights, steps, filters)?;
+        let lhs = Strided::row_major(windows, steps, pixels)?.transposed();
+        let rhs = PackedRhs::new(cpu, weights, steps, filters)?;
         let origin = origin(geometry, index);
         let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
-        let product =
-            Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
-        product.run(cpu, sums, filters, workspace)?;
+        let gemm =
+            Gemm { epilogue: &first_steps, ..Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)) };
+        gemm.run(cpu, sums, filters, workspace)?;
         let sums = &*sums;
         // Enough filters per task to be worth a thread.
         let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);

@@ -10,7 +10,7 @@ use super::transpose::{
 use super::windows::{Lines, add_windows, take_rows, take_windows};
 use super::{ConvGeometry, Input, WeightSide, part};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
+    Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
 
 /// Output pixels of an image that fill vectors well without those of other images.
@@ -40,10 +40,11 @@ pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usiz
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
     if is_by_images(geometry) {
         let shape = [filters, geometry.group_channels(), geometry.window.output_len()];
-        return workspace_len(cpu, 1, shape, BSource::Strided);
+        return workspace_len(cpu, 1, shape, RhsSource::Strided);
     }
-    let product = lines.most(|rows| workspace_len(cpu, 1, [filters, lines.steps, rows], BSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + product
+    let gemm_workspace =
+        lines.most(|rows| workspace_len(cpu, 1, [filters, lines.steps, rows], RhsSource::Rows));
+    lines.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the weights (M, C/group, k1, ...), from the image (N, C,
@@ -72,17 +73,17 @@ pub fn weights_gradient(
         }
         let [windows_len, turned_len] = lines.lens(filters);
         let (windows, rest) = workspace.split_at_mut(windows_len);
-        let (turned, product) = rest.split_at_mut(turned_len);
+        let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
         for (index, piece) in lines.pieces().enumerate() {
             let rows = piece.len() * lines.len;
             let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
             take_windows(cpu, geometry, (group, piece.start), image, windows);
             take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
-            let a = AOperand::Plain(Strided::row_major(turned, filters, rows)?);
-            let b = BOperand::Plain(Strided::row_major(windows, rows, lines.steps)?);
+            let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?);
+            let b = RhsOperand::Plain(Strided::row_major(windows, rows, lines.steps)?);
             // The first piece overwrites the gradient, and the others accumulate.
             let beta = if index == 0 { 0.0 } else { 1.0 };
-            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, lines.steps, product)?;
+            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, lines.steps, gemm_workspace)?;
         }
     }
     Ok(())
@@ -102,8 +103,8 @@ fn weights_by_images(
         let block = index * geometry.groups + group;
         let upstream = part("a gradient", upstream, block * filters * places, filters * places)?;
         let image = part("an image", image, block * channels * places, channels * places)?;
-        let a = AOperand::Plain(Strided::row_major(upstream, filters, places)?);
-        let b = BOperand::Plain(Strided::row_major(image, channels, places)?.transposed());
+        let a = LhsOperand::Plain(Strided::row_major(upstream, filters, places)?);
+        let b = RhsOperand::Plain(Strided::row_major(image, channels, places)?.transposed());
         // The first image overwrites the gradient, and the others accumulate.
         let beta = if index == 0 { 0.0 } else { 1.0 };
         Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, channels, workspace)?;
@@ -122,15 +123,16 @@ pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize 
     let places = geometry.window.output_len();
     if is_by_images(geometry) {
         let shape = [geometry.group_channels(), places, filters];
-        return workspace_len(cpu, geometry.batch, shape, BSource::Rows);
+        return workspace_len(cpu, geometry.batch, shape, RhsSource::Rows);
     }
     if places >= LARGE {
         let turned = turned(geometry);
         return packed_transposed_weights_len(cpu, &turned).next_multiple_of(16)
             + transposed_workspace_len(cpu, &turned);
     }
-    let product = lines.most(|rows| workspace_len(cpu, 1, [rows, lines.steps, filters], BSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + product
+    let gemm_workspace =
+        lines.most(|rows| workspace_len(cpu, 1, [rows, lines.steps, filters], RhsSource::Rows));
+    lines.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the image (N, C, D1, ...), from the weights (M, C/group,
@@ -160,22 +162,22 @@ pub fn image_gradient(
         let len = packed_transposed_weights_len(cpu, &turned).next_multiple_of(16);
         let (packed, workspace) = workspace.split_at_mut(len);
         pack_transposed_weights(cpu, &turned, weights, packed)?;
-        let input = Input { image: upstream, weights: packed, side: WeightSide::Left, epilogue: &[] };
+        let input = Input { image: upstream, weights: packed, side: WeightSide::Lhs, epilogue: &[] };
         return transposed(cpu, &turned, input, gradient, workspace);
     }
     gradient.fill(0.0);
     let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
     let [windows_len, turned_len] = lines.lens(filters);
     let (windows, rest) = workspace.split_at_mut(windows_len);
-    let (turned, product) = rest.split_at_mut(turned_len);
+    let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
     for (group, weights) in weights.chunks(filters * lines.steps).enumerate() {
         for piece in lines.pieces() {
             let rows = piece.len() * lines.len;
             let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
             take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
-            let a = AOperand::Plain(Strided::row_major(turned, filters, rows)?.transposed());
-            let b = BOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
-            Gemm::new(a, b).run(cpu, windows, lines.steps, product)?;
+            let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?.transposed());
+            let b = RhsOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
+            Gemm::new(a, b).run(cpu, windows, lines.steps, gemm_workspace)?;
             add_windows(cpu, geometry, (group, piece), windows, gradient);
         }
     }
@@ -198,7 +200,7 @@ fn image_by_images(
             let first = (index * groups + group) * filters * places;
             let upstream =
                 Strided::row_major(part("a gradient", upstream, first, filters * places)?, filters, places)?;
-            Ok(Gemm::new(AOperand::Plain(weights), BOperand::Plain(upstream)))
+            Ok(Gemm::new(LhsOperand::Plain(weights), RhsOperand::Plain(upstream)))
         };
         let values = &mut gradient[group * channels * places..];
         let batch_stride = geometry.channels * places;

@@ -6,7 +6,7 @@
 
 use ort_cpu_gemm::integer::{
     Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, are_small, pack_filters_last,
-    packed_right_len,
+    packed_rhs_len,
 };
 use ort_cpu_gemm::{Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -63,7 +63,7 @@ impl FilterShape {
                 let blocks = ChannelBlocks::new(cpu.isa, self.filters);
                 blocks.weights_len(self.kernel).saturating_add(blocks.padded()).saturating_mul(4)
             }
-            false => packed_right_len(cpu, self.steps(), self.filters),
+            false => packed_rhs_len(cpu, self.steps(), self.filters),
         }
     }
 
@@ -257,11 +257,11 @@ impl PixelConv<'_> {
         let of_filters = (terms, bytemuck::cast_slice(factors));
         match shape.is_depthwise() {
             true => self.run_depthwise(cpu, of_filters, (image, result), codes),
-            false => self.run_products(cpu, of_filters, (image, result), (codes, workspace)),
+            false => self.run_gemms(cpu, of_filters, (image, result), (codes, workspace)),
         }
     }
 
-    fn run_products(
+    fn run_gemms(
         &self,
         cpu: Cpu,
         (terms, factors): (&[i32], &[f32]),
@@ -275,9 +275,9 @@ impl PixelConv<'_> {
         let images = self.image.0.chunks_exact(image_len);
         for (image, codes) in images.zip(codes.chunks_exact_mut(result_len)).take(self.batch) {
             let gemm = IntegerGemm {
-                left: windows.rows(cpu, image, of_image, copy)?,
-                right: windows.columns(&filters),
-                signed_left: false,
+                lhs: windows.rows(cpu, image, of_image, copy)?,
+                rhs: windows.columns(&filters),
+                signed_lhs: false,
                 terms: Terms { columns: terms, ..Terms::default() },
                 line: [shape.filters; 2],
                 row_stride: shape.filters,

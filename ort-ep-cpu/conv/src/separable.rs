@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use super::{part, parts_of_image};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Pairing, Step, Strided, check_steps,
-    workspace_len_beside_ready,
+    Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, Pairing, RhsOperand, RhsSource, Step, Strided,
+    check_steps, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{LineBlock, Lines};
 use ort_cpu_vector::activation::Activation;
@@ -70,7 +70,7 @@ pub struct SeparableInput<'a> {
     /// The images (N, K, H, W).
     pub image: &'a [f32],
     /// The packed weights (C, K) of the pointwise convolution.
-    pub pointwise: PackedA<'a>,
+    pub pointwise: PackedLhs<'a>,
     /// Its epilogue: bias and activation.
     pub epilogue: &'a [Step<'a>],
     /// The filters (C, h, w) of the depthwise convolution.
@@ -119,7 +119,7 @@ impl Cut {
     fn new(cpu: Cpu, geometry: SeparableGeometry) -> Cut {
         let SeparableGeometry { batch, channels, filters, window } = geometry;
         let one = Cpu { threads: 1, ..cpu };
-        let height = PackedA::height_of(cpu, filters);
+        let height = PackedLhs::height_of(cpu, filters);
         let sizes = if Pairing::of(cpu).is_some() { OF_PAIRS } else { OF_NUMBERS };
         let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
         // Whole groups of `ROWS`, but at most `MOST_BANDS` bands.
@@ -153,15 +153,16 @@ impl Cut {
         let most = self.channels.min(filters);
         // The last task may have fewer channels, and may then be the only one that packs B.
         let counts = [most, if most > 0 { filters % most } else { 0 }];
-        let (mut product, mut scratch) = (0, 0);
+        let (mut gemm_workspace, mut scratch) = (0, 0);
         for band in self.bands() {
             scratch = scratch.max(DepthwisePlan::new(self.cpu.isa, band.window).scratch_len());
             for rows in counts {
                 let shape = [rows, band.fresh.len() * window.input[1], channels];
-                product = product.max(workspace_len_beside_ready(self.cpu, 1, shape, BSource::Rows));
+                gemm_workspace =
+                    gemm_workspace.max(workspace_len_beside_ready(self.cpu, 1, shape, RhsSource::Rows));
             }
         }
-        [most * self.plane, product, scratch].map(|len| len.next_multiple_of(16))
+        [most * self.plane, gemm_workspace, scratch].map(|len| len.next_multiple_of(16))
     }
 
     fn slot_len(&self) -> usize {
@@ -218,7 +219,7 @@ pub fn forward(
 ) -> Result<(), GemmError> {
     let SeparableGeometry { batch, channels, filters, window } = geometry;
     let [between, plane] = [window.input, window.output].map(|[height, width]| height * width);
-    if AOperand::Packed(input.pointwise).shape() != [filters, channels] {
+    if LhsOperand::Packed(input.pointwise).shape() != [filters, channels] {
         return Err(GemmError::Shape("pointwise weights are not as many as the channels"));
     }
     part("images", input.image, 0, batch * channels * between)?;
@@ -262,13 +263,13 @@ impl Cut {
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], output: [_, columns], kernel, .. } = self.geometry.window;
         let (planes, rest) = slot.split_at_mut(self.slot[0]);
-        let (product, scratch) = rest.split_at_mut(self.slot[1]);
+        let (gemm_workspace, scratch) = rest.split_at_mut(self.slot[1]);
         let (taps, image) = (kernel[0] * kernel[1], self.geometry.channels * height * width);
         let image = &input.image[lines.outer * image..][..image];
         let [part, channels] = lines.ranges.clone();
         let planes = &mut planes[..channels.len() * self.plane];
         for band in self.bands_of(part.clone()) {
-            self.fill(input, (image, &band), (channels.start, planes), product)?;
+            self.fill(input, (image, &band), (channels.start, planes), gemm_workspace)?;
             let plan = DepthwisePlan::new(self.cpu.isa, band.window);
             for (channel, plane) in channels.clone().zip(planes.chunks(self.plane)) {
                 let from = &plane[..band.between.len() * width];
@@ -288,7 +289,7 @@ impl Cut {
         input: &SeparableInput<'_>,
         (image, band): (&[f32], &Band),
         (first, planes): (usize, &mut [f32]),
-        product: &mut [f32],
+        gemm_workspace: &mut [f32],
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], .. } = self.geometry.window;
         let stay = (band.fresh.start - band.between.start) * width;
@@ -302,11 +303,11 @@ impl Cut {
         }
         let shape = [self.geometry.channels, band.fresh.len() * width];
         let image = image.get(band.fresh.start * width..).unwrap_or(&[]);
-        let right = BOperand::Plain(Strided::new(image, shape, [height * width, 1])?);
+        let rhs = RhsOperand::Plain(Strided::new(image, shape, [height * width, 1])?);
         let panel = first / input.pointwise.height();
-        let left = AOperand::Packed(input.pointwise.panels(panel..panel + self.panels));
+        let lhs = LhsOperand::Packed(input.pointwise.panels(panel..panel + self.panels));
         let origin = Origin { bias_row: first, residual_row: first };
-        let gemm = Gemm { epilogue: input.epilogue, origin, ..Gemm::new(left, right) };
-        gemm.run(self.cpu, &mut planes[stay..], self.plane, product)
+        let gemm = Gemm { epilogue: input.epilogue, origin, ..Gemm::new(lhs, rhs) };
+        gemm.run(self.cpu, &mut planes[stay..], self.plane, gemm_workspace)
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::WeightSide::{Left, Right, Transformed};
+use super::WeightSide::{Lhs, Rhs, Transformed};
 use super::*;
 use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step};
 use ort_cpu_vector::simd::isa::Isa;
@@ -119,9 +119,9 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
     ];
     for isa in ISAS {
         let mut alone = vec![0.0; 0];
-        let mut sides = vec![Left];
+        let mut sides = vec![Lhs];
         if !transpose {
-            sides.push(Right);
+            sides.push(Rhs);
             let square = case.weight.len() == 4 && case.weight[2..] == [3, 3];
             let plain =
                 [&case.strides, &case.dilations].iter().all(|sizes| sizes.iter().all(|size| *size == 1));
@@ -148,7 +148,7 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
                 true => transposed(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
                 false => forward(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
             }
-            if !transpose && side == Left {
+            if !transpose && side == Lhs {
                 let steps = [steps[0], Step::Held, steps[2]];
                 let input = Input { epilogue: &steps, ..input };
                 let (mut held, mut workspace) = (residual.clone(), vec![f32::NAN; workspace_len]);

@@ -6,8 +6,8 @@
 
 use super::{ConvGeometry, Input, part};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
-    pack_a,
+    Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, RhsOperand, RhsSource, Strided, Weight, Window,
+    apply_steps, pack_lhs,
 };
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut, for_each_row_chunk_mut};
@@ -18,7 +18,7 @@ fn rows(geometry: &ConvGeometry) -> usize {
 }
 
 fn group_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    PackedA::len(cpu, rows(geometry), geometry.group_channels())
+    PackedLhs::len(cpu, rows(geometry), geometry.group_channels())
 }
 
 /// Returns the length of packed weights.
@@ -50,7 +50,7 @@ pub fn pack_transposed_weights<T: Weight>(
     }
     let groups = weights.chunks(channels * rows).zip(packed.chunks_mut(group_len(cpu, geometry)));
     for (weights, packed) in groups {
-        pack_a(cpu, weights, [rows, channels], [1, rows], packed)?;
+        pack_lhs(cpu, weights, [rows, channels], [1, rows], packed)?;
     }
     Ok(())
 }
@@ -60,7 +60,7 @@ pub fn pack_transposed_weights<T: Weight>(
 pub fn transposed_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (rows, columns) = (rows(geometry), geometry.window.output_len());
     let shape = [rows, columns, geometry.group_channels()];
-    rows * columns + ort_cpu_gemm::workspace_len(cpu, 1, shape, BSource::Rows)
+    rows * columns + ort_cpu_gemm::workspace_len(cpu, 1, shape, RhsSource::Rows)
 }
 
 /// Computes the transposed convolution into `output` (N, M, D1, ...). The weights come from
@@ -96,10 +96,10 @@ pub fn transposed(
         let pixels = part("an image", input.image, index * channels * columns, channels * columns)?;
         let weights_len = group_len(cpu, geometry);
         let weights = part("packed weights", input.weights, group * weights_len, weights_len)?;
-        let left = PackedA::new(cpu, weights, rows(geometry), channels)?;
-        let right = Strided::row_major(pixels, channels, columns)?;
-        let product = Gemm::new(AOperand::Packed(left), BOperand::Plain(right));
-        product.run(cpu, contributions, columns, workspace)?;
+        let lhs = PackedLhs::new(cpu, weights, rows(geometry), channels)?;
+        let rhs = Strided::row_major(pixels, channels, columns)?;
+        let gemm = Gemm::new(LhsOperand::Packed(lhs), RhsOperand::Plain(rhs));
+        gemm.run(cpu, contributions, columns, workspace)?;
         let bias_row = group * filters;
         let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
         let contributions = &*contributions;

@@ -15,8 +15,8 @@ use std::ops::Range;
 use super::forward::{Input, operands, origin};
 use super::{ConvGeometry, part};
 use ort_cpu_gemm::{
-    AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Pairing, Precision, Step,
-    Strided, Weight, apply_steps, check_steps, run_batch,
+    Activation, Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, PackedRhs, Pairing, Precision, RhsOperand,
+    Step, Strided, Weight, apply_steps, check_steps, run_batch,
 };
 use ort_cpu_threads::parallel::{LineBlock, Lines, for_each_chunk_mut};
 use ort_cpu_vector::activation::Clamp;
@@ -63,7 +63,7 @@ pub(super) fn refused() -> GemmError {
 
 /// Returns what the GEMMs compute with, if the session uses `cpu`: only tiles of 2 by 2 with an
 /// even number of channels may use bf16.
-pub(super) fn product_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
+pub(super) fn gemm_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
     match tile == Tile::Two && geometry.group_channels().is_multiple_of(2) {
         true => cpu,
         false => cpu.in_precision(Precision::Fp32),
@@ -198,7 +198,7 @@ struct Run {
 
 /// Returns the length of the packed weights of a group.
 pub(super) fn group_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
-    tile.points() * PackedB::len(cpu, geometry.group_channels(), geometry.group_filters())
+    tile.points() * PackedRhs::len(cpu, geometry.group_channels(), geometry.group_filters())
 }
 
 /// Transforms and packs the weights of one group: for each point, a B of channels by filters.
@@ -211,12 +211,12 @@ pub(super) fn pack<T: Weight>(
 ) {
     const POINTS: usize = MOST_REACH * MOST_REACH * MAX_LANES;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
-    let (width, lanes, pairing) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
+    let (width, lanes, pairing) = (PackedRhs::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
     let terms = if pairing.is_some() { 2 } else { 1 };
     // The panels of all points that hold the same filters are packed together, because one
     // transform yields all of them.
-    let points = packed.chunks_mut(PackedB::len(cpu, channels, filters));
-    let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedB::len(cpu, channels, 1))).collect();
+    let points = packed.chunks_mut(PackedRhs::len(cpu, channels, filters));
+    let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedRhs::len(cpu, channels, 1))).collect();
     let panels = filters.div_ceil(width);
     let mut panels: Vec<Vec<&mut [f32]>> =
         (0..panels).map(|_| points.iter_mut().filter_map(Iterator::next).collect()).collect();
@@ -417,18 +417,18 @@ impl Block<'_> {
     /// Runs one GEMM per point, which sums over the channels.
     fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
         let Tiling { tile, channels, filters, terms, point, stride, sums: sums_stride, .. } = self.tiling;
-        let (rows, packed) = (self.tiles.len(), PackedB::len(self.cpu, channels, filters));
+        let (rows, packed) = (self.tiles.len(), PackedRhs::len(self.cpu, channels, filters));
         let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
         let problem = |index: usize| {
             let len = (rows - 1) * stride + channels / terms;
             let places = part("transformed places", points, index * point, len)?;
-            let left = match terms {
+            let lhs = match terms {
                 1 => Strided::new(places, [rows, channels], [stride, 1])?,
                 _ => Strided::of_pairs(places, [rows, channels], stride)?,
             };
-            let right = part("packed weights", weights, index * packed, packed)?;
-            let right = PackedB::new(self.cpu, right, channels, filters)?;
-            Ok(Gemm::new(AOperand::Plain(left), BOperand::Packed(right)))
+            let rhs = part("packed weights", weights, index * packed, packed)?;
+            let rhs = PackedRhs::new(self.cpu, rhs, channels, filters)?;
+            Ok(Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)))
         };
         let results = Batch {
             values: sums,

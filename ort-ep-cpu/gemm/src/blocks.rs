@@ -339,7 +339,7 @@ impl<'a> Blocks<'a> {
         numbers.div_ceil(4) + 2 * scales
     }
 
-    /// Small-M GEMM in 8 bits: `to[column * rows + row]` is the dot product of a row of `left` (k
+    /// Small-M GEMM in 8 bits: `to[column * rows + row]` is the dot product of a row of `lhs` (k
     /// elements) and a column. The rows are first quantized to 8 bits, block by block. `memory`
     /// holds [`Blocks::bytes_side_len`] elements for each row.
     ///
@@ -349,7 +349,7 @@ impl<'a> Blocks<'a> {
     pub fn multiply_few_bytes(
         &self,
         cpu: Cpu,
-        left: &[f32],
+        lhs: &[f32],
         rows: usize,
         memory: &mut [f32],
         to: &mut [f32],
@@ -358,14 +358,14 @@ impl<'a> Blocks<'a> {
             return Err(GemmError::Shape("these rows and weights are not multiplied in 8 bits"));
         };
         let len = Blocks::bytes_side_len(self.layout, self.k);
-        check("the rows on the left", Some(rows * self.k), left.len())?;
+        check("the rows on the left", Some(rows * self.k), lhs.len())?;
         check("the memory of the rows on the left", Some(rows * len), memory.len())?;
         check("a result", Some(rows * self.columns), to.len())?;
         let block = self.layout.block;
         let [numbers_len, scales_len] = side_lens(block, self.blocks());
         let mut sides = [Side { numbers: &[], scales: &[], sums: &[] }; FEW];
         for ((side, memory), from) in
-            sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(left.chunks(self.k))
+            sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(lhs.chunks(self.k))
         {
             // The scratch of a row: scales, sums, then the quantized numbers as bytes.
             let (of_blocks, numbers) = memory.split_at_mut(2 * scales_len);

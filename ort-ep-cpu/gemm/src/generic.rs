@@ -58,7 +58,7 @@ pub fn multiply<T: Number>(cpu: Cpu, a: View<T>, b: View<T>, c: &mut [T]) -> Res
 pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     cpu: Cpu,
     [rows, k]: [usize; 2],
-    left: impl Fn(usize, usize) -> T + Sync,
+    lhs: impl Fn(usize, usize) -> T + Sync,
     b: View<S>,
     c: &mut [T],
 ) -> Result<(), GemmError> {
@@ -72,21 +72,21 @@ pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     let min_rows = (WORTH_A_TASK / (columns * k).max(1)).max(1);
     for_each_row_chunk_mut(cpu.threads, c, columns, min_rows, |first, chunk| {
         for (at, sums) in chunk.chunks_mut(columns).enumerate() {
-            multiply_row(cpu, |step| left(first + at, step), &b, sums);
+            multiply_row(cpu, |step| lhs(first + at, step), &b, sums);
         }
     });
     Ok(())
 }
 
 /// Computes one row of the result.
-fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: &View<S>, sums: &mut [T]) {
+fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, lhs: impl Fn(usize) -> T, b: &View<S>, sums: &mut [T]) {
     let k = b.shape[0];
     sums.fill(T::ZERO);
     // Strided columns do not vectorise, so each element is its own dot product.
     if b.strides[1] != 1 && sums.len() > 1 {
         for (column, sum) in sums.iter_mut().enumerate() {
             spend(k);
-            *sum = (0..k).fold(T::ZERO, |sum, step| sum.add_product(left(step), b.at(step, column).widen()));
+            *sum = (0..k).fold(T::ZERO, |sum, step| sum.add_product(lhs(step), b.at(step, column).widen()));
         }
         return;
     }
@@ -97,12 +97,12 @@ fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: 
         // Four rows of B per pass load and store each accumulator once for four multiply-adds.
         let whole = k - k % 4;
         for step in (0..whole).step_by(4) {
-            let factors = [left(step), left(step + 1), left(step + 2), left(step + 3)];
+            let factors = [lhs(step), lhs(step + 1), lhs(step + 2), lhs(step + 3)];
             let rows = [row(step), row(step + 1), row(step + 2), row(step + 3)];
             add_four_rows(cpu.isa, sums, factors, rows);
         }
         for step in whole..k {
-            let (factor, row) = (left(step), &b.values[step * b.strides[0] + block * COLUMNS..]);
+            let (factor, row) = (lhs(step), &b.values[step * b.strides[0] + block * COLUMNS..]);
             for (sum, value) in sums.iter_mut().zip(row) {
                 *sum = sum.add_product(factor, value.widen());
             }

@@ -1,4 +1,4 @@
-//! GEMM: `C = epilogue(alpha * A * B + beta * C)`.
+//! GEMM: `C = epilogue(alpha * A * B + beta * C)`. A is the `lhs`, B the `rhs`.
 //!
 //! The `f32` GEMM follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly
 //! Instantiating BLAS Functionality"). A micro-kernel accumulates a register tile of C from a panel
@@ -14,22 +14,22 @@
 //!
 //! ```
 //! use ort_cpu_gemm::{
-//!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
+//!     LhsOperand, Activation, RhsOperand, Cpu, Gemm, PackedRhs, Step, Strided, pack_rhs, workspace_len,
 //! };
 //!
 //! // C (2 by 2) = Relu(A (2 by 3) * B (3 by 2) + bias), with B packed once.
 //! let cpu = Cpu::with_threads(1);
 //! let (a, b) = ([1.0, 2.0, 3.0, -1.0, -2.0, -3.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
-//! let mut packed = vec![0.0; PackedB::len(cpu, 3, 2)];
-//! pack_b(cpu, &b, [3, 2], [2, 1], &mut packed)?;
+//! let mut packed = vec![0.0; PackedRhs::len(cpu, 3, 2)];
+//! pack_rhs(cpu, &b, [3, 2], [2, 1], &mut packed)?;
 //! let gemm = Gemm {
 //!     epilogue: &[Step::ColumnBias(&[0.5, 0.5]), Step::Activate(Activation::Relu)],
 //!     ..Gemm::new(
-//!         AOperand::Plain(Strided::row_major(&a, 2, 3)?),
-//!         BOperand::Packed(PackedB::new(cpu, &packed, 3, 2)?),
+//!         LhsOperand::Plain(Strided::row_major(&a, 2, 3)?),
+//!         RhsOperand::Packed(PackedRhs::new(cpu, &packed, 3, 2)?),
 //!     )
 //! };
-//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.b.source())];
+//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.rhs.source())];
 //! let mut c = [0.0; 4];
 //! gemm.run(cpu, &mut c, 2, &mut workspace)?;
 //! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
@@ -70,8 +70,10 @@ pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
-pub use operand::pack_a_by;
-pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
+pub use operand::pack_lhs_by;
+pub use operand::{
+    LhsOperand, PackedLhs, PackedRhs, RhsOperand, RhsSource, Strided, Weight, pack_lhs, pack_rhs,
+};
 
 pub use ort_core::ep::Precision;
 
@@ -152,9 +154,9 @@ impl std::error::Error for GemmError {}
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm<'a> {
     /// The left operand, M by K.
-    pub a: AOperand<'a>,
+    pub lhs: LhsOperand<'a>,
     /// The right operand, K by N.
-    pub b: BOperand<'a>,
+    pub rhs: RhsOperand<'a>,
     /// Scales the product `A * B`.
     pub alpha: f32,
     /// Scales the old C. If it is zero, C is only written and never read.
@@ -176,9 +178,9 @@ pub struct Origin {
 }
 
 impl<'a> Gemm<'a> {
-    /// Creates the plain GEMM `a * b`.
-    pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
-        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
+    /// Creates the plain GEMM `lhs * rhs`.
+    pub fn new(lhs: LhsOperand<'a>, rhs: RhsOperand<'a>) -> Self {
+        Gemm { lhs, rhs, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
     }
 
     /// Returns M, N and K.
@@ -187,7 +189,7 @@ impl<'a> Gemm<'a> {
     ///
     /// If the operands differ in K.
     pub fn shape(&self) -> Result<[usize; 3], GemmError> {
-        let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
+        let ([m, k], [rows, n]) = (self.lhs.shape(), self.rhs.shape());
         if k != rows {
             return Err(GemmError::Shape("A has a different number of columns than B has rows"));
         }
@@ -256,11 +258,11 @@ pub fn run_batch<'a>(
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
-    let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
+    let sources = |gemm: &Gemm<'_>| (gemm.lhs.is_ready(kernel), gemm.rhs.source());
     let grid = blocking::grid(cpu, c.count, shape, sources(&first));
     // `Step::Held` reads the old C at the end of the accumulation. A second k block, or GEMV, would
     // have overwritten it by then.
-    let one_block = grid.steps >= shape[2] && matches!(first.a, AOperand::Packed(_));
+    let one_block = grid.steps >= shape[2] && matches!(first.lhs, LhsOperand::Packed(_));
     if epilogue::has_held(first.epilogue) && !one_block {
         return Err(GemmError::Shape("what a result holds is lost before it would be added"));
     }
@@ -283,19 +285,19 @@ pub fn run_batch<'a>(
 
 /// Checks that packed operands were packed for this kernel's tile shape and precision.
 fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
-    let a = match &gemm.a {
-        AOperand::Packed(packed) => {
+    let lhs = match &gemm.lhs {
+        LhsOperand::Packed(packed) => {
             packed.height == kernel.height(packed.of) && packed.terms == kernel.terms()
         }
-        AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
+        LhsOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
     };
-    let b = match &gemm.b {
-        BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
-        BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
-        BOperand::Plain(matrix) => matrix.terms == 1,
-        BOperand::Blocks(_) => true,
+    let rhs = match &gemm.rhs {
+        RhsOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
+        RhsOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
+        RhsOperand::Plain(matrix) => matrix.terms == 1,
+        RhsOperand::Blocks(_) => true,
     };
-    match a && b {
+    match lhs && rhs {
         true => Ok(()),
         false => Err(GemmError::Shape("an operand was packed for another instruction set or precision")),
     }

@@ -31,9 +31,9 @@ fn reference(a: &Strided, b: &Strided) -> Vec<f64> {
         for column in 0..b.columns {
             c[row * b.columns + column] = (0..a.columns)
                 .map(|step| {
-                    let left = a.values[row * a.row_stride + step * a.column_stride];
-                    let right = b.values[step * b.row_stride + column * b.column_stride];
-                    f64::from(left) * f64::from(right)
+                    let lhs = a.values[row * a.row_stride + step * a.column_stride];
+                    let rhs = b.values[step * b.row_stride + column * b.column_stride];
+                    f64::from(lhs) * f64::from(rhs)
                 })
                 .sum();
         }
@@ -88,14 +88,16 @@ fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout:
     for isa in ISAS {
         for threads in [1, 2] {
             let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
-            let mut packed_a = vec![f32::NAN; PackedA::len(cpu, m, k)];
-            pack_a(cpu, &a_values, [m, k], a_strides, &mut packed_a).unwrap();
-            let mut packed_b = vec![f32::NAN; PackedB::len(cpu, k, n)];
-            pack_b(cpu, &b_values, [k, n], b_strides, &mut packed_b).unwrap();
-            let left = [AOperand::Plain(a), AOperand::Packed(PackedA::new(cpu, &packed_a, m, k).unwrap())];
-            let right = [BOperand::Plain(b), BOperand::Packed(PackedB::new(cpu, &packed_b, k, n).unwrap())];
-            for a in left {
-                for b in right {
+            let mut packed_lhs = vec![f32::NAN; PackedLhs::len(cpu, m, k)];
+            pack_lhs(cpu, &a_values, [m, k], a_strides, &mut packed_lhs).unwrap();
+            let mut packed_rhs = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+            pack_rhs(cpu, &b_values, [k, n], b_strides, &mut packed_rhs).unwrap();
+            let lhs =
+                [LhsOperand::Plain(a), LhsOperand::Packed(PackedLhs::new(cpu, &packed_lhs, m, k).unwrap())];
+            let rhs =
+                [RhsOperand::Plain(b), RhsOperand::Packed(PackedRhs::new(cpu, &packed_rhs, k, n).unwrap())];
+            for a in lhs {
+                for b in rhs {
                     let gemm = Gemm::new(a, b);
                     let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, shape, b.source())];
                     let mut c = vec![f32::NAN; m * n];
@@ -153,10 +155,10 @@ fn same_bits_on_any_number_of_threads() {
         let run = |threads: usize| {
             let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
             let gemm = Gemm::new(
-                AOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
-                BOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
+                LhsOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
+                RhsOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
             );
-            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
             let mut c = vec![0.0; m * n];
             gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
             c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
@@ -179,18 +181,18 @@ fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
     };
     for precision in Cpu::precisions().skip(1) {
         let cpu = Cpu { precision, ..Cpu::with_threads(1) };
-        assert_eq!(PackedB::len(cpu, k, n), PackedB::len(Cpu::with_threads(1), k.div_ceil(2), n));
-        assert_eq!(PackedA::len(cpu, m, k), PackedA::len(Cpu::with_threads(1), m, k.div_ceil(2)));
+        assert_eq!(PackedRhs::len(cpu, k, n), PackedRhs::len(Cpu::with_threads(1), k.div_ceil(2), n));
+        assert_eq!(PackedLhs::len(cpu, m, k), PackedLhs::len(Cpu::with_threads(1), m, k.div_ceil(2)));
         let (a, b) = (ties(13), ties(14));
         let run = |a: &[f32], b: &[f32], strides: [[usize; 2]; 2], packs: bool| {
-            let mut packed = vec![f32::NAN; PackedB::len(cpu, k, n)];
-            pack_b(cpu, b, [k, n], strides[1], &mut packed).unwrap();
-            let right = match packs {
-                true => BOperand::Packed(PackedB::new(cpu, &packed, k, n).unwrap()),
-                false => BOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
+            let mut packed = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+            pack_rhs(cpu, b, [k, n], strides[1], &mut packed).unwrap();
+            let rhs = match packs {
+                true => RhsOperand::Packed(PackedRhs::new(cpu, &packed, k, n).unwrap()),
+                false => RhsOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
             };
-            let gemm = Gemm::new(AOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), right);
-            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let gemm = Gemm::new(LhsOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), rhs);
+            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
             let mut c = vec![f32::NAN; m * n];
             gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
             c
@@ -261,9 +263,9 @@ fn epilogues() {
                     alpha: 0.5,
                     beta: 0.25,
                     epilogue: &steps,
-                    ..Gemm::new(AOperand::Plain(a), BOperand::Plain(b))
+                    ..Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(b))
                 };
-                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
                 let mut c = before.clone();
                 gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
                 assert_close(&c, &expected, 4 * k, &format!("{cpu:?} {activation:?}"));
@@ -281,8 +283,8 @@ fn nan_passes_through_activations() {
         let gemm = Gemm {
             epilogue: &steps,
             ..Gemm::new(
-                AOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
-                BOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
+                LhsOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
+                RhsOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
             )
         };
         let mut c = [0.0; 40];
@@ -299,21 +301,21 @@ fn batches_and_half_precision_weights() {
     let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
     for isa in ISAS {
         let cpu = Cpu { isa, ..Cpu::with_threads(2) };
-        let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
-        pack_b(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
-        let right = PackedB::new(cpu, &packed, k, n).unwrap();
-        let left = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
+        let mut packed = vec![0.0; PackedRhs::len(cpu, k, n)];
+        pack_rhs(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
+        let rhs = PackedRhs::new(cpu, &packed, k, n).unwrap();
+        let lhs = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
         let mut c = vec![0.0; count * m * n];
         let batch = Batch { values: &mut c, count, row_stride: n, batch_stride: m * n };
         run_batch(
             cpu,
-            &|index| Ok(Gemm::new(AOperand::Plain(left(index)?), BOperand::Packed(right))),
+            &|index| Ok(Gemm::new(LhsOperand::Plain(lhs(index)?), RhsOperand::Packed(rhs))),
             batch,
             &mut [],
         )
         .unwrap();
         for (index, c) in c.chunks(m * n).enumerate() {
-            let expected = reference(&left(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
+            let expected = reference(&lhs(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
             assert_close(c, &expected, k, &format!("{isa:?} product {index}"));
         }
     }
@@ -325,9 +327,9 @@ fn refusals() {
     let numbers = [0.0; 12];
     assert!(Strided::row_major(&numbers, 4, 4).is_err());
     let a = Strided::row_major(&numbers, 3, 4).unwrap();
-    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a));
+    let gemm = Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(a));
     assert!(gemm.run(cpu, &mut [0.0; 12], 4, &mut []).is_err());
-    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a.transposed()));
+    let gemm = Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(a.transposed()));
     assert!(gemm.run(cpu, &mut [0.0; 8], 3, &mut [0.0; 4096]).is_err());
     assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut []).is_err());
     let steps = [Step::RowBias(&numbers[..2])];
@@ -344,14 +346,14 @@ fn other_number_types() {
                 let a: Vec<i64> = (0..m * k).map(|index| (index as i64 * 7919) % 101 - 50).collect();
                 let b: Vec<i64> = (0..k * n).map(|index| (index as i64 * 104_729) % 97 - 48).collect();
                 let at = |row: usize, column: usize| -> i64 {
-                    let right = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
-                    (0..k).map(|step| a[row * k + step] * right(step)).sum()
+                    let rhs = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
+                    (0..k).map(|step| a[row * k + step] * rhs(step)).sum()
                 };
                 let expected: Vec<i64> = (0..m * n).map(|index| at(index / n, index % n)).collect();
                 let mut c = vec![1; m * n];
                 let view = |values| generic::View::new(values, [m, k], [k, 1]).unwrap();
-                let right = |values| generic::View::new(values, [k, n], b_strides).unwrap();
-                generic::multiply(cpu, view(&a), right(&b), &mut c).unwrap();
+                let rhs = |values| generic::View::new(values, [k, n], b_strides).unwrap();
+                generic::multiply(cpu, view(&a), rhs(&b), &mut c).unwrap();
                 assert_eq!(c, expected);
             }
         }

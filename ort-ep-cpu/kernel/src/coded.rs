@@ -18,8 +18,8 @@ use crate::real::Matrix;
 use crate::workspace::{refused, take};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
-    CodeProduct, Factors, Left, PackedBytes, Target, multiply, multiply_workspace_len, pack_right,
-    packed_right_len,
+    Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
+    packed_rhs_len,
 };
 
 /// A constant quantized right side, packed.
@@ -43,9 +43,9 @@ impl PackedCodes {
         let unsigned = is_unsigned(view);
         let codes =
             view.bytes()?.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is too short"))?;
-        let len = packed_right_len(cpu, shape[0], shape[1]);
+        let len = packed_rhs_len(cpu, shape[0], shape[1]);
         let bytes = Packed::new(cx, len, |packed| {
-            pack_right(cpu, (codes, unsigned), shape, strides, packed).map_err(refused)
+            pack_rhs(cpu, (codes, unsigned), shape, strides, packed).map_err(refused)
         })?;
         Ok(PackedCodes { bytes, unsigned, shape })
     }
@@ -163,10 +163,10 @@ impl CodedRight<'_> {
     /// Returns the workspace in values for a GEMM of this shape (rows, columns, k).
     pub fn workspace_len(cpu: Cpu, shape: [usize; 3], is_packed: bool) -> usize {
         let [rows, columns, k] = shape;
-        let packed = if is_packed { 0 } else { codes_len(packed_right_len(cpu, k, columns)) };
+        let packed = if is_packed { 0 } else { codes_len(packed_rhs_len(cpu, k, columns)) };
         let codes = codes_len(rows.saturating_mul(k));
-        let of_product = multiply_workspace_len(shape, false);
-        codes.saturating_add(packed).saturating_add(columns).saturating_add(of_product)
+        let of_matmul = multiply_workspace_len(shape, false);
+        codes.saturating_add(packed).saturating_add(columns).saturating_add(of_matmul)
     }
 
     /// Computes `result = a * b`, or `result + a * b` if `add`. The row-major `a` is quantized over
@@ -184,13 +184,13 @@ impl CodedRight<'_> {
         let mut rest = workspace;
         let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut rest, codes_len(rows * k))?);
         let codes = &mut codes[..rows * k];
-        let right = match self.codes {
+        let rhs = match self.codes {
             Codes::Packed([packed, ..]) => packed.operand(cpu)?,
             Codes::Packed([]) => return Err(error!(Fail, "there are no packed weights")),
             Codes::Plain { bytes, unsigned } => {
-                let packed = take(&mut rest, codes_len(packed_right_len(cpu, k, columns)))?;
+                let packed = take(&mut rest, codes_len(packed_rhs_len(cpu, k, columns)))?;
                 let packed: &mut [u8] = bytemuck::cast_slice_mut(packed);
-                pack_right(cpu, (bytes, unsigned), self.shape, [columns, 1], packed).map_err(refused)?;
+                pack_rhs(cpu, (bytes, unsigned), self.shape, [columns, 1], packed).map_err(refused)?;
                 PackedBytes::new(cpu, (packed, unsigned), self.shape).map_err(refused)?
             }
         };
@@ -198,11 +198,11 @@ impl CodedRight<'_> {
         let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
         quantized.encode(cpu.isa, cpu.threads, values, codes);
         let zero = [quantized.zero as i32];
-        let left = Left { codes, signed: false, rows, zeros: &zero };
+        let lhs = QuantizedLhs { codes, signed: false, rows, zeros: &zero };
         let factors = scaled(quantized.scale, self.scales, factors);
         let target = Target::Numbers { values: result, factors, bias: &[], add };
-        let product = CodeProduct { left, right, right_zeros: self.zeros, bias: &[] };
-        multiply(cpu, &product, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
+        let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: self.zeros, bias: &[] };
+        multiply(cpu, &matmul, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
     }
 }
 

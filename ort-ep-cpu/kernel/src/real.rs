@@ -9,10 +9,10 @@ use ort_core::Result;
 use ort_core::dtype::Element;
 
 use crate::coded::CodedRight;
-use crate::packed::PackedRight;
+use crate::packed::PackedWeight;
 use crate::workspace::refused;
 use ort_cpu_gemm::generic::{self, Number, View};
-use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
+use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Strided, workspace_len};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut, spend, spending};
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::Isa;
@@ -43,11 +43,11 @@ impl<'a, T> Matrix<'a, T> {
 
 /// The right side of a GEMM.
 #[derive(Clone, Copy)]
-pub enum Right<'a, T> {
+pub enum Rhs<'a, T> {
     /// A matrix that is not packed.
     Plain(Matrix<'a, T>),
     /// A packed weight, for `float` only.
-    Packed(&'a PackedRight),
+    Packed(&'a PackedWeight),
     /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
     Coded(CodedRight<'a>),
 }
@@ -72,13 +72,13 @@ pub trait Real:
     fn softmax(row: &mut [Self]);
     /// Returns the workspace in values that [`Real::multiply`] needs for a shape (rows, columns,
     /// k).
-    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: RhsSource) -> usize;
     /// Computes `result = a * b`, or `result + a * b` if `add`. The rows of `result` are
     /// `row_stride` apart.
     fn multiply(
         cpu: Cpu,
         a: Matrix<'_, Self>,
-        b: Right<'_, Self>,
+        b: Rhs<'_, Self>,
         result: (&mut [Self], usize, bool),
         workspace: &mut [Self],
     ) -> Result<()>;
@@ -114,25 +114,25 @@ impl Real for f32 {
         softmax_row_in_place(Isa::current(), Softmax::Linear, row);
     }
 
-    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize {
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: RhsSource) -> usize {
         workspace_len(cpu, 1, shape, source)
     }
 
     fn multiply(
         cpu: Cpu,
         a: Matrix<'_, f32>,
-        b: Right<'_, f32>,
+        b: Rhs<'_, f32>,
         (result, row_stride, add): (&mut [f32], usize, bool),
         workspace: &mut [f32],
     ) -> Result<()> {
-        let left = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let right = match b {
-            Right::Plain(b) => BOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
-            Right::Packed(packed) => packed.operand(cpu)?,
-            Right::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
+        let lhs = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let rhs = match b {
+            Rhs::Plain(b) => RhsOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
+            Rhs::Packed(packed) => packed.operand(cpu)?,
+            Rhs::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
         };
         let beta = if add { 1.0 } else { 0.0 };
-        let gemm = Gemm { beta, ..Gemm::new(AOperand::Plain(left), right) };
+        let gemm = Gemm { beta, ..Gemm::new(LhsOperand::Plain(lhs), rhs) };
         gemm.run(cpu, result, row_stride, workspace).map_err(refused)
     }
 }
@@ -171,28 +171,28 @@ impl Real for f64 {
         pieces_mut(row).flatten().for_each(|value| *value /= sum);
     }
 
-    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: BSource) -> usize {
+    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: RhsSource) -> usize {
         rows * columns
     }
 
     fn multiply(
         cpu: Cpu,
         a: Matrix<'_, f64>,
-        b: Right<'_, f64>,
+        b: Rhs<'_, f64>,
         (result, row_stride, add): (&mut [f64], usize, bool),
         workspace: &mut [f64],
     ) -> Result<()> {
-        let Right::Plain(b) = b else {
+        let Rhs::Plain(b) = b else {
             return Err(ort_core::error!(Fail, "packed and coded weights are of float"));
         };
-        let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
+        let lhs = View::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let rhs = View::new(b.values, b.shape, b.strides).map_err(refused)?;
         let (rows, columns) = (a.shape[0], b.shape[1]);
         // The generic GEMM writes contiguous rows, so the result goes through the workspace.
         let product = workspace
             .get_mut(..rows * columns)
             .ok_or_else(|| ort_core::error!(Fail, "the workspace is too small"))?;
-        generic::multiply(cpu, left, right, product).map_err(refused)?;
+        generic::multiply(cpu, lhs, rhs, product).map_err(refused)?;
         if columns == 0 {
             return Ok(());
         }

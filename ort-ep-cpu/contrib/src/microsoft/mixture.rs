@@ -10,9 +10,9 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::packed::PackedRight;
+use ort_cpu_kernel::packed::PackedWeight;
 use ort_cpu_kernel::real::Real;
 use ort_cpu_kernel::widened::{narrow, widen};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
@@ -106,7 +106,7 @@ impl Activation {
 /// The weights of one layer for all experts, each of shape (outputs, inputs).
 enum Layer {
     /// Packed for GEMM at compile time, one per expert, with the shape of the tensor.
-    Packed(Vec<PackedRight>, [usize; 3]),
+    Packed(Vec<PackedWeight>, [usize; 3]),
     /// Read from the input on each run.
     Input,
 }
@@ -120,14 +120,14 @@ impl Layer {
         };
         let &[experts, outputs, inputs] = view.shape() else { return Ok(Layer::Input) };
         let size = element_count(&[outputs, inputs])?;
-        let pack = |expert: usize| PackedRight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
-        let packed = (0..experts).map(pack).collect::<Result<Vec<PackedRight>>>()?;
+        let pack = |expert: usize| PackedWeight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
+        let packed = (0..experts).map(pack).collect::<Result<Vec<PackedWeight>>>()?;
         cx.consume(index);
         Ok(Layer::Packed(packed, [experts, outputs, inputs]))
     }
 
-    fn source(&self) -> BSource {
-        if matches!(self, Layer::Packed(..)) { BSource::Packed } else { BSource::Strided }
+    fn source(&self) -> RhsSource {
+        if matches!(self, Layer::Packed(..)) { RhsSource::Packed } else { RhsSource::Strided }
     }
 }
 
@@ -181,12 +181,12 @@ struct Memory<'a> {
     /// One layer's weights and one bias converted to `f32`, if the tensors are half precision.
     weights: &'a mut [f32],
     bias: &'a mut [f32],
-    product: &'a mut [f32],
+    gemm_workspace: &'a mut [f32],
 }
 
 impl<'a> Memory<'a> {
     fn new(rest: &mut &'a mut [f32], lens: [usize; 8]) -> Result<Memory<'a>> {
-        let [tokens, first, third, inner, result, weights, bias, product] = lens;
+        let [tokens, first, third, inner, result, weights, bias, gemm_workspace] = lens;
         Ok(Memory {
             tokens: take(rest, tokens)?,
             first: take(rest, first)?,
@@ -195,7 +195,7 @@ impl<'a> Memory<'a> {
             result: take(rest, result)?,
             weights: take(rest, weights)?,
             bias: take(rest, bias)?,
-            product: take(rest, product)?,
+            gemm_workspace: take(rest, gemm_workspace)?,
         })
     }
 }
@@ -307,7 +307,7 @@ impl Mixture {
     fn memory_lens(&self, sizes: &Sizes, threads: usize) -> Result<[usize; 8]> {
         let (cpu, rows) = (Cpu::with_threads(threads), sizes.rows());
         let [[first, _], [hidden, inner], [third, _]] = sizes.layers;
-        let (mut weights, mut product) = (0, 0);
+        let (mut weights, mut gemm_workspace) = (0, 0);
         for (layer, [outputs, inputs]) in self.layers.iter().zip(sizes.layers) {
             if !self.is_single && matches!(layer, Layer::Input) {
                 weights = weights.max(element_count(&[outputs, inputs])?);
@@ -315,11 +315,11 @@ impl Mixture {
             // A GEMM with fewer rows may use another blocking, so we take the maximum over all row
             // counts.
             let lens = (1..=rows).map(|rows| workspace_len(cpu, 1, [rows, outputs, inputs], layer.source()));
-            product = product.max(lens.max().unwrap_or(0));
+            gemm_workspace = gemm_workspace.max(lens.max().unwrap_or(0));
         }
         let of = |width: usize| element_count(&[rows, width]);
         let bias = first.max(hidden).max(third);
-        rounded([of(hidden)?, of(first)?, of(third)?, of(inner)?, of(hidden)?, weights, bias, product])
+        rounded([of(hidden)?, of(first)?, of(third)?, of(inner)?, of(hidden)?, weights, bias, gemm_workspace])
     }
 
     /// Routes each token to its `k` most probable experts. Ties go to the later expert.
@@ -364,7 +364,7 @@ impl Mixture {
         (layer, expert): (usize, usize),
         (sizes, rows): (&Sizes, usize),
         (from, to): (&[f32], &mut [f32]),
-        [weights, bias, product]: [&mut [f32]; 3],
+        [weights, bias, gemm_workspace]: [&mut [f32]; 3],
     ) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
         let ([outputs, inputs], index) = (sizes.layers[layer], WEIGHTS[layer]);
@@ -381,7 +381,7 @@ impl Mixture {
                 Some([Step::ColumnBias(floats(cpu.threads, view, expert * outputs, outputs, bias)?)])
             }
         };
-        let right = match &self.layers[layer] {
+        let rhs = match &self.layers[layer] {
             Layer::Packed(packed, _) => {
                 let packed = packed.get(expert).ok_or_else(|| error!(Fail, "there is no expert {expert}"))?;
                 packed.operand(cpu)?
@@ -389,12 +389,12 @@ impl Mixture {
             Layer::Input => {
                 let size = outputs * inputs;
                 let weights = floats(cpu.threads, cx.input(index)?, expert * size, size, weights)?;
-                BOperand::Plain(Strided::new(weights, [inputs, outputs], [1, inputs]).map_err(refused)?)
+                RhsOperand::Plain(Strided::new(weights, [inputs, outputs], [1, inputs]).map_err(refused)?)
             }
         };
-        let left = AOperand::Plain(Strided::row_major(from, rows, inputs).map_err(refused)?);
-        let gemm = Gemm { epilogue: bias.as_ref().map_or(&[], |bias| &bias[..]), ..Gemm::new(left, right) };
-        gemm.run(cpu, to, outputs, product).map_err(refused)
+        let lhs = LhsOperand::Plain(Strided::row_major(from, rows, inputs).map_err(refused)?);
+        let gemm = Gemm { epilogue: bias.as_ref().map_or(&[], |bias| &bias[..]), ..Gemm::new(lhs, rhs) };
+        gemm.run(cpu, to, outputs, gemm_workspace).map_err(refused)
     }
 
     /// Overwrites `sums` with the weighted results of all experts, added in the order of the
@@ -438,11 +438,11 @@ impl Mixture {
         for (slot, row) in slots.iter().zip(memory.tokens.chunks_exact_mut(hidden.max(1))) {
             load(threads, input, *slot as usize / self.chosen * hidden, row)?;
         }
-        let Memory { tokens, first, third, inner: between, result, weights, bias, product } = memory;
+        let Memory { tokens, first, third, inner: between, result, weights, bias, gemm_workspace } = memory;
         let side = (sizes, rows);
-        self.multiply(cx, (0, expert), side, (tokens, first), [weights, bias, product])?;
+        self.multiply(cx, (0, expert), side, (tokens, first), [weights, bias, gemm_workspace])?;
         if self.has_third {
-            self.multiply(cx, (2, expert), side, (tokens, third), [weights, bias, product])?;
+            self.multiply(cx, (2, expert), side, (tokens, third), [weights, bias, gemm_workspace])?;
         }
         let width = sizes.layers[0][0];
         let (first, third) = (&**first, if self.has_third { Some(&**third) } else { None });
@@ -455,7 +455,7 @@ impl Mixture {
                 self.activation.apply(first.unwrap_or(&[]), third, to);
             }
         });
-        self.multiply(cx, (1, expert), side, (values, result), [weights, bias, product])
+        self.multiply(cx, (1, expert), side, (values, result), [weights, bias, gemm_workspace])
     }
 }
 

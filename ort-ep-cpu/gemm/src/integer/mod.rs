@@ -19,8 +19,8 @@ mod pixels;
 mod tests;
 
 pub use image::ByteWindows;
-pub use multiply::{CodeProduct, Left, multiply, multiply_workspace_len};
-pub use pack::{PackedBytes, pack_filters_last, pack_right, packed_right_len};
+pub use multiply::{QuantizedLhs, QuantizedMatmul, multiply, multiply_workspace_len};
+pub use pack::{PackedBytes, pack_filters_last, pack_rhs, packed_rhs_len};
 pub use pixels::PixelWindows;
 
 use super::kernels::ByteKernel;
@@ -201,11 +201,11 @@ pub struct Terms<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct IntegerGemm<'a> {
     /// The left operand.
-    pub left: ByteRows<'a>,
+    pub lhs: ByteRows<'a>,
     /// The right operand.
-    pub right: ByteColumns<'a>,
+    pub rhs: ByteColumns<'a>,
     /// Whether rows are signed and columns unsigned, or the other way round.
-    pub signed_left: bool,
+    pub signed_lhs: bool,
     /// What is added to the accumulators.
     pub terms: Terms<'a>,
     /// Of each `line[0]` columns, the first `line[1]` are stored.
@@ -222,14 +222,14 @@ impl IntegerGemm<'_> {
     /// If shapes do not match or a slice is too short.
     pub fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
         let kernel = ByteKernel::of(cpu.isa);
-        self.right.check()?;
-        let (rows, columns) = (self.left.rows, self.right.columns);
-        if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
+        self.rhs.check()?;
+        let (rows, columns) = (self.lhs.rows, self.rhs.columns);
+        if self.lhs.groups != self.rhs.groups.saturating_mul(self.rhs.starts.len()) {
             return Err(GemmError::Shape("A has a different number of columns than B has rows"));
         }
         // The run that starts last decides how far a row is read.
-        let last = self.right.starts.iter().map(|[start, _]| *start).max();
-        self.left.check(last.map_or(0, |last| last.saturating_add(self.right.groups.saturating_mul(4))))?;
+        let last = self.rhs.starts.iter().map(|[start, _]| *start).max();
+        self.lhs.check(last.map_or(0, |last| last.saturating_add(self.rhs.groups.saturating_mul(4))))?;
         let [wide, wanted] = self.line;
         if wide == 0 || wanted > wide {
             return Err(GemmError::Shape("lines of columns are longer than the columns"));
@@ -261,7 +261,7 @@ impl IntegerGemm<'_> {
         let fit = |len: &usize, count: usize| *len == 0 || *len >= count;
         let windows = terms.window_sums.as_ref();
         let windows_fit = windows.is_none_or(|(factors, ones)| {
-            factors.len() >= rows && ones.rows == 1 && ones.groups == self.left.groups && self.signed_left
+            factors.len() >= rows && ones.rows == 1 && ones.groups == self.lhs.groups && self.signed_lhs
         });
         let fits = of_rows.iter().all(|len| fit(len, rows))
             && of_columns.iter().all(|len| fit(len, columns))

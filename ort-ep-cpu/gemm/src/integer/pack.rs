@@ -29,7 +29,7 @@ fn lens(kernel: &ByteKernel, k: usize, columns: usize) -> [usize; 2] {
 }
 
 /// Returns the bytes that a packed matrix of `k` rows takes.
-pub fn packed_right_len(cpu: Cpu, k: usize, columns: usize) -> usize {
+pub fn packed_rhs_len(cpu: Cpu, k: usize, columns: usize) -> usize {
     let [panels, sums] = lens(ByteKernel::of(cpu.isa), k, columns);
     panels.saturating_add(sums)
 }
@@ -40,7 +40,7 @@ pub fn packed_right_len(cpu: Cpu, k: usize, columns: usize) -> usize {
 /// # Errors
 ///
 /// If a slice is too short.
-pub fn pack_right(
+pub fn pack_rhs(
     cpu: Cpu,
     (codes, unsigned): (&[u8], bool),
     [k, columns]: [usize; 2],
@@ -160,7 +160,7 @@ fn sum_columns(
 }
 
 impl<'a> PackedBytes<'a> {
-    /// Wraps what [`pack_right`] wrote for a matrix of `k` rows.
+    /// Wraps what [`pack_rhs`] wrote for a matrix of `k` rows.
     ///
     /// # Errors
     ///

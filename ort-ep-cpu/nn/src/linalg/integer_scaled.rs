@@ -42,7 +42,7 @@ cpu_kernels![
         unaligned: &[3],
         when: |node| {
             let plain = matches!(node.attrs().flag("transA"), Ok(false));
-            let constant = node.constant(3).is_some_and(|right| right.shape().len() == 2);
+            let constant = node.constant(3).is_some_and(|rhs| rhs.shape().len() == 2);
             plain && constant && is_list(node, 4) && is_list(node, 5) && has_column_bias(node)
         },
         make: make_gemm,
@@ -61,9 +61,9 @@ fn is_list(node: &NodeView<'_>, index: usize) -> bool {
 
 /// Returns whether the bias, if there is one, has one value for each column.
 fn has_column_bias(node: &NodeView<'_>) -> bool {
-    let right = node.constant(3).map(|right| right.shape());
+    let rhs = node.constant(3).map(|rhs| rhs.shape());
     let transposed = node.attrs().flag("transB").unwrap_or(false);
-    let columns = right.and_then(|shape| if transposed { shape.first() } else { shape.last() }).copied();
+    let columns = rhs.and_then(|shape| if transposed { shape.first() } else { shape.last() }).copied();
     match node.fixed_shape(6).as_deref() {
         None => node.input(6).is_none(),
         Some([len] | [1, len]) => Some(*len) == columns,
@@ -121,7 +121,7 @@ struct Dynamic(CodeSides);
 
 impl Executable for Dynamic {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.0.product_of(shapes)?.shape[1].next_multiple_of(16);
+        let columns = self.0.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
         let codes = codes_len(element_count(shapes.input(0))?);
         bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(codes).saturating_add(columns))
     }
@@ -130,18 +130,18 @@ impl Executable for Dynamic {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let cpu = Cpu::with_threads(cx.threads());
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let (columns, values) = (product.shape[1], a.as_slice::<f32>()?);
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let (columns, values) = (matmuls.shape[1], a.as_slice::<f32>()?);
         let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut workspace, codes_len(values.len()))?);
         let codes = &mut codes[..values.len()];
         let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
         quantized.encode(cpu.isa, cpu.threads, values, codes);
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let factors = scaled(quantized.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
-        let (zero, right_zeros) = ([quantized.zero as i32], zero_points(cx.find_input(3))?);
+        let (zero, rhs_zeros) = ([quantized.zero as i32], zero_points(cx.find_input(3))?);
         let bias = column_bias(cx.find_input(4), columns)?;
-        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &product);
-        self.0.run(cx, (codes, false, &product), ([&zero, &right_zeros], &[]), workspace, |_| {
+        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
+        self.0.run(cx, (codes, false, &matmuls), ([&zero, &rhs_zeros], &[]), workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
@@ -152,23 +152,23 @@ struct ToFloat(CodeSides);
 
 impl Executable for ToFloat {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.0.product_of(shapes)?.shape[1].next_multiple_of(16);
+        let columns = self.0.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
         bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let columns = product.shape[1];
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let columns = matmuls.shape[1];
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let (scale, scales) = (single(cx.input(2)?, "a_scale")?, column_scales(cx.input(3)?, columns)?);
         let factors = scaled(scale, scales, &mut factors[..columns]);
         let zeros = [single_zero(cx.find_input(4), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = column_bias(cx.find_input(6), columns)?;
-        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &product);
-        let left = (a.bytes()?, !is_unsigned(a), &product);
-        self.0.run(cx, left, ([&zeros[0], &zeros[1]], &[]), workspace, |_| {
+        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
+        let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
+        self.0.run(cx, lhs, ([&zeros[0], &zeros[1]], &[]), workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
@@ -182,20 +182,20 @@ struct QGemm {
 
 fn make_gemm(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (alpha, transposed) = (cx.attrs().float("alpha")?, cx.attrs().flag("transB")?);
-    Ok(Box::new(QGemm { sides: CodeSides::with_right(cx, [0, 3], transposed)?, alpha }))
+    Ok(Box::new(QGemm { sides: CodeSides::with_rhs(cx, [0, 3], transposed)?, alpha }))
 }
 
 impl Executable for QGemm {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.sides.product_of(shapes)?.shape[1].next_multiple_of(16);
+        let columns = self.sides.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
         bytes_of::<f32>(self.sides.workspace_len(shapes)?.saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let a = cx.input(0)?;
-        let product = self.sides.product(a.shape(), &[])?;
-        let columns = product.shape[1];
+        let matmuls = self.sides.matmuls(a.shape(), &[])?;
+        let columns = matmuls.shape[1];
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let factors = &mut factors[..columns];
         let scale = self.alpha * single(cx.input(1)?, "a_scale")?;
@@ -211,19 +211,19 @@ impl Executable for QGemm {
         let zeros = [single_zero(cx.find_input(2), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = cx.find_input(6).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
         let y_zero = single_zero(cx.find_input(8), "y_zero_point")?;
-        let left = (a.bytes()?, !is_unsigned(a), &product);
+        let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
         let terms = ([&zeros[0][..], &zeros[1]], &bias[..]);
         let output = cx.output(0)?;
         // With a zero point, the result is quantized.
         if let Some(zero) = y_zero.first().copied() {
             let signed = output.dtype().is_signed();
-            let mut codes = parts(output.bytes_mut()?, &product);
-            return self.sides.run(cx, left, terms, workspace, |_| {
+            let mut codes = parts(output.bytes_mut()?, &matmuls);
+            return self.sides.run(cx, lhs, terms, workspace, |_| {
                 Ok(Target::Codes { codes: codes()?, factors, zero, signed })
             });
         }
-        let mut numbers = parts(output.as_mut_slice::<f32>()?, &product);
-        self.sides.run(cx, left, terms, workspace, |_| {
+        let mut numbers = parts(output.as_mut_slice::<f32>()?, &matmuls);
+        self.sides.run(cx, lhs, terms, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias: &[], add: false })
         })
     }

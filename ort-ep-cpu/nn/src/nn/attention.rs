@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::attention_mask::Mask;
-use ort_cpu_gemm::{BSource, Cpu};
+use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::heap::{elements, tables};
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_kernel::real::{Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
@@ -287,8 +287,8 @@ impl<T: Real> Attention<T> {
     /// Returns the scratch of one part, in values: scores and GEMM workspace.
     fn part_len(cpu: Cpu, sizes: Sizes) -> usize {
         let (rows, total) = (sizes.rows, sizes.total());
-        let first = T::workspace_len(cpu, [rows, total, sizes.q.size], BSource::Strided);
-        let second = T::workspace_len(cpu, [rows, sizes.v.size, total], BSource::Rows);
+        let first = T::workspace_len(cpu, [rows, total, sizes.q.size], RhsSource::Strided);
+        let second = T::workspace_len(cpu, [rows, sizes.v.size, total], RhsSource::Rows);
         // With fewer keys, the GEMM may choose other blocks, which never take more than two panels
         // more.
         let slack = 2 * 64 * 512 * cpu.threads;
@@ -472,7 +472,7 @@ impl<T: Real> Attention<T> {
             // Without keys, the offset could be past the end.
             let cache =
                 |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
-            let transposed = Right::Plain(Matrix {
+            let transposed = Rhs::Plain(Matrix {
                 values: &shared.k.values[cache(&shared.k)..],
                 shape: [q.size, keys],
                 strides: [1, shared.k.layout.row_stride()],
@@ -483,7 +483,7 @@ impl<T: Real> Attention<T> {
             let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
             self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
             let weights = Matrix::rows(&*scores, rows, keys);
-            let values = Right::Plain(Matrix {
+            let values = Rhs::Plain(Matrix {
                 values: &shared.v.values[cache(&shared.v)..],
                 shape: [keys, v.size],
                 strides: [shared.v.layout.row_stride(), 1],

@@ -148,7 +148,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             image[0] = 1;
             image[1] = shape[1].saturating_mul(groups);
             let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
-            (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Left)
+            (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Lhs)
         }
     };
     let packed = PackedFloats::new(
@@ -160,7 +160,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let activation = activation_of(cx)?;
     let precision = cx.precision;
     // The GEMM can read the addend from the result's memory only with the weights on the left.
-    let copies_addend = side != WeightSide::Left && adds_in_place(&cx.node);
+    let copies_addend = side != WeightSide::Lhs && adds_in_place(&cx.node);
     Ok(Box::new(Packed {
         windows,
         weight: shape,
@@ -190,7 +190,7 @@ impl Executable for Packed {
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         let addend = match (in_place, self.side) {
             (false, _) => Addend::of_input(cx)?,
-            (true, WeightSide::Left) => Addend::Held,
+            (true, WeightSide::Lhs) => Addend::Held,
             (true, _) => {
                 let copy = take(&mut workspace, addend_len(&geometry))?;
                 copy.get_mut(..output.len())
@@ -296,8 +296,8 @@ impl Executable for Plain {
         if is_batched(cpu, &geometry) {
             return bytes_of::<f32>(batched_workspace_len(cpu, &geometry));
         }
-        let packed = packed_weights_len(cpu, &geometry, WeightSide::Left);
-        bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Left))
+        let packed = packed_weights_len(cpu, &geometry, WeightSide::Lhs);
+        bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Lhs))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -312,7 +312,7 @@ impl Executable for Plain {
             let output = cx.output(0)?.as_mut_slice::<f32>()?;
             return forward_batched(cpu, &geometry, given, &epilogue, output, rest).map_err(refused);
         }
-        let side = WeightSide::Left;
+        let side = WeightSide::Lhs;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;

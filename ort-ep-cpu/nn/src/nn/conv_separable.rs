@@ -15,7 +15,7 @@ use super::conv::cpu_of;
 use super::conv_depthwise::plane_window;
 use super::windows_of;
 use ort_cpu_conv::separable::{SeparableGeometry, SeparableInput, forward, workspace_len};
-use ort_cpu_gemm::{Cpu, PackedA, Step, pack_a};
+use ort_cpu_gemm::{Cpu, PackedLhs, Step, pack_lhs};
 use ort_cpu_kernel::activation::{activation_of, unary_of};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
@@ -60,8 +60,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (shape, strides) = ([filters, channels], [channels, 1]);
     let packed = PackedFloats::new(
         cx,
-        PackedA::len(cpu, filters, channels),
-        |packed| with_weight!(weight, weights => pack_a(cpu, weights, shape, strides, packed).map_err(refused)),
+        PackedLhs::len(cpu, filters, channels),
+        |packed| with_weight!(weight, weights => pack_lhs(cpu, weights, shape, strides, packed).map_err(refused)),
     )?;
     cx.consume(1);
     let activations = [inner, activation_of(cx)?];
@@ -109,7 +109,7 @@ impl Executable for Separable {
         epilogue.extend(inner.map(Step::Activate));
         let input = SeparableInput {
             image: cx.input(0)?.as_slice()?,
-            pointwise: PackedA::new(cpu, self.packed.values(), geometry.filters, geometry.channels)
+            pointwise: PackedLhs::new(cpu, self.packed.values(), geometry.filters, geometry.channels)
                 .map_err(refused)?,
             epilogue: &epilogue,
             depthwise: cx.input(2)?.as_slice()?,

@@ -126,7 +126,7 @@ impl Executable for Transposed {
         let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
         let steps = bias.map(|bias| [Step::RowBias(bias)]);
         let epilogue = steps.as_ref().map_or(&[][..], |steps| &steps[..]);
-        let input = Input { image: image.as_slice()?, weights, side: WeightSide::Left, epilogue };
+        let input = Input { image: image.as_slice()?, weights, side: WeightSide::Lhs, epilogue };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         transposed(cpu, &geometry, input, output, rest).map_err(refused)
     }

@@ -10,10 +10,10 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
-use ort_cpu_gemm::{BSource, Cpu};
+use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::coded::{CodedRight, CodedWeights, PackedCodes};
-use ort_cpu_kernel::packed::{PackedRight, is_weight};
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_kernel::packed::{PackedWeight, is_weight};
+use ort_cpu_kernel::real::{Matrix, Real, Rhs};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spend;
 
@@ -39,7 +39,7 @@ pub(super) struct Step<'a, T> {
     /// The gates of each sequence: at first the contribution of the input, with biases.
     pub(super) gates: &'a mut [T],
     /// The recurrent weights, one matrix for each of [`Cell::parts`].
-    pub(super) recurrence: &'a [Right<'a, T>],
+    pub(super) recurrence: &'a [Rhs<'a, T>],
     /// The hidden states.
     pub(super) h: &'a mut [T],
     /// The cell states.
@@ -59,8 +59,8 @@ pub(super) struct Step<'a, T> {
 
 /// The packed weights of one direction.
 struct Packed {
-    input: PackedRight,
-    recurrence: Vec<PackedRight>,
+    input: PackedWeight,
+    recurrence: Vec<PackedWeight>,
 }
 
 /// A recurrent layer.
@@ -116,7 +116,7 @@ impl<T: Real> Step<'_, T> {
     /// An ended sequence must not widen the quantization range of the others. ONNX Runtime drops a
     /// state one step after its last, so we do the same to get the same quantized values.
     pub(super) fn hides_ended(&mut self) -> bool {
-        let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
+        let is_coded = matches!(self.recurrence, [Rhs::Coded(_), ..]);
         if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
             return false;
         }
@@ -152,11 +152,11 @@ impl<C> Layer<C> {
         let mut packed = Vec::with_capacity(count);
         for direction in 0..count {
             let first = direction * rows * inputs;
-            let input = PackedRight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
+            let input = PackedWeight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
             let (mut parts_packed, mut first) = (Vec::new(), direction * rows * hidden);
             for part in parts {
                 let columns = part * hidden;
-                parts_packed.push(PackedRight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
+                parts_packed.push(PackedWeight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
                 first += columns * hidden;
             }
             packed.push(Packed { input, recurrence: parts_packed });
@@ -220,9 +220,9 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     }
 
     /// Returns the GEMM workspace, in values.
-    fn product_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
+    fn gemm_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, inputs, hidden, gates } = sizes;
-        let source = if self.layer.packed.is_some() { BSource::Packed } else { BSource::Strided };
+        let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
         let len = |shape: [usize; 3]| match self.layer.is_coded {
             true => CodedRight::workspace_len(cpu, shape, self.layer.packed_codes.is_some()),
             false => T::workspace_len(cpu, shape, source),
@@ -236,7 +236,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     fn workspace_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, hidden, gates, .. } = sizes;
         let per_sequence = hidden * (gates * (steps + 1) + 3);
-        per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.product_len(cpu, sizes)
+        per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.gemm_len(cpu, sizes)
     }
 }
 
@@ -487,21 +487,21 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     fn weights<'b>(&'b self, direction: usize, sizes: Sizes, inputs: &'b Inputs<'b, T>) -> Weights<'b, T> {
         if let Some(packed) = &self.layer.packed {
             let packed = &packed[direction];
-            let recurrence = packed.recurrence.iter().map(Right::Packed).collect();
-            return Weights { input: Right::Packed(&packed.input), recurrence };
+            let recurrence = packed.recurrence.iter().map(Rhs::Packed).collect();
+            return Weights { input: Rhs::Packed(&packed.input), recurrence };
         }
         if let Some([input, recurrence]) = &inputs.coded {
-            let recurrence = vec![Right::Coded(recurrence.at(direction))];
-            return Weights { input: Right::Coded(input.at(direction)), recurrence };
+            let recurrence = vec![Rhs::Coded(recurrence.at(direction))];
+            return Weights { input: Rhs::Coded(input.at(direction)), recurrence };
         }
         let Sizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();
         let values = part(&inputs.weights, direction, directions);
-        let input = Right::Plain(Matrix::transposed(values, size, gates * hidden));
+        let input = Rhs::Plain(Matrix::transposed(values, size, gates * hidden));
         let (mut recurrence, mut rest) = (Vec::new(), part(&inputs.recurrence, direction, directions));
         for part in self.layer.cell.parts() {
             let (values, others) = rest.split_at((part * hidden * hidden).min(rest.len()));
-            recurrence.push(Right::Plain(Matrix::transposed(values, hidden, part * hidden)));
+            recurrence.push(Rhs::Plain(Matrix::transposed(values, hidden, part * hidden)));
             rest = others;
         }
         Weights { input, recurrence }
@@ -509,6 +509,6 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
 }
 
 struct Weights<'a, T> {
-    input: Right<'a, T>,
-    recurrence: Vec<Right<'a, T>>,
+    input: Rhs<'a, T>,
+    recurrence: Vec<Rhs<'a, T>>,
 }
