@@ -141,7 +141,7 @@ fn read(cpu: Cpu, bytes: usize) -> [f64; 2] {
 fn nbits(cpu: Cpu, [n, k]: [usize; 2], in_bytes: bool) -> [f64; 2] {
     let blocks = k / 32;
     let copies = (128 << 20) / (n * k / 2) + 2;
-    let codes: Vec<u8> = (0..copies * n * k / 2).map(|i| (i * 31) as u8).collect();
+    let quantized: Vec<u8> = (0..copies * n * k / 2).map(|i| (i * 31) as u8).collect();
     let scales: Vec<u8> = (0..copies * n * blocks).flat_map(|_| 0.01_f32.to_ne_bytes()).collect();
     let zeros = vec![0x78_u8; copies * n * blocks.div_ceil(2)];
     let lhs: Vec<f32> = (0..k).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -153,9 +153,9 @@ fn nbits(cpu: Cpu, [n, k]: [usize; 2], in_bytes: bool) -> [f64; 2] {
         let blocks = Blocks::new(
             layout,
             [k, n],
-            &codes[turn * n * k / 2..][..n * k / 2],
+            &quantized[turn * n * k / 2..][..n * k / 2],
             Numbers::F32(&scales[turn * n * blocks * 4..][..n * blocks * 4]),
-            Zeros::Codes(&zeros[turn * n * blocks.div_ceil(2)..][..n * blocks.div_ceil(2)]),
+            Zeros::Quantized(&zeros[turn * n * blocks.div_ceil(2)..][..n * blocks.div_ceil(2)]),
         )
         .unwrap();
         if in_bytes {

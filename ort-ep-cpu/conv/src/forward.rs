@@ -287,7 +287,7 @@ fn forward_rhs(
     if len < needed {
         return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
     }
-    let (sums, workspace) = workspace.split_at_mut(filters * pixels);
+    let (transposed, workspace) = workspace.split_at_mut(filters * pixels);
     let (unfolded, workspace) = workspace.split_at_mut(unfolded(geometry));
     for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
         let (image, weights) = operands(cpu, geometry, &input, index)?;
@@ -304,15 +304,15 @@ fn forward_rhs(
         let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
         let gemm =
             Gemm { epilogue: &first_steps, ..Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)) };
-        gemm.run(cpu, sums, filters, workspace)?;
-        let sums = &*sums;
+        gemm.run(cpu, transposed, filters, workspace)?;
+        let transposed = &*transposed;
         // Enough filters per task to be worth a thread.
         let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);
         for_each_chunk_mut(cpu.threads, output, at_once * pixels, |block, planes| {
             let first = block * at_once;
             let shape = [pixels, planes.len() / pixels];
             // The slices were cut to these sizes above, so this cannot fail.
-            if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
+            if transpose(cpu, &transposed[first..], shape, filters, planes).is_ok() {
                 let at_once = if by_planes(rest, pixels) { pixels } else { planes.len() };
                 for (run, planes) in planes.chunks_mut(at_once).enumerate() {
                     apply_steps(rest, origin, [first + run, 0], planes);

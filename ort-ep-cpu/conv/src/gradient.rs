@@ -7,7 +7,7 @@
 use super::transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };
-use super::windows::{Lines, add_windows, take_rows, take_windows};
+use super::windows::{OutputRows, add_windows, take_rows, take_windows};
 use super::{ConvGeometry, Input, WeightSide, part};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
@@ -37,14 +37,14 @@ pub(super) fn check(geometry: &ConvGeometry, lens: [usize; 3]) -> Result<(), Gem
 
 /// Returns the `f32` elements of workspace that [`weights_gradient`] needs.
 pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     if is_by_images(geometry) {
         let shape = [filters, geometry.group_channels(), geometry.window.output_len()];
         return workspace_len(cpu, 1, shape, RhsSource::Strided);
     }
     let gemm_workspace =
-        lines.most(|rows| workspace_len(cpu, 1, [filters, lines.steps, rows], RhsSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + gemm_workspace
+        output_rows.most(|rows| workspace_len(cpu, 1, [filters, output_rows.steps, rows], RhsSource::Rows));
+    output_rows.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the weights (M, C/group, k1, ...), from the image (N, C,
@@ -61,29 +61,29 @@ pub fn weights_gradient(
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
     check(geometry, [image.len(), gradient.len(), upstream.len()])?;
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     if upstream.is_empty() || gradient.is_empty() {
         gradient.fill(0.0);
         return Ok(());
     }
-    for (group, gradient) in gradient.chunks_mut(filters * lines.steps).enumerate() {
+    for (group, gradient) in gradient.chunks_mut(filters * output_rows.steps).enumerate() {
         if is_by_images(geometry) {
             weights_by_images(cpu, geometry, group, [image, upstream], gradient, workspace)?;
             continue;
         }
-        let [windows_len, turned_len] = lines.lens(filters);
+        let [windows_len, turned_len] = output_rows.lens(filters);
         let (windows, rest) = workspace.split_at_mut(windows_len);
         let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
-        for (index, piece) in lines.pieces().enumerate() {
-            let rows = piece.len() * lines.len;
-            let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
+        for (index, piece) in output_rows.pieces().enumerate() {
+            let rows = piece.len() * output_rows.len;
+            let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
             take_windows(cpu, geometry, (group, piece.start), image, windows);
-            take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
+            take_rows(cpu, geometry, (group, piece.start * output_rows.len), upstream, turned);
             let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?);
-            let b = RhsOperand::Plain(Strided::row_major(windows, rows, lines.steps)?);
+            let b = RhsOperand::Plain(Strided::row_major(windows, rows, output_rows.steps)?);
             // The first piece overwrites the gradient, and the others accumulate.
             let beta = if index == 0 { 0.0 } else { 1.0 };
-            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, lines.steps, gemm_workspace)?;
+            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, output_rows.steps, gemm_workspace)?;
         }
     }
     Ok(())
@@ -119,7 +119,7 @@ fn turned(geometry: &ConvGeometry) -> ConvGeometry {
 
 /// Returns the `f32` elements of workspace that [`image_gradient`] needs.
 pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     let places = geometry.window.output_len();
     if is_by_images(geometry) {
         let shape = [geometry.group_channels(), places, filters];
@@ -131,8 +131,8 @@ pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize 
             + transposed_workspace_len(cpu, &turned);
     }
     let gemm_workspace =
-        lines.most(|rows| workspace_len(cpu, 1, [rows, lines.steps, filters], RhsSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + gemm_workspace
+        output_rows.most(|rows| workspace_len(cpu, 1, [rows, output_rows.steps, filters], RhsSource::Rows));
+    output_rows.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the image (N, C, D1, ...), from the weights (M, C/group,
@@ -166,18 +166,18 @@ pub fn image_gradient(
         return transposed(cpu, &turned, input, gradient, workspace);
     }
     gradient.fill(0.0);
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
-    let [windows_len, turned_len] = lines.lens(filters);
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
+    let [windows_len, turned_len] = output_rows.lens(filters);
     let (windows, rest) = workspace.split_at_mut(windows_len);
     let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
-    for (group, weights) in weights.chunks(filters * lines.steps).enumerate() {
-        for piece in lines.pieces() {
-            let rows = piece.len() * lines.len;
-            let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
-            take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
+    for (group, weights) in weights.chunks(filters * output_rows.steps).enumerate() {
+        for piece in output_rows.pieces() {
+            let rows = piece.len() * output_rows.len;
+            let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
+            take_rows(cpu, geometry, (group, piece.start * output_rows.len), upstream, turned);
             let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?.transposed());
-            let b = RhsOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
-            Gemm::new(a, b).run(cpu, windows, lines.steps, gemm_workspace)?;
+            let b = RhsOperand::Plain(Strided::row_major(weights, filters, output_rows.steps)?);
+            Gemm::new(a, b).run(cpu, windows, output_rows.steps, gemm_workspace)?;
             add_windows(cpu, geometry, (group, piece), windows, gradient);
         }
     }

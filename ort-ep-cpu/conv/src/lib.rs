@@ -24,9 +24,9 @@ pub mod bytes;
 mod bytes_tests;
 mod forward;
 mod gradient;
-pub mod pixels;
+pub mod nhwc;
 #[cfg(test)]
-mod pixels_tests;
+mod nhwc_tests;
 pub mod separable;
 #[cfg(test)]
 mod tests;

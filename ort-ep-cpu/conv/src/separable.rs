@@ -15,7 +15,7 @@ use ort_cpu_gemm::{
     Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, Pairing, RhsOperand, RhsSource, Step, Strided,
     check_steps, workspace_len_beside_ready,
 };
-use ort_cpu_threads::parallel::{LineBlock, Lines};
+use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 use ort_cpu_vector::activation::Activation;
 use ort_cpu_vector::depthwise::DepthwisePlan;
 use ort_cpu_vector::window::Window;
@@ -234,18 +234,18 @@ pub fn forward(
         len,
     })?;
     let [height, width] = window.output;
-    let lines = Lines::new(output, [batch, height, filters], [filters * plane, width, plane], width);
-    let lines = lines.ok_or(GemmError::Shape("a convolution's result is too short"))?;
+    let results = StridedRows::new(output, [batch, height, filters], [filters * plane, width, plane], width);
+    let results = results.ok_or(GemmError::Shape("a convolution's result is too short"))?;
     if batch * filters * plane == 0 {
         return Ok(());
     }
     let failure = Mutex::new(None);
-    lines.for_each_block(
+    results.for_each_block(
         cut.threads,
         [cut.part, cut.channels],
         (workspace, cut.slot_len()),
-        |lines, slot| {
-            if let Err(error) = cut.run(&input, lines, slot) {
+        |block, slot| {
+            if let Err(error) = cut.run(&input, block, slot) {
                 *failure.lock() = Some(error);
             }
         },
@@ -254,19 +254,19 @@ pub fn forward(
 }
 
 impl Cut {
-    /// Runs one task: the channels of `lines`, band by band.
+    /// Runs one task: the channels of `block`, band by band.
     fn run(
         &self,
         input: &SeparableInput<'_>,
-        mut lines: LineBlock<'_, f32>,
+        mut block: RowBlock<'_, f32>,
         slot: &mut [f32],
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], output: [_, columns], kernel, .. } = self.geometry.window;
         let (planes, rest) = slot.split_at_mut(self.slot[0]);
         let (gemm_workspace, scratch) = rest.split_at_mut(self.slot[1]);
         let (taps, image) = (kernel[0] * kernel[1], self.geometry.channels * height * width);
-        let image = &input.image[lines.outer * image..][..image];
-        let [part, channels] = lines.ranges.clone();
+        let image = &input.image[block.outer * image..][..image];
+        let [part, channels] = block.ranges.clone();
         let planes = &mut planes[..channels.len() * self.plane];
         for band in self.bands_of(part.clone()) {
             self.fill(input, (image, &band), (channels.start, planes), gemm_workspace)?;
@@ -276,7 +276,7 @@ impl Cut {
                 let filter = &input.depthwise[channel * taps..][..taps];
                 let bias = input.bias.map_or(0.0, |bias| bias[channel]);
                 let rows = band.rows.start - part.start..band.rows.end - part.start;
-                let to = &mut lines.adjacent_lines(channel)[rows.start * columns..rows.end * columns];
+                let to = &mut block.adjacent_rows(channel)[rows.start * columns..rows.end * columns];
                 plan.run(from, filter, bias, input.activation, to, scratch);
             }
         }

@@ -107,12 +107,12 @@ pub fn transposed(
         if lies_side_by_side(window) {
             let rows = window.input[0] * window.input[1];
             let least = WORTH_A_THREAD.div_ceil(window.input[2]);
-            for_each_row_chunk_mut(cpu.threads, output, window.input[2], least, |first, lines| {
-                for (row, line) in lines.chunks_exact_mut(window.input[2]).enumerate() {
+            for_each_row_chunk_mut(cpu.threads, output, window.input[2], least, |first, chunk| {
+                for (row, to) in chunk.chunks_exact_mut(window.input[2]).enumerate() {
                     let (filter, row) = ((first + row) / rows, (first + row) % rows);
                     let len = window.kernel_len() * columns;
-                    place_line(window, &contributions[filter * len..][..len], row, line);
-                    apply_steps(input.epilogue, origin, [filter, row * window.input[2]], line);
+                    place_row(window, &contributions[filter * len..][..len], row, to);
+                    apply_steps(input.epilogue, origin, [filter, row * window.input[2]], to);
                 }
             });
             continue;
@@ -145,21 +145,21 @@ fn lies_side_by_side(window: &Window) -> bool {
 }
 
 /// Writes one row of an output channel from the contributions of kernels that do not overlap.
-fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f32]) {
+fn place_row(window: &Window, contributions: &[f32], row: usize, to: &mut [f32]) {
     let ([_, height, _], [_, rows, len]) = (window.input, window.output);
     let [depths, heights, widths] = window.kernel;
     let (depth, y) = (row / height, row % height);
     let position = (depth % depths * heights + y % heights) * widths;
     let first = (depth / depths * rows + y / heights) * len;
     let values = |across: usize| &contributions[(position + across) * window.output_len() + first..][..len];
-    // Interleaves two rows in one pass over the line, instead of two strided passes.
+    // Interleaves two rows in one pass over the row, instead of two strided passes.
     if widths == 2 {
-        let pairs = line.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
+        let pairs = to.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
         pairs.for_each(|(pair, (even, odd))| pair.copy_from_slice(&[*even, *odd]));
         return;
     }
     for across in 0..widths {
-        line.iter_mut().skip(across).step_by(widths).zip(values(across)).for_each(|(to, value)| *to = *value);
+        to.iter_mut().skip(across).step_by(widths).zip(values(across)).for_each(|(to, value)| *to = *value);
     }
 }
 
@@ -182,8 +182,8 @@ fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) 
         spend(columns / 4);
         for depth in first_depth..end_depth {
             for height in first_height..end_height {
-                let line = (depth * window.output[1] + height) * window.output[2];
-                let values = &values[line + first..line + end];
+                let row = (depth * window.output[1] + height) * window.output[2];
+                let values = &values[row + first..row + end];
                 let row = window.source(0, depth, at[0]) * window.input[1] + window.source(1, height, at[1]);
                 let to = &mut plane[row * window.input[2] + window.source(2, first, at[2])..];
                 match window.stride[2] {

@@ -2,7 +2,7 @@
 //!
 //! A block of tiles at a time goes through three steps. The input transform comes first. Then one
 //! GEMM per point of a tile sums over the channels, with tiles as rows and filters as columns. The
-//! output transform turns those sums into results. Blocks are sized so that both operands of the
+//! output transform turns those accumulators into results. Blocks are sized so that both operands of the
 //! GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole blocks
 //! through all steps; otherwise the threads share each step of a block.
 //!
@@ -18,7 +18,7 @@ use ort_cpu_gemm::{
     Activation, Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, PackedRhs, Pairing, Precision, RhsOperand,
     Step, Strided, Weight, apply_steps, check_steps, run_batch,
 };
-use ort_cpu_threads::parallel::{LineBlock, Lines, for_each_chunk_mut};
+use ort_cpu_threads::parallel::{RowBlock, StridedRows, for_each_chunk_mut};
 use ort_cpu_vector::activation::Clamp;
 use ort_cpu_vector::simd::MAX_LANES;
 use ort_cpu_vector::transpose::{self, strided};
@@ -120,8 +120,8 @@ struct Tiling {
     /// Strides from one point of a tile to the next, and from one tile to the next.
     point: usize,
     stride: usize,
-    /// Stride from one tile's sums to the next tile's.
-    sums: usize,
+    /// Stride from one tile's accumulators to the next tile's.
+    accumulator: usize,
 }
 
 impl Tiling {
@@ -131,7 +131,7 @@ impl Tiling {
         let size = [height.div_ceil(tile.side()), width.div_ceil(tile.side())];
         let count = geometry.batch * size[0] * size[1];
         let terms = if Pairing::of(cpu).is_some() { 2 } else { 1 };
-        let (point, sums) =
+        let (point, accumulator) =
             (channels.next_multiple_of(MAX_LANES) / terms, filters.next_multiple_of(MAX_LANES));
         // GEMM rows at a multiple of the page size would compete for the same cache sets, so a
         // vector of padding is added.
@@ -147,11 +147,11 @@ impl Tiling {
             terms,
             point,
             stride,
-            sums,
+            accumulator,
         };
         let weights = tile.points() * channels * filters / terms;
         let values = if weights <= 2 * BLOCK { BLOCK_OF_FEW_WEIGHTS } else { BLOCK };
-        let most = values / (tile.points() * (point + sums)).max(1);
+        let most = values / (tile.points() * (point + accumulator)).max(1);
         // Enough blocks that the threads finish together.
         let rows = (most / size[1].max(1))
             .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
@@ -168,9 +168,9 @@ impl Tiling {
         tiling
     }
 
-    /// Returns the elements of the points of a block, and of the sums.
+    /// Returns the elements of the points of a block, and of the accumulators.
     fn lens(&self) -> [usize; 2] {
-        [self.block * self.stride, self.tile.points() * self.block * self.sums]
+        [self.block * self.stride, self.tile.points() * self.block * self.accumulator]
     }
 
     /// Splits a range of tiles into runs within rows.
@@ -282,14 +282,14 @@ pub(super) fn forward(
             block.for_each_rows(cpu.threads, output, workspace)
         });
     }
-    let (points, sums) = workspace.split_at_mut(tiling.lens()[0]);
+    let (points, accumulators) = workspace.split_at_mut(tiling.lens()[0]);
     for group in 0..geometry.groups {
         for first in (0..tiling.count).step_by(tiling.block.max(1)) {
             let tiles = first..(first + tiling.block).min(tiling.count);
             let block = Block { cpu, geometry, tiling, input, group, tiles };
             block.transform_places(points)?;
-            block.multiply(points, sums)?;
-            block.transform_sums(sums, output)?;
+            block.multiply(points, accumulators)?;
+            block.transform_output(accumulators, output)?;
         }
     }
     Ok(())
@@ -327,7 +327,7 @@ impl Block<'_> {
         let [_, height, width] = self.geometry.window.output;
         let plane = height * width;
         let strides = [self.geometry.filters * plane, plane, width];
-        let lines = Lines::new(
+        let results = StridedRows::new(
             &mut output[self.group * filters * plane..],
             [self.geometry.batch, filters, height],
             strides,
@@ -337,20 +337,20 @@ impl Block<'_> {
         // All operands are checked here, so that the threads cannot fail.
         operands(self.cpu, self.geometry, &self.input, self.index(self.geometry.batch - 1))?;
         let rows = self.tiling.block / size[1].max(1);
-        let [points, sums] = self.tiling.lens();
-        lines.for_each_block(
+        let [points, accumulators] = self.tiling.lens();
+        results.for_each_block(
             threads,
             [filters, rows * tile.side()],
-            (workspace, points + sums),
-            |mut lines, scratch| {
-                let (points, sums) = scratch.split_at_mut(points);
-                let of_image = lines.outer * self.image_tiles();
-                let [first, end] =
-                    [lines.ranges[1].start / tile.side(), lines.ranges[1].end.div_ceil(tile.side())]
-                        .map(|row| of_image + row * size[1]);
+            (workspace, points + accumulators),
+            |mut to, scratch| {
+                let (points, accumulators) = scratch.split_at_mut(points);
+                let of_image = to.outer * self.image_tiles();
+                let [first, end] = [to.ranges[1].start / tile.side(), to.ranges[1].end.div_ceil(tile.side())]
+                    .map(|row| of_image + row * size[1]);
                 let block = Block { tiles: first..end, ..*self };
-                if block.transform_places(points).and_then(|()| block.multiply(points, sums)).is_ok() {
-                    block.transform_sums_to_lines(sums, &mut lines);
+                if block.transform_places(points).and_then(|()| block.multiply(points, accumulators)).is_ok()
+                {
+                    block.transform_output_rows(accumulators, &mut to);
                 }
             },
         );
@@ -415,8 +415,8 @@ impl Block<'_> {
     }
 
     /// Runs one GEMM per point, which sums over the channels.
-    fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
-        let Tiling { tile, channels, filters, terms, point, stride, sums: sums_stride, .. } = self.tiling;
+    fn multiply(&self, points: &[f32], accumulators: &mut [f32]) -> Result<(), GemmError> {
+        let Tiling { tile, channels, filters, terms, point, stride, accumulator, .. } = self.tiling;
         let (rows, packed) = (self.tiles.len(), PackedRhs::len(self.cpu, channels, filters));
         let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
         let problem = |index: usize| {
@@ -431,15 +431,15 @@ impl Block<'_> {
             Ok(Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)))
         };
         let results = Batch {
-            values: sums,
+            values: accumulators,
             count: tile.points(),
-            row_stride: sums_stride,
-            batch_stride: rows * sums_stride,
+            row_stride: accumulator,
+            batch_stride: rows * accumulator,
         };
         run_batch(self.cpu, &problem, results, &mut [])
     }
 
-    fn transform_sums(&self, sums: &[f32], output: &mut [f32]) -> Result<(), GemmError> {
+    fn transform_output(&self, accumulators: &[f32], output: &mut [f32]) -> Result<(), GemmError> {
         let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
         let (plane, tiles) = (self.geometry.window.output_len(), self.image_tiles());
         let planes = tiling.filters * plane;
@@ -453,9 +453,9 @@ impl Block<'_> {
                 let count = planes.len() / plane;
                 let (finish, rest) = in_registers(epilogue, origin.bias_row + filter, count);
                 for run in tiling.runs(of_image.clone()) {
-                    let at = (run.first - self.tiles.start) * tiling.sums + filter;
-                    let point = self.tiles.len() * tiling.sums;
-                    let from = Points { values: &sums[at..], tile: tiling.sums, point };
+                    let at = (run.first - self.tiles.start) * tiling.accumulator + filter;
+                    let point = self.tiles.len() * tiling.accumulator;
+                    let from = Points { values: &accumulators[at..], tile: tiling.accumulator, point };
                     let size = (run.count, run.count * tiling.tile.side());
                     winograd::output(self.cpu.isa, tiling.tile, size, from, finish, &mut pixels);
                     self.write_places(&run, &pixels, planes, (rest, origin, filter));
@@ -466,18 +466,18 @@ impl Block<'_> {
     }
 
     /// Output transform of rows of tiles of an image, to rows of its results.
-    fn transform_sums_to_lines(&self, sums: &[f32], lines: &mut LineBlock<'_, f32>) {
+    fn transform_output_rows(&self, accumulators: &[f32], to: &mut RowBlock<'_, f32>) {
         let (tiling, lanes, side) = (&self.tiling, lanes(self.cpu.isa), self.tiling.tile.side());
         let [_, height, width] = self.geometry.window.output;
-        let origin = origin(self.geometry, self.index(lines.outer));
-        let point = self.tiles.len() * tiling.sums;
+        let origin = origin(self.geometry, self.index(to.outer));
+        let point = self.tiles.len() * tiling.accumulator;
         let (mut pixels, mut turned): (Pixels, Pixels) = ([0.0; _], [0.0; _]);
         for filter in (0..tiling.filters).step_by(lanes) {
             let count = lanes.min(tiling.filters - filter);
             let (finish, rest) = in_registers(self.input.epilogue, origin.bias_row + filter, count);
             for run in tiling.runs(self.tiles.clone()) {
-                let from = &sums[(run.first - self.tiles.start) * tiling.sums + filter..];
-                let from = Points { values: from, tile: tiling.sums, point };
+                let from = &accumulators[(run.first - self.tiles.start) * tiling.accumulator + filter..];
+                let from = Points { values: from, tile: tiling.accumulator, point };
                 let (columns, first) = (run.count * side, run.column * side);
                 winograd::output(self.cpu.isa, tiling.tile, (run.count, columns), from, finish, &mut pixels);
                 let wanted = columns.min(width - first);
@@ -490,9 +490,9 @@ impl Block<'_> {
                     };
                     strided(self.cpu.isa, &matrix, &pixels[index * columns * lanes..], &mut turned);
                     for (at, values) in turned.chunks_exact(wanted).take(count).enumerate() {
-                        let line = &mut lines.line([filter + at, y])[first..first + wanted];
-                        line.copy_from_slice(values);
-                        apply_steps(rest, origin, [filter + at, y * width + first], line);
+                        let row = &mut to.row([filter + at, y])[first..first + wanted];
+                        row.copy_from_slice(values);
+                        apply_steps(rest, origin, [filter + at, y * width + first], row);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 //! Steps in the usual order run on the register tile inside the micro-kernel. The rest run on the
 //! finished block while it is in cache.
 
-use super::kernels::Ending;
+use super::kernels::RegisterActivation;
 use super::operand::check_extent;
 use super::{GemmError, Origin};
 /// The function that a [`Step`] applies to each element.
@@ -12,13 +12,15 @@ use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_pla
 use ort_cpu_vector::simd::Isa;
 
 /// Returns the activation as the micro-kernel evaluates it in registers, or `None` if it cannot.
-fn ending(activation: Activation) -> Option<Ending> {
+fn in_registers(activation: Activation) -> Option<RegisterActivation> {
     Some(match activation {
-        Activation::Relu => Ending::Clip { low: 0.0, high: f32::INFINITY },
-        Activation::Clip { min, max } => Ending::Clip { low: min, high: max },
-        Activation::LeakyRelu { alpha } => Ending::LeakyRelu { slope: alpha },
-        Activation::HardSigmoid { alpha, beta } => Ending::HardSigmoid { slope: alpha, offset: beta },
-        Activation::HardSwish => Ending::HardSwish,
+        Activation::Relu => RegisterActivation::Clip { low: 0.0, high: f32::INFINITY },
+        Activation::Clip { min, max } => RegisterActivation::Clip { low: min, high: max },
+        Activation::LeakyRelu { alpha } => RegisterActivation::LeakyRelu { slope: alpha },
+        Activation::HardSigmoid { alpha, beta } => {
+            RegisterActivation::HardSigmoid { slope: alpha, offset: beta }
+        }
+        Activation::HardSwish => RegisterActivation::HardSwish,
         _ => return None,
     })
 }
@@ -58,7 +60,7 @@ pub(super) struct Finish<'a> {
     pub(super) residual: Option<(&'a [f32], usize)>,
     /// Whether the old C is the residual.
     pub(super) is_held: bool,
-    pub(super) ending: Ending,
+    pub(super) activation: RegisterActivation,
     pub(super) rest: &'a [Step<'a>],
 }
 
@@ -76,7 +78,7 @@ impl<'a> Finish<'a> {
             column_bias: None,
             residual: None,
             is_held: false,
-            ending: Ending::None,
+            activation: RegisterActivation::None,
             rest: steps,
         };
         // The position in the fixed order of register steps.
@@ -92,8 +94,8 @@ impl<'a> Finish<'a> {
                     (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
                 Step::Held if stage < 3 => (finish.is_held, stage) = (true, 3),
-                Step::Activate(activation) if stage < 4 => match ending(activation) {
-                    Some(ending) => (finish.ending, stage) = (ending, 4),
+                Step::Activate(activation) if stage < 4 => match in_registers(activation) {
+                    Some(activation) => (finish.activation, stage) = (activation, 4),
                     None => break,
                 },
                 // Out of order: this step and all later ones run on the finished block.

@@ -268,7 +268,7 @@ pub fn run_batch<'a>(
     }
     let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
-        return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
+        return Err(GemmError::TooShort { what: "the workspace of a GEMM", needed, len: workspace.len() });
     }
     // Only the first GEMM was checked above. The others are checked when their tasks start.
     let checked = |index: usize| {
@@ -276,7 +276,7 @@ pub fn run_batch<'a>(
         check_packing(kernel, &gemm)?;
         match sources(&gemm) == sources(&first) {
             true => Ok(gemm),
-            false => Err(GemmError::Shape("the products of a batch differ in layout")),
+            false => Err(GemmError::Shape("the GEMMs of a batch differ in layout")),
         }
     };
     let output = Output { values: c.values, row_stride: c.row_stride, batch_stride: c.batch_stride };

@@ -92,10 +92,10 @@ impl ByteOp for Encode<'_> {
                 true => simd.load(self.from, at),
                 false => simd.load_partial(self.from, at, count, 0.0),
             };
-            let codes = simd.add(simd.round_even(simd.div(values, scale)), zero);
-            let codes = simd.select(simd.is_nan(codes), simd.splat(0.0), codes);
-            let codes = simd.min_or_second(simd.max_or_second(codes, least), greatest);
-            lanes.store_low_bytes(self.to, at, count, simd.to_i32(codes));
+            let quantized = simd.add(simd.round_even(simd.div(values, scale)), zero);
+            let quantized = simd.select(simd.is_nan(quantized), simd.splat(0.0), quantized);
+            let quantized = simd.min_or_second(simd.max_or_second(quantized, least), greatest);
+            lanes.store_low_bytes(self.to, at, count, simd.to_i32(quantized));
             at += count;
         }
     }
@@ -103,22 +103,22 @@ impl ByteOp for Encode<'_> {
 
 /// The scale and zero point of 8-bit quantized values.
 #[derive(Debug, Clone, Copy)]
-pub struct ByteCodes {
+pub struct ByteQuantizer {
     /// The difference between neighbouring values.
     pub scale: f32,
     /// A whole number from 0 to 255.
     pub zero: f32,
 }
 
-impl ByteCodes {
+impl ByteQuantizer {
     /// Covers the range of `values`, which always includes zero, so that zero is exact.
-    pub fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteCodes {
+    pub fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteQuantizer {
         let (least, greatest) = range(isa, threads, values);
         let (least, greatest) = (least.min(0.0), greatest.max(0.0));
         let scale = (greatest - least) / 255.0;
         // All values are zero.
         let quotient = if scale == 0.0 { 0.0 } else { -least / scale };
-        ByteCodes { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
+        ByteQuantizer { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
     }
 
     /// Quantizes `from`, as many values as `to` takes.

@@ -8,8 +8,8 @@
 use ort_core::Result;
 use ort_core::dtype::Element;
 
-use crate::coded::CodedRight;
 use crate::packed::PackedWeight;
+use crate::quantized_gemm::QuantizedRhs;
 use crate::workspace::refused;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Strided, workspace_len};
@@ -49,7 +49,7 @@ pub enum Rhs<'a, T> {
     /// A packed weight, for `float` only.
     Packed(&'a PackedWeight),
     /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
-    Coded(CodedRight<'a>),
+    Quantized(QuantizedRhs<'a>),
 }
 
 /// A type to compute in.
@@ -129,7 +129,7 @@ impl Real for f32 {
         let rhs = match b {
             Rhs::Plain(b) => RhsOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
             Rhs::Packed(packed) => packed.operand(cpu)?,
-            Rhs::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
+            Rhs::Quantized(weights) => return weights.multiply(cpu, a, (result, row_stride, add), workspace),
         };
         let beta = if add { 1.0 } else { 0.0 };
         let gemm = Gemm { beta, ..Gemm::new(LhsOperand::Plain(lhs), rhs) };

@@ -178,8 +178,8 @@ pub(super) struct HardSwish;
 impl UnaryOp for HardSwish {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
-        let line = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
-        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, line))
+        let linear = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
+        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, linear))
     }
 }
 

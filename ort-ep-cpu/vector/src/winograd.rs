@@ -225,18 +225,18 @@ pub fn output(
     isa: Isa,
     tile: Tile,
     (tiles, columns): (usize, usize),
-    sums: Points<&[f32]>,
+    accumulators: Points<&[f32]>,
     finish: Finish,
     pixels: &mut [f32],
 ) {
-    dispatch(isa, OutputOp { tile, tiles, columns, sums, finish, pixels });
+    dispatch(isa, OutputOp { tile, tiles, columns, accumulators, finish, pixels });
 }
 
 struct OutputOp<'a> {
     tile: Tile,
     tiles: usize,
     columns: usize,
-    sums: Points<&'a [f32]>,
+    accumulators: Points<&'a [f32]>,
     finish: Finish,
     pixels: &'a mut [f32],
 }
@@ -256,12 +256,14 @@ impl OutputOp<'_> {
     #[inline(always)]
     fn with<S: Simd, F: Filtering<N, M>, const N: usize, const M: usize>(self, s: S, filtering: F) {
         use crate::simd::slices::UnaryOp;
-        let OutputOp { tiles, columns, sums, finish, pixels, .. } = self;
+        let OutputOp { tiles, columns, accumulators, finish, pixels, .. } = self;
         let bias = s.from_array(&finish.bias);
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); M]; N];
             for (x, half) in half.iter_mut().enumerate() {
-                let sum = |y: usize| s.load(sums.values, tile * sums.tile + (y * N + x) * sums.point);
+                let sum = |y: usize| {
+                    s.load(accumulators.values, tile * accumulators.tile + (y * N + x) * accumulators.point)
+                };
                 *half = filtering.output(s, std::array::from_fn(sum));
             }
             for y in 0..M {

@@ -19,7 +19,7 @@ use ort_cpu_attention as attention;
 use ort_cpu_attention::Elements;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::{widened, widened_except};
+use ort_cpu_kernel::half_precision::{via_f32, via_f32_except};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spending};
 use ort_cpu_threads::kept::with_kept;
@@ -50,7 +50,7 @@ cpu_kernels![
         shared_buffers: &[(3, 1), (4, 2)],
         when: |node| is_full_cache(node) && !writes_scores(node),
         // Only the cache stays in half precision; all other tensors are widened.
-        make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
+        make: |cx| via_f32_except(cx, &[3, 4], &[1, 2], make),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -58,7 +58,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
         when: |node| is_full_cache(node) && writes_scores(node),
-        make: |cx| widened(cx, make),
+        make: |cx| via_f32(cx, make),
         ..KernelDef::BASE
     },
 ];

@@ -14,9 +14,9 @@ use ort_cpu_gemm::{
     Blocks, Cpu, Gemm, LhsOperand, Numbers, RhsOperand, RhsSource, Step, Strided, Zeros, transpose,
     workspace_len,
 };
-use ort_cpu_kernel::codes::read_floats;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::{narrow, widen};
+use ort_cpu_kernel::half_precision::{narrow, widen};
+use ort_cpu_kernel::quantized_convert::read_floats;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_vector::simd::blocks::{BlockLayout, arrange};
 
@@ -132,11 +132,11 @@ impl Executable for MatMulNBits {
         let NBitsMatMul { depth: k, columns, .. } = self.node;
         let zeros = match cx.find_input(3) {
             None => Zeros::Middle,
-            Some(zeros) if zeros.dtype() == DType::U8 => Zeros::Codes(zeros.bytes()?),
+            Some(zeros) if zeros.dtype() == DType::U8 => Zeros::Quantized(zeros.bytes()?),
             Some(zeros) => Zeros::Numbers(numbers(zeros)?),
         };
-        let (codes, scales) = (cx.input(1)?.bytes()?, numbers(cx.input(2)?)?);
-        let mut blocks = Blocks::new(self.layout, [k, columns], codes, scales, zeros).map_err(refused)?;
+        let (quantized, scales) = (cx.input(1)?.bytes()?, numbers(cx.input(2)?)?);
+        let mut blocks = Blocks::new(self.layout, [k, columns], quantized, scales, zeros).map_err(refused)?;
         let groups = cx.find_input(4).map(|groups| groups.to_cow::<i32>()).transpose()?;
         if let Some(groups) = &groups {
             // Each row uses the scale and zero point of its group. The operator's definition

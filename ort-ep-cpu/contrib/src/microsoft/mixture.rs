@@ -12,9 +12,9 @@ use ort_core::{Result, ensure, error};
 
 use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::{narrow, widen};
 use ort_cpu_kernel::packed::PackedWeight;
 use ort_cpu_kernel::real::Real;
-use ort_cpu_kernel::widened::{narrow, widen};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -299,7 +299,7 @@ impl Mixture {
     }
 
     /// Returns the length of the `f32` accumulators, which are the output itself if that is `f32`.
-    fn sums_len(&self, sizes: &Sizes) -> Result<usize> {
+    fn accumulators_len(&self, sizes: &Sizes) -> Result<usize> {
         if self.is_single { Ok(0) } else { element_count(&[sizes.tokens, sizes.hidden()]) }
     }
 
@@ -397,27 +397,27 @@ impl Mixture {
         gemm.run(cpu, to, outputs, gemm_workspace).map_err(refused)
     }
 
-    /// Overwrites `sums` with the weighted results of all experts, added in the order of the
+    /// Overwrites `accumulators` with the weighted results of all experts, added in the order of the
     /// experts.
     fn run_experts(
         &self,
         cx: &RunCx<'_>,
         sizes: &Sizes,
         (choice, order): (&Choice<'_>, &[u32]),
-        sums: &mut [f32],
+        accumulators: &mut [f32],
         memory: &mut Memory<'_>,
     ) -> Result<()> {
         let hidden = sizes.hidden();
-        interrupt::fill(sums, 0.0);
+        interrupt::fill(accumulators, 0.0);
         for expert in 0..sizes.experts {
             let slots = choice.starts[expert] as usize..choice.starts[expert + 1] as usize;
             for slots in order[slots].chunks(ROWS) {
                 self.run_expert(cx, sizes, expert, slots, memory)?;
                 for (slot, result) in slots.iter().zip(memory.result.chunks_exact(hidden)) {
                     let slot = *slot as usize;
-                    let sums = &mut sums[slot / self.chosen * hidden..][..hidden];
+                    let accumulators = &mut accumulators[slot / self.chosen * hidden..][..hidden];
                     let weight = choice.weights[slot];
-                    sums.iter_mut().zip(result).for_each(|(sum, value)| *sum += weight * value);
+                    accumulators.iter_mut().zip(result).for_each(|(sum, value)| *sum += weight * value);
                 }
             }
         }
@@ -511,7 +511,8 @@ impl Executable for Mixture {
         let sizes = self.sizes(|index| shapes.inputs.get(index)?.as_deref())?;
         let (choice, memory) = (self.choice_lens(&sizes)?, self.memory_lens(&sizes, shapes.threads)?);
         let order = choice[1];
-        let parts = choice.into_iter().chain(memory).chain([order, rounded([self.sums_len(&sizes)?])?[0]]);
+        let parts =
+            choice.into_iter().chain(memory).chain([order, rounded([self.accumulators_len(&sizes)?])?[0]]);
         bytes_of::<f32>(parts.fold(0, usize::saturating_add))
     }
 
@@ -533,14 +534,14 @@ impl Executable for Mixture {
         self.choose(cx.input(1)?, &sizes, &mut choice)?;
         let order: &mut [u32] = bytemuck::cast_slice_mut(take(&mut rest, experts)?);
         choice.sort(sizes.tokens * self.chosen, order);
-        let sums = take(&mut rest, rounded([self.sums_len(&sizes)?])?[0])?;
+        let accumulators = take(&mut rest, rounded([self.accumulators_len(&sizes)?])?[0])?;
         let mut memory = Memory::new(&mut rest, self.memory_lens(&sizes, threads)?)?;
         if self.is_single {
-            let sums = output.as_mut_slice::<f32>()?;
-            return self.run_experts(cx, &sizes, (&choice, order), sums, &mut memory);
+            let accumulators = output.as_mut_slice::<f32>()?;
+            return self.run_experts(cx, &sizes, (&choice, order), accumulators, &mut memory);
         }
-        let sums = &mut sums[..output.element_count()];
-        self.run_experts(cx, &sizes, (&choice, order), sums, &mut memory)?;
-        narrow(threads, sums, output)
+        let accumulators = &mut accumulators[..output.element_count()];
+        self.run_experts(cx, &sizes, (&choice, order), accumulators, &mut memory)?;
+        narrow(threads, accumulators, output)
     }
 }

@@ -104,12 +104,12 @@ fn power(base: f64, exponent: f64) -> f64 {
 fn sum(row: &[f64], vector: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     let (row, last) = row.as_chunks::<8>();
     let (vector, last_of_vector) = vector.as_chunks::<8>();
-    let mut sums = [0.0; 8];
+    let mut accumulators = [0.0; 8];
     for (row, vector) in row.iter().zip(vector) {
-        for (sum, (a, b)) in sums.iter_mut().zip(row.iter().zip(vector)) {
+        for (sum, (a, b)) in accumulators.iter_mut().zip(row.iter().zip(vector)) {
             *sum += term(*a, f64::from(*b));
         }
     }
     let rest: f64 = last.iter().zip(last_of_vector).map(|(a, b)| term(*a, f64::from(*b))).sum();
-    sums.iter().sum::<f64>() + rest
+    accumulators.iter().sum::<f64>() + rest
 }

@@ -17,9 +17,9 @@ use smallvec::SmallVec;
 
 use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::{Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spending;
 use ort_cpu_vector::random::{Dropout, dropout};
@@ -33,12 +33,12 @@ const FORWARD: KernelDef = KernelDef {
     domain: RUNTIME,
     op: "TrainingAttention",
     types: &[("T", SINGLE)],
-    make: |cx| widened(cx, |cx| make::<f32>(cx, 0)),
+    make: |cx| via_f32(cx, |cx| make::<f32>(cx, 0)),
     ..KernelDef::BASE
 };
 
 const BACKWARD: KernelDef =
-    KernelDef { op: "TrainingAttentionGrad", make: |cx| widened(cx, |cx| make::<f32>(cx, 1)), ..FORWARD };
+    KernelDef { op: "TrainingAttentionGrad", make: |cx| via_f32(cx, |cx| make::<f32>(cx, 1)), ..FORWARD };
 
 cpu_kernels![
     FORWARD,

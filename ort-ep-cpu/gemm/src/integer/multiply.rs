@@ -9,7 +9,7 @@ use ort_cpu_vector::simd::{Simd, SimdOp, dispatch};
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedLhs<'a> {
     /// The quantized values.
-    pub codes: &'a [u8],
+    pub values: &'a [u8],
     /// Whether they are signed.
     pub signed: bool,
     /// The number of rows.
@@ -64,9 +64,9 @@ pub fn multiply(
 ) -> Result<(), GemmError> {
     let (lhs, rhs) = (&matmul.lhs, &matmul.rhs);
     let (rows, k, columns) = (lhs.rows, rhs.k, rhs.columns);
-    let (needed, len) = (rows.saturating_mul(k), lhs.codes.len());
+    let (needed, len) = (rows.saturating_mul(k), lhs.values.len());
     if len < needed {
-        return Err(GemmError::TooShort { what: "a matrix of codes", needed, len });
+        return Err(GemmError::TooShort { what: "a matrix of quantized values", needed, len });
     }
     let fits = |zeros: &[i32], count: usize| matches!(zeros.len(), 0 | 1) || zeros.len() == count;
     let has_bias = matmul.bias.is_empty() || matmul.bias.len() >= columns;
@@ -76,7 +76,7 @@ pub fn multiply(
     let needed = multiply_workspace_len([rows, columns, k], lhs.signed);
     let len = workspace.len();
     let workspace = workspace.get_mut(..needed).ok_or(GemmError::TooShort {
-        what: "the workspace of a product",
+        what: "the workspace of a GEMM",
         needed,
         len,
     })?;
@@ -135,20 +135,20 @@ pub fn multiply(
             }
         }
     }
-    let line = [columns.max(1); 2];
-    let gemm = IntegerGemm { lhs: operand, rhs: rhs.operand(), signed_lhs: false, terms, line, row_stride };
+    let strip = [columns.max(1); 2];
+    let gemm = IntegerGemm { lhs: operand, rhs: rhs.operand(), signed_lhs: false, terms, strip, row_stride };
     gemm.run(cpu, target)
 }
 
 /// Returns the left operand as unsigned bytes in whole groups of four: in place, or copied.
 fn rows_of<'a>(lhs: &QuantizedLhs<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
     if is_direct(k, lhs.signed) {
-        return lhs.codes;
+        return lhs.values;
     }
     let flip = if lhs.signed { 0x80 } else { 0 };
     let stride = 4 * k.div_ceil(4);
     if stride > 0 {
-        for (from, to) in spending(4 + k / 4, lhs.codes.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
+        for (from, to) in spending(4 + k / 4, lhs.values.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
             let (to, rest) = to.split_at_mut(k);
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip);
             // The padding must not count in the sum of the row.

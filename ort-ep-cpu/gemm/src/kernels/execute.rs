@@ -447,7 +447,7 @@ impl Block<'_> {
             column_bias: std::ptr::null(),
             residual: std::ptr::null(),
             residual_row: 0,
-            ending: super::Ending::None,
+            activation: super::RegisterActivation::None,
             prefetch: strip,
             prefetch_step: 0,
         };
@@ -469,7 +469,7 @@ impl Block<'_> {
     }
 
     fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {
-        call.ending = self.finish.ending;
+        call.activation = self.finish.activation;
         if let Some(bias) = self.finish.row_bias {
             call.row_bias = bias.as_ptr().wrapping_add(row);
         }

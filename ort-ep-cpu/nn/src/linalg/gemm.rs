@@ -17,8 +17,8 @@ use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::activation::unary_of;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 use ort_cpu_vector::elementwise::Unary;
@@ -35,12 +35,12 @@ const PACKED: KernelDef = KernelDef {
     when: |node: &NodeView<'_>| {
         is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
     },
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
 const PLAIN: KernelDef =
-    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| widened(cx, make_plain), ..KernelDef::BASE };
+    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| via_f32(cx, make_plain), ..KernelDef::BASE };
 
 cpu_kernels![
     PACKED,

@@ -11,9 +11,9 @@ use ort_cpu_gemm::integer::{
     Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
     packed_rhs_len,
 };
-use ort_cpu_kernel::coded::{PackedCodes, codes_len, is_unsigned};
-use ort_cpu_kernel::codes::{range, read_floats, write_codes};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_convert::{range, read_floats, write_quantized};
+use ort_cpu_kernel::quantized_gemm::{PackedQuantized, is_unsigned, quantized_len};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 
@@ -21,7 +21,7 @@ cpu_kernels![
     KernelDef {
         op: "MatMulInteger",
         unaligned: &[1],
-        make: |cx| Ok(Box::new(MatMulInteger(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(MatMulInteger(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -32,7 +32,7 @@ cpu_kernels![
             ("T3", TypeSet::of(&[DType::I8, DType::U8])),
         ],
         unaligned: &[3],
-        make: |cx| Ok(Box::new(QLinear(CodeSides::new(cx, [0, 3])?))),
+        make: |cx| Ok(Box::new(QLinear(QuantizedOperands::new(cx, [0, 3])?))),
         ..KernelDef::BASE
     },
     // Fallback for 8-bit floats, whose accumulators are floats too.
@@ -59,15 +59,15 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
 }
 
 /// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
-pub(super) struct CodeSides {
+pub(super) struct QuantizedOperands {
     /// The indices of the two inputs.
     places: [usize; 2],
-    packed: Option<(PackedCodes, Shape)>,
+    packed: Option<(PackedQuantized, Shape)>,
 }
 
-impl CodeSides {
-    pub(super) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<CodeSides> {
-        CodeSides::with_rhs(cx, places, false)
+impl QuantizedOperands {
+    pub(super) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<QuantizedOperands> {
+        QuantizedOperands::with_rhs(cx, places, false)
     }
 
     /// Like [`new`](Self::new). A `transposed` right side must be a constant matrix.
@@ -75,7 +75,7 @@ impl CodeSides {
         cx: &mut CompileCx<'_>,
         places: [usize; 2],
         transposed: bool,
-    ) -> Result<CodeSides> {
+    ) -> Result<QuantizedOperands> {
         let constant = cx.constant(places[1]);
         let layout = match constant.map(|view| view.shape()) {
             Some(&[k]) => Some(([k, 1], [1, 1])),
@@ -85,13 +85,13 @@ impl CodeSides {
             _ => None,
         };
         let (Some(view), Some((shape, strides))) = (constant, layout) else {
-            return Ok(CodeSides { places, packed: None });
+            return Ok(QuantizedOperands { places, packed: None });
         };
-        let packed = PackedCodes::new(cx, view, 0, shape, strides)?;
+        let packed = PackedQuantized::new(cx, view, 0, shape, strides)?;
         cx.consume(places[1]);
         // A vector keeps its rank, which decides the rank of the result.
         let shape = if view.rank() == 1 { &shape[..1] } else { &shape[..] };
-        Ok(CodeSides { places, packed: Some((packed, Shape::from_slice(shape))) })
+        Ok(QuantizedOperands { places, packed: Some((packed, Shape::from_slice(shape))) })
     }
 
     /// Returns the sizes of the matmuls. `rhs` is not read if the right side is packed.
@@ -110,7 +110,7 @@ impl CodeSides {
         let cpu = Cpu::with_threads(shapes.threads);
         let packed = match self.packed {
             Some(_) => 0,
-            None => codes_len(packed_rhs_len(cpu, k, columns)),
+            None => quantized_len(packed_rhs_len(cpu, k, columns)),
         };
         Ok(packed.saturating_add(multiply_workspace_len(matmuls.shape, true)))
     }
@@ -129,7 +129,9 @@ impl CodeSides {
         let ([rows, columns, k], mut rest) = (matmuls.shape, workspace);
         let buffer: &mut [u8] = match self.packed {
             Some(_) => &mut [],
-            None => bytemuck::cast_slice_mut(take(&mut rest, codes_len(packed_rhs_len(cpu, k, columns)))?),
+            None => {
+                bytemuck::cast_slice_mut(take(&mut rest, quantized_len(packed_rhs_len(cpu, k, columns)))?)
+            }
         };
         let workspace: &mut [i32] = bytemuck::cast_slice_mut(rest);
         let mut in_buffer = None;
@@ -140,17 +142,22 @@ impl CodeSides {
                 Some((packed, _)) => packed.operand(cpu)?,
                 None => {
                     let view = cx.input(self.places[1])?;
-                    let codes = (view.bytes()?.get(offsets[1]..).unwrap_or(&[]), is_unsigned(view));
+                    let quantized = (view.bytes()?.get(offsets[1]..).unwrap_or(&[]), is_unsigned(view));
                     // A broadcast right side is packed once for consecutive matmuls.
                     if in_buffer != Some(offsets[1]) {
-                        pack_rhs(cpu, codes, [k, columns], [columns, 1], buffer).map_err(refused)?;
+                        pack_rhs(cpu, quantized, [k, columns], [columns, 1], buffer).map_err(refused)?;
                         in_buffer = Some(offsets[1]);
                     }
-                    PackedBytes::new(cpu, (buffer, codes.1), [k, columns]).map_err(refused)?
+                    PackedBytes::new(cpu, (buffer, quantized.1), [k, columns]).map_err(refused)?
                 }
             };
-            let codes = lhs.get(offsets[0]..).unwrap_or(&[]);
-            let lhs = QuantizedLhs { codes, signed, rows, zeros: of_matrix(zeros[0], rows, matrices[0]) };
+            let quantized = lhs.get(offsets[0]..).unwrap_or(&[]);
+            let lhs = QuantizedLhs {
+                values: quantized,
+                signed,
+                rows,
+                zeros: of_matrix(zeros[0], rows, matrices[0]),
+            };
             let rhs_zeros = of_matrix(zeros[1], columns, matrices[1]);
             let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros, bias };
             multiply(cpu, &matmul, target(index)?, columns, workspace).map_err(refused)?;
@@ -168,7 +175,7 @@ pub(super) fn parts<'t, T>(
     move || Ok(parts.next().unwrap_or_default())
 }
 
-struct MatMulInteger(CodeSides);
+struct MatMulInteger(QuantizedOperands);
 
 impl Executable for MatMulInteger {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
@@ -180,10 +187,10 @@ impl Executable for MatMulInteger {
         let workspace = scratch::<f32>(cx.workspace()?)?;
         let zeros = [zero_points(cx.find_input(2))?, zero_points(cx.find_input(3))?];
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let mut sums = parts(cx.output(0)?.as_mut_slice::<i32>()?, &matmuls);
+        let mut accumulators = parts(cx.output(0)?.as_mut_slice::<i32>()?, &matmuls);
         let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
         let zeros = [&zeros[0][..], &zeros[1]];
-        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Sums(sums()?)))
+        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Accumulators(accumulators()?)))
     }
 }
 
@@ -229,9 +236,9 @@ impl Scales {
     }
 
     /// Turns the accumulators of a matmul into values of the output type, still as floats.
-    fn requantize(&self, matmuls: &MatmulBatch, index: usize, sums: &mut [f32], is_float: bool) {
+    fn requantize(&self, matmuls: &MatmulBatch, index: usize, accumulators: &mut [f32], is_float: bool) {
         let ([_, columns, _], [lhs, rhs]) = (matmuls.shape, matmuls.matrices(index));
-        for (at, value) in spending(8, sums).enumerate() {
+        for (at, value) in spending(8, accumulators).enumerate() {
             let (row, column) = (at / columns, at % columns);
             let scale = self.a.at(lhs, row) * self.b.at(rhs, column) / self.y.at(index, row);
             let scaled = *value * scale;
@@ -240,7 +247,7 @@ impl Scales {
     }
 }
 
-struct QLinear(CodeSides);
+struct QLinear(QuantizedOperands);
 
 impl QLinear {
     /// Returns whether the GEMM requantizes in its epilogue: all scales are single, or B has one
@@ -282,21 +289,22 @@ impl Executable for QLinear {
                 _ => Factors::Columns(factors),
             };
             let (zero, signed) = (scales.y_zero.values[0] as i32, output.dtype().is_signed());
-            let mut codes = parts(output.bytes_mut()?, &matmuls);
+            let mut quantized = parts(output.bytes_mut()?, &matmuls);
             return self.0.run(cx, lhs, (zeros, &[]), workspace, |_| {
-                Ok(Target::Codes { codes: codes()?, factors, zero, signed })
+                Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
-        let sums = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
-        let mut ints = parts(bytemuck::cast_slice_mut(sums), &matmuls);
-        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Sums(ints()?)))?;
+        let accumulators = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
+        let mut ints = parts(bytemuck::cast_slice_mut(accumulators), &matmuls);
+        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Accumulators(ints()?)))?;
         drop(ints);
         // Converts each i32 accumulator to a float in place.
-        pieces_mut(sums).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
-        for (index, sums) in sums.chunks_mut((matmuls.shape[0] * columns).max(1)).enumerate() {
-            scales.requantize(&matmuls, index, sums, false);
+        pieces_mut(accumulators).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
+        for (index, accumulators) in accumulators.chunks_mut((matmuls.shape[0] * columns).max(1)).enumerate()
+        {
+            scales.requantize(&matmuls, index, accumulators, false);
         }
-        write_codes(cx.threads(), sums, true, output)
+        write_quantized(cx.threads(), accumulators, true, output)
     }
 }
 
@@ -318,11 +326,11 @@ impl Executable for QLinearFloat {
             (Granularity::new(cx.input(2)?, rows)?, Granularity::new(cx.input(5)?, columns)?);
         let (a, b) = (read_floats(a)?, read_floats(b)?);
         let output = cx.output(0)?;
-        let sums = &mut workspace[..output.element_count()];
+        let accumulators = &mut workspace[..output.element_count()];
         let is_float = range(output.dtype()).is_none();
-        for (index, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
+        for (index, accumulators) in accumulators.chunks_mut((rows * columns).max(1)).enumerate() {
             let ([lhs, rhs], matrices) = (matmuls.offsets(index), matmuls.matrices(index));
-            for (at, sum) in sums.iter_mut().enumerate() {
+            for (at, sum) in accumulators.iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
                 let terms = spending(4, 0..k).map(|step| {
                     let a = a[lhs + row * k + step] - a_zero.at(matrices[0], row);
@@ -330,8 +338,8 @@ impl Executable for QLinearFloat {
                 });
                 *sum = terms.sum();
             }
-            scales.requantize(&matmuls, index, sums, is_float);
+            scales.requantize(&matmuls, index, accumulators, is_float);
         }
-        write_codes(cx.threads(), sums, true, output)
+        write_quantized(cx.threads(), accumulators, true, output)
     }
 }

@@ -8,12 +8,12 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::integer::{CodeSides, parts, zero_points};
+use super::integer::{QuantizedOperands, parts, zero_points};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{Factors, Target};
-use ort_cpu_kernel::coded::{codes_len, is_unsigned, scaled};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::dynamic_quantize::ByteCodes;
+use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
+use ort_cpu_kernel::quantized_gemm::{is_unsigned, quantized_len, scaled};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
@@ -24,7 +24,7 @@ cpu_kernels![
         op: "DynamicQuantizeMatMul",
         unaligned: &[1],
         when: |node| is_matrix(node, 1) && is_list(node, 2) && is_list(node, 3),
-        make: |cx| Ok(Box::new(Dynamic(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(Dynamic(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -33,7 +33,7 @@ cpu_kernels![
         types: &[("T3", SINGLE)],
         unaligned: &[1],
         when: |node| is_matrix(node, 1) && is_list(node, 3) && is_list(node, 5),
-        make: |cx| Ok(Box::new(ToFloat(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(ToFloat(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -117,13 +117,13 @@ fn column_bias<'a>(view: Option<TensorView<'a>>, columns: usize) -> Result<&'a [
 }
 
 /// `DynamicQuantizeMatMul`: quantizes the left side over its whole range.
-struct Dynamic(CodeSides);
+struct Dynamic(QuantizedOperands);
 
 impl Executable for Dynamic {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let columns = self.0.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
-        let codes = codes_len(element_count(shapes.input(0))?);
-        bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(codes).saturating_add(columns))
+        let quantized = quantized_len(element_count(shapes.input(0))?);
+        bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(quantized).saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -132,23 +132,24 @@ impl Executable for Dynamic {
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
         let (columns, values) = (matmuls.shape[1], a.as_slice::<f32>()?);
-        let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut workspace, codes_len(values.len()))?);
-        let codes = &mut codes[..values.len()];
-        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
-        quantized.encode(cpu.isa, cpu.threads, values, codes);
+        let quantized: &mut [u8] =
+            bytemuck::cast_slice_mut(take(&mut workspace, quantized_len(values.len()))?);
+        let quantized = &mut quantized[..values.len()];
+        let quantizer = ByteQuantizer::covering(cpu.isa, cpu.threads, values);
+        quantizer.encode(cpu.isa, cpu.threads, values, quantized);
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
-        let factors = scaled(quantized.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
-        let (zero, rhs_zeros) = ([quantized.zero as i32], zero_points(cx.find_input(3))?);
+        let factors = scaled(quantizer.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
+        let (zero, rhs_zeros) = ([quantizer.zero as i32], zero_points(cx.find_input(3))?);
         let bias = column_bias(cx.find_input(4), columns)?;
         let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
-        self.0.run(cx, (codes, false, &matmuls), ([&zero, &rhs_zeros], &[]), workspace, |_| {
+        self.0.run(cx, (quantized, false, &matmuls), ([&zero, &rhs_zeros], &[]), workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
 }
 
 /// `MatMulIntegerToFloat`.
-struct ToFloat(CodeSides);
+struct ToFloat(QuantizedOperands);
 
 impl Executable for ToFloat {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
@@ -176,13 +177,13 @@ impl Executable for ToFloat {
 
 /// `QGemm`, with a quantized or float result.
 struct QGemm {
-    sides: CodeSides,
+    sides: QuantizedOperands,
     alpha: f32,
 }
 
 fn make_gemm(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (alpha, transposed) = (cx.attrs().float("alpha")?, cx.attrs().flag("transB")?);
-    Ok(Box::new(QGemm { sides: CodeSides::with_rhs(cx, [0, 3], transposed)?, alpha }))
+    Ok(Box::new(QGemm { sides: QuantizedOperands::with_rhs(cx, [0, 3], transposed)?, alpha }))
 }
 
 impl Executable for QGemm {
@@ -217,9 +218,9 @@ impl Executable for QGemm {
         // With a zero point, the result is quantized.
         if let Some(zero) = y_zero.first().copied() {
             let signed = output.dtype().is_signed();
-            let mut codes = parts(output.bytes_mut()?, &matmuls);
+            let mut quantized = parts(output.bytes_mut()?, &matmuls);
             return self.sides.run(cx, lhs, terms, workspace, |_| {
-                Ok(Target::Codes { codes: codes()?, factors, zero, signed })
+                Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
         let mut numbers = parts(output.as_mut_slice::<f32>()?, &matmuls);

@@ -21,8 +21,8 @@ use ort_cpu_gemm::{
 };
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::Unary;
@@ -38,12 +38,12 @@ const PACKED: KernelDef = KernelDef {
     // Packing reads the weight at any alignment.
     unaligned: &[1],
     when: has_constant_matrix,
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
 const PLAIN: KernelDef =
-    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| widened(cx, make_plain), ..PACKED };
+    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| via_f32(cx, make_plain), ..PACKED };
 
 /// `FusedMatMul` of `com.microsoft` without transposed batches. Other nodes are decomposed.
 const PLAIN_BATCH: KernelDef =

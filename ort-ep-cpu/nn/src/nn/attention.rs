@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use super::attention_mask::Mask;
 use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::heap::{elements, tables};
 use ort_cpu_kernel::real::{Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -51,7 +51,7 @@ cpu_kernels![
         op: "Attention",
         types: &[("T1", HALVES), ("T2", HALVES)],
         when: is_single,
-        make: |cx| widened(cx, make::<f32>),
+        make: |cx| via_f32(cx, make::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {

@@ -16,8 +16,8 @@ use ort_cpu_conv::{
 use ort_cpu_gemm::{Cpu, STEPS, Step};
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_vector::elementwise::Unary;
@@ -35,7 +35,7 @@ const PACKED: KernelDef = KernelDef {
         let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
         constant && is_weight(node.dtype(1))
     },
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
@@ -44,7 +44,7 @@ const PLAIN: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", SINGLE)],
     when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-    make: |cx| widened(cx, make_plain),
+    make: |cx| via_f32(cx, make_plain),
     ..KernelDef::BASE
 };
 

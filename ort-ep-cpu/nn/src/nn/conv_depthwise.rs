@@ -18,9 +18,9 @@ use super::windows_of;
 use ort_cpu_conv::parts_of_image;
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
-use ort_cpu_threads::parallel::Lines;
+use ort_cpu_threads::parallel::StridedRows;
 use ort_cpu_vector::activation::Activation;
 use ort_cpu_vector::depthwise::DepthwisePlan;
 use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place};
@@ -33,7 +33,7 @@ const DEPTHWISE: KernelDef = KernelDef {
     // Takes precedence over the GEMM kernel, which has rank 1.
     rank: 2,
     when: is_depthwise,
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 };
 
@@ -162,9 +162,9 @@ impl Executable for Depthwise {
         let activation = self.activation.map_or(Activation::None, Activation::Unary);
         // The addend comes before the activation, so the loops must not apply it.
         let first = if addend.is_some() { Activation::None } else { activation };
-        let lines = Lines::new(result, [batch, height, filters], [filters * plane, width, plane], width);
-        let lines = lines.ok_or_else(|| error!(Fail, "the result is too short"))?;
-        lines.for_each_block(
+        let rows = StridedRows::new(result, [batch, height, filters], [filters * plane, width, plane], width);
+        let rows = rows.ok_or_else(|| error!(Fail, "the result is too short"))?;
+        rows.for_each_block(
             threads,
             [cut.rows, cut.channels],
             (workspace, cut.scratch_len()),
@@ -176,7 +176,7 @@ impl Executable for Depthwise {
                     let from = &image[channel * input[0] * input[1]..]
                         [part.input.start * input[1]..part.input.end * input[1]];
                     let bias = bias.map_or(0.0, |bias| bias[filter]);
-                    let to = block.adjacent_lines(filter);
+                    let to = block.adjacent_rows(filter);
                     part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
                     if let Some(addend) = addend {
                         let isa = Isa::current();

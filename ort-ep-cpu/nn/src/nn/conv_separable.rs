@@ -18,8 +18,8 @@ use ort_cpu_conv::separable::{SeparableGeometry, SeparableInput, forward, worksp
 use ort_cpu_gemm::{Cpu, PackedLhs, Step, pack_lhs};
 use ort_cpu_kernel::activation::{activation_of, unary_of};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch};
 use ort_cpu_vector::activation::Activation;
@@ -31,7 +31,7 @@ cpu_kernels![KernelDef {
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16]))],
     unaligned: &[1],
     when: is_known,
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 }];
 

@@ -16,8 +16,8 @@ use ort_cpu_conv::{
 };
 use ort_cpu_gemm::{Cpu, Step};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 
@@ -34,14 +34,14 @@ cpu_kernels![
             let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
             constant && is_weight(node.dtype(1))
         },
-        make: |cx| widened(cx, make_packed),
+        make: |cx| via_f32(cx, make_packed),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "ConvTranspose",
         types: &[("T", SINGLE)],
         when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-        make: |cx| widened(cx, make_plain),
+        make: |cx| via_f32(cx, make_plain),
         ..KernelDef::BASE
     },
 ];

@@ -6,10 +6,10 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::{Result, ensure, error};
 
 use super::conv_depthwise::plane_window;
-use super::pool_plain::{self, Kind};
+use super::pool_reference::{self, Kind};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd, scratch_len};
 use ort_cpu_vector::pool_indices::max_and_indices;
@@ -28,13 +28,13 @@ cpu_kernels![
     KernelDef {
         op: "MaxPool",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]))],
-        make: |cx| widened(cx, |cx| make(cx, Pool::Max)),
+        make: |cx| via_f32(cx, |cx| make(cx, Pool::Max)),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "AveragePool",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, |cx| {
+        make: |cx| via_f32(cx, |cx| {
             let count_include_pad = cx.attrs().flag("count_include_pad")?;
             make(cx, Pool::Average { count_include_pad })
         }),
@@ -71,7 +71,7 @@ fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
             Pool::Max => Kind::Max,
             Pool::Average { count_include_pad } => Kind::Average { include_pad: count_include_pad },
         };
-        return pool_plain::make::<f32>(cx, kind);
+        return pool_reference::make::<f32>(cx, kind);
     }
     let windows = windows_of_pool(&cx.node)?;
     let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;

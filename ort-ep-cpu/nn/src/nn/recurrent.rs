@@ -11,8 +11,8 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_gemm::{Cpu, RhsSource};
-use ort_cpu_kernel::coded::{CodedRight, CodedWeights, PackedCodes};
 use ort_cpu_kernel::packed::{PackedWeight, is_weight};
+use ort_cpu_kernel::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
 use ort_cpu_kernel::real::{Matrix, Real, Rhs};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spend;
@@ -70,10 +70,10 @@ pub(super) struct Layer<C> {
     batch_first: bool,
     /// Whether the weights are quantized. They are then transposed, with scales and zero points
     /// after the other inputs.
-    is_coded: bool,
+    is_quantized: bool,
     packed: Option<Vec<Packed>>,
     /// The packed quantized weights of inputs and states, by direction.
-    packed_codes: Option<[Vec<PackedCodes>; 2]>,
+    packed_quantized: Option<[Vec<PackedQuantized>; 2]>,
     hidden: usize,
 }
 
@@ -96,15 +96,15 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
 ) -> Result<Box<dyn Executable>> {
     let reverse = directions(cx)?;
     let batch_first = cx.attrs().find_int("layout").is_some_and(|layout| layout != 0);
-    let is_coded = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
+    let is_quantized = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
     let can_pack = T::DTYPE == DType::F32 && is_weight(cx.node.dtype(1));
     let mut layer =
-        Layer { cell, reverse, batch_first, is_coded, packed: None, packed_codes: None, hidden: 0 };
+        Layer { cell, reverse, batch_first, is_quantized, packed: None, packed_quantized: None, hidden: 0 };
     if let (true, Some(weights), Some(recurrence)) = (can_pack, cx.constant(1), cx.constant(2)) {
         layer.pack(cx, weights, recurrence)?;
     }
-    if let (true, Some(weights), Some(recurrence)) = (is_coded, cx.constant(1), cx.constant(2)) {
-        layer.pack_codes(cx, [weights, recurrence])?;
+    if let (true, Some(weights), Some(recurrence)) = (is_quantized, cx.constant(1), cx.constant(2)) {
+        layer.pack_quantized(cx, [weights, recurrence])?;
     }
     Ok(Box::new(Runner { layer, element: std::marker::PhantomData::<fn() -> T> }))
 }
@@ -116,8 +116,8 @@ impl<T: Real> Step<'_, T> {
     /// An ended sequence must not widen the quantization range of the others. ONNX Runtime drops a
     /// state one step after its last, so we do the same to get the same quantized values.
     pub(super) fn hides_ended(&mut self) -> bool {
-        let is_coded = matches!(self.recurrence, [Rhs::Coded(_), ..]);
-        if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
+        let is_quantized = matches!(self.recurrence, [Rhs::Quantized(_), ..]);
+        if !is_quantized || self.hidden == 0 || !self.ended.contains(&true) {
             return false;
         }
         let rows = self.extra.chunks_mut(self.hidden).zip(self.h.chunks(self.hidden));
@@ -170,7 +170,7 @@ impl<C> Layer<C> {
 
 impl<C> Layer<C> {
     /// Packs quantized weights of shape `[directions, inputs, gates]`.
-    fn pack_codes(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
+    fn pack_quantized(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
         let mut packed = [Vec::new(), Vec::new()];
         for (view, packed) in weights.into_iter().zip(&mut packed) {
             let &[count, k, columns] = view.shape() else {
@@ -178,11 +178,11 @@ impl<C> Layer<C> {
             };
             for direction in 0..count {
                 let first = direction * k * columns;
-                packed.push(PackedCodes::new(cx, view, first, [k, columns], [columns, 1])?);
+                packed.push(PackedQuantized::new(cx, view, first, [k, columns], [columns, 1])?);
             }
             self.hidden = k;
         }
-        self.packed_codes = Some(packed);
+        self.packed_quantized = Some(packed);
         cx.consume(1);
         cx.consume(2);
         Ok(())
@@ -210,10 +210,10 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             return Err(error!(InvalidArgument, "an input of shape {x:?}"));
         };
         let (steps, batch) = if self.layer.batch_first { (second, first) } else { (first, second) };
-        let is_packed = self.layer.packed.is_some() || self.layer.packed_codes.is_some();
+        let is_packed = self.layer.packed.is_some() || self.layer.packed_quantized.is_some();
         let hidden = match (is_packed, recurrence) {
             (true, _) => self.layer.hidden,
-            (false, [_, hidden, _]) if self.layer.is_coded => *hidden,
+            (false, [_, hidden, _]) if self.layer.is_quantized => *hidden,
             _ => recurrence.last().copied().unwrap_or(0),
         };
         Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
@@ -223,8 +223,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     fn gemm_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
-        let len = |shape: [usize; 3]| match self.layer.is_coded {
-            true => CodedRight::workspace_len(cpu, shape, self.layer.packed_codes.is_some()),
+        let len = |shape: [usize; 3]| match self.layer.is_quantized {
+            true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
             false => T::workspace_len(cpu, shape, source),
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
@@ -276,7 +276,7 @@ struct Inputs<'a, T: Clone> {
     c: &'a [T],
     peepholes: &'a [T],
     /// The weights of inputs and states if they are quantized; the two above are then empty.
-    coded: Option<[CodedWeights<'a>; 2]>,
+    quantized: Option<[QuantizedWeights<'a>; 2]>,
     /// The length of each sequence.
     lengths: Vec<usize>,
 }
@@ -284,16 +284,17 @@ struct Inputs<'a, T: Clone> {
 impl<'a, T: Real> Inputs<'a, T> {
     fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: Sizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
         let Sizes { steps, batch, hidden, gates, inputs } = sizes;
-        let (directions, is_coded) = (layer.reverse.len(), layer.is_coded);
+        let (directions, is_quantized) = (layer.reverse.len(), layer.is_quantized);
         let weights = |index: usize, rows: usize, scales: usize| {
             let shape = [directions, rows, gates * hidden];
             let (scales, zeros) = (cx.input(scales)?, cx.input(scales + 1)?);
-            match &layer.packed_codes {
-                Some(packed) => CodedWeights::packed(&packed[index - 1], shape, scales, zeros),
-                None => CodedWeights::new(cx.input(index)?, shape, scales, zeros),
+            match &layer.packed_quantized {
+                Some(packed) => QuantizedWeights::packed(&packed[index - 1], shape, scales, zeros),
+                None => QuantizedWeights::new(cx.input(index)?, shape, scales, zeros),
             }
         };
-        let coded = if is_coded { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
+        let quantized =
+            if is_quantized { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
         let slice = |index: usize, len: usize| -> Result<&'a [T]> {
             let Some(view) = cx.find_input(index) else { return Ok(&[]) };
             let values = view.as_slice::<T>()?;
@@ -301,7 +302,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             Ok(values)
         };
         // Other nodes may read the weights too, so packed ones may still be present.
-        let is_packed = is_coded || layer.packed.is_some();
+        let is_packed = is_quantized || layer.packed.is_some();
         let matrix = |index: usize, columns: usize| -> Result<Cow<'a, [T]>> {
             let Some(view) = cx.find_input(index).filter(|_| !is_packed) else {
                 return Ok(Cow::Borrowed(&[]));
@@ -334,7 +335,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             h: slice(5, state)?,
             c: slice(6, state)?,
             peepholes: slice(7, directions * 3 * hidden)?,
-            coded,
+            quantized,
             lengths,
         })
     }
@@ -490,9 +491,9 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             let recurrence = packed.recurrence.iter().map(Rhs::Packed).collect();
             return Weights { input: Rhs::Packed(&packed.input), recurrence };
         }
-        if let Some([input, recurrence]) = &inputs.coded {
-            let recurrence = vec![Rhs::Coded(recurrence.at(direction))];
-            return Weights { input: Rhs::Coded(input.at(direction)), recurrence };
+        if let Some([input, recurrence]) = &inputs.quantized {
+            let recurrence = vec![Rhs::Quantized(recurrence.at(direction))];
+            return Weights { input: Rhs::Quantized(input.at(direction)), recurrence };
         }
         let Sizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();

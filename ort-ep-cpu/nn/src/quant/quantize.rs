@@ -11,9 +11,9 @@ use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
 use super::granularity::{Run, run_of};
-use ort_cpu_kernel::codes::{BLOCK, decode, encode, range, read_floats};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::dynamic_quantize::quantize;
+use ort_cpu_kernel::quantized_convert::{BLOCK, decode, encode, range, read_floats};
 use ort_cpu_threads::interrupt::pieces;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
@@ -115,9 +115,9 @@ impl Executable for Dequantize {
         let x = cx.input(0)?;
         let scales = Scales::new(self.options, x.shape(), cx.input(1)?, cx.find_input(2))?;
         let (threads, output) = (cx.threads(), cx.output(0)?);
-        let (dtype, count, codes) = (output.dtype(), output.element_count(), x.bytes()?);
+        let (dtype, count, quantized) = (output.dtype(), output.element_count(), x.bytes()?);
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
-            decode(x.dtype(), codes, first, values)?;
+            decode(x.dtype(), quantized, first, values)?;
             scales.walk(
                 first,
                 values,
@@ -192,8 +192,8 @@ impl Executable for Quantize {
             (x.dtype(), precision, dtype, range, &*scales.scales)
         {
             let zero = scales.zeros.as_ref().and_then(|zeros| zeros.first()).copied().unwrap_or(0.0);
-            let codes = (scale, zero, [least, greatest]);
-            quantize(isa, threads, x.as_slice()?, codes, output.bytes_mut()?);
+            let parameters = (scale, zero, [least, greatest]);
+            quantize(isa, threads, x.as_slice()?, parameters, output.bytes_mut()?);
             return Ok(());
         }
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {

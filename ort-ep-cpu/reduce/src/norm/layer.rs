@@ -7,9 +7,9 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::layout::{broadcast_strides, normalize_axis};
 use ort_cpu_kernel::number::Number;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::{PIECE, pieces_mut, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::simd::Isa;
@@ -31,14 +31,14 @@ cpu_kernels![
         op: "LayerNormalization",
         rank: 2,
         types: &[("T", HALF)],
-        make: |cx| widened(cx, make_layer),
+        make: |cx| via_f32(cx, make_layer),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "RMSNormalization",
         rank: 2,
         types: &[("T", HALF), ("V", HALF)],
-        make: |cx| widened(cx, make_rms),
+        make: |cx| via_f32(cx, make_rms),
         ..KernelDef::BASE
     },
 ];

@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Binary, Operand, binary, binary_in_place};
 use ort_cpu_vector::norm::{moments, normalize, normalize_in_place, root_mean_square};
@@ -32,11 +32,11 @@ const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 cpu_kernels![
     LAYER,
     SIMPLIFIED,
-    KernelDef { types: &[("T", HALF)], in_place: &[], make: |cx| widened(cx, |cx| make(cx, true)), ..LAYER },
+    KernelDef { types: &[("T", HALF)], in_place: &[], make: |cx| via_f32(cx, |cx| make(cx, true)), ..LAYER },
     KernelDef {
         types: &[("T", HALF)],
         in_place: &[],
-        make: |cx| widened(cx, |cx| make(cx, false)),
+        make: |cx| via_f32(cx, |cx| make(cx, false)),
         ..SIMPLIFIED
     },
 ];

@@ -41,7 +41,7 @@ fn make(cx: &mut CompileCx<'_>, greatest: bool) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// Finds the position of the best element of each line. As in NumPy, NaN is better than every
+/// Finds the position of the best element of each lane. As in NumPy, NaN is better than every
 /// number.
 fn search<T: Number>(
     threads: usize,

@@ -52,15 +52,15 @@ pub(crate) fn execute(
         return;
     }
     let (start, factors, bias) = match target {
-        Target::Sums(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), &[][..]),
+        Target::Accumulators(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), &[][..]),
         Target::Numbers { values, factors, bias, add } => {
             (Start::Numbers(values.as_mut_ptr(), add), factors, bias)
         }
-        Target::Codes { codes, factors, zero, signed } => {
+        Target::Quantized { values, factors, zero, signed } => {
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
             // Clamping before the zero point is added keeps the result in the range of bytes.
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
-            (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
+            (Start::Codes { to: values.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
     let panels = columns.div_ceil(gemm.rhs.width);
@@ -166,7 +166,7 @@ impl Job<'_> {
             let rest = gemm.rhs.columns - first;
             let columns = if panel + 1 == self.panels { rest } else { rest.min(width) };
             let vectors = columns.div_ceil(kernel.lanes);
-            let count = cut(gemm.line, first..first + columns, &mut runs);
+            let count = cut(gemm.strip, first..first + columns, &mut runs);
             if let Some((_, ones)) = &gemm.terms.window_sums {
                 let call = tile_call(ones, &gemm.rhs, (0, 1), panel, &mut of_columns);
                 // SAFETY: `IntegerGemm::run` checked the operands, and `ByteKernel::of` chose the
@@ -288,18 +288,18 @@ impl Job<'_> {
     }
 }
 
-/// Cuts columns into runs that are contiguous in the result. Of each line of `line[0]` columns, the
-/// first `line[1]` are stored. Returns the number of runs, at most one per column.
+/// Cuts columns into runs that are contiguous in the result. Of each strip of `strip[0]` columns, the
+/// first `strip[1]` are stored. Returns the number of runs, at most one per column.
 fn cut([wide, wanted]: [usize; 2], columns: Range<usize>, runs: &mut [Run; MAX_WIDTH]) -> usize {
     let (mut at, mut count) = (columns.start, 0);
     while at < columns.end {
-        let (line, place) = (at / wide, at % wide);
-        let end = (line * wide + wanted).min(columns.end);
+        let (strip, place) = (at / wide, at % wide);
+        let end = (strip * wide + wanted).min(columns.end);
         if at < end {
-            runs[count] = Run { first: at - columns.start, len: end - at, to: line * wanted + place };
+            runs[count] = Run { first: at - columns.start, len: end - at, to: strip * wanted + place };
             count += 1;
         }
-        at = (line + 1) * wide;
+        at = (strip + 1) * wide;
     }
     count
 }
@@ -310,22 +310,22 @@ mod tests {
 
     #[test]
     fn runs_hold_the_wanted_columns_once() {
-        for (line, columns) in
+        for (strip, columns) in
             [([5, 3], 0..48), ([5, 5], 7..40), ([1, 1], 0..48), ([60, 50], 48..96), ([3, 1], 2..50)]
         {
             let mut runs = [Run::default(); MAX_WIDTH];
-            let count = cut(line, columns.clone(), &mut runs);
+            let count = cut(strip, columns.clone(), &mut runs);
             let found: Vec<[usize; 2]> = runs[..count]
                 .iter()
                 .flat_map(|run| (0..run.len).map(|at| [run.first + at, run.to + at]))
                 .collect();
-            let [wide, wanted] = line;
+            let [wide, wanted] = strip;
             let expected: Vec<[usize; 2]> = columns
                 .clone()
                 .filter(|column| column % wide < wanted)
                 .map(|column| [column - columns.start, column / wide * wanted + column % wide])
                 .collect();
-            assert_eq!(found, expected, "{line:?} {columns:?}");
+            assert_eq!(found, expected, "{strip:?} {columns:?}");
         }
     }
 }

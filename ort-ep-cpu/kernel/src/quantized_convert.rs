@@ -68,7 +68,12 @@ pub fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
 }
 
 /// Writes values to a quantized tensor, clamped to its range.
-pub fn write_codes(threads: usize, values: &mut [f32], saturate: bool, output: TensorMut<'_>) -> Result<()> {
+pub fn write_quantized(
+    threads: usize,
+    values: &mut [f32],
+    saturate: bool,
+    output: TensorMut<'_>,
+) -> Result<()> {
     let dtype = output.dtype();
     if let Some((least, greatest)) = range(dtype) {
         for_each_chunk_mut(threads, values, BLOCK, |_, values| {

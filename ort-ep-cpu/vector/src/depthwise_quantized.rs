@@ -12,7 +12,7 @@ const MAX_TAPS: usize = 32;
 
 /// The taps of one filter, in groups of four along a row, with the terms of its accumulators.
 #[derive(Clone, Copy, Debug)]
-pub struct CodeTaps {
+pub struct QuantizedTaps {
     /// The weights of each group, and ones in the same positions.
     weights: [[i32; 2]; MAX_TAPS],
     /// Added to each accumulator.
@@ -32,11 +32,11 @@ pub struct Requantize {
 
 /// The destination of a plane's accumulators.
 #[derive(Debug)]
-pub enum Sums<'a> {
+pub enum PlaneTarget<'a> {
     /// They are stored as they are.
-    Stored(&'a mut [i32]),
+    Accumulators(&'a mut [i32]),
     /// They are requantized.
-    Codes(&'a mut [u8], Requantize),
+    Quantized(&'a mut [u8], Requantize),
 }
 
 impl Requantize {
@@ -52,7 +52,7 @@ fn groups(window: &Window) -> usize {
     window.kernel[2].div_ceil(4)
 }
 
-impl CodeTaps {
+impl QuantizedTaps {
     /// Returns whether this module can compute a window: over planes, without dilation along rows,
     /// at stride 1 or 2, with few enough taps.
     pub fn fits(window: &Window) -> bool {
@@ -65,9 +65,9 @@ impl CodeTaps {
     }
 
     /// Takes the taps of a filter whose weights are signed and four bytes apart.
-    pub fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> CodeTaps {
+    pub fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> QuantizedTaps {
         let width = window.kernel[2];
-        let mut taps = CodeTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
+        let mut taps = QuantizedTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
         for y in 0..window.kernel[1] {
             for group in 0..groups(window) {
                 let at = |index: usize| (4 * group + index < width).then_some(4 * group + index);
@@ -107,8 +107,8 @@ pub fn convolve_plane(
     isa: Isa,
     window: &Window,
     image: (&[u8], u8),
-    taps: &CodeTaps,
-    to: Sums<'_>,
+    taps: &QuantizedTaps,
+    to: PlaneTarget<'_>,
     scratch: &mut [u8],
 ) {
     place(window, image, scratch);
@@ -158,9 +158,9 @@ fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
 /// One padded plane.
 struct Plane<'a> {
     window: &'a Window,
-    taps: &'a CodeTaps,
+    taps: &'a QuantizedTaps,
     scratch: &'a [u8],
-    to: Sums<'a>,
+    to: PlaneTarget<'a>,
 }
 
 impl ByteOp for Plane<'_> {
@@ -170,7 +170,7 @@ impl ByteOp for Plane<'_> {
     fn run<L: ByteLanes>(self, lanes: L) {
         let simd = lanes.base();
         match self.to {
-            Sums::Stored(to) => rows(
+            PlaneTarget::Accumulators(to) => rows(
                 lanes,
                 self.window,
                 self.taps,
@@ -178,7 +178,7 @@ impl ByteOp for Plane<'_> {
                 #[inline(always)]
                 |at, count, sum| lanes.store_i32(to, at, count, sum),
             ),
-            Sums::Codes(to, Requantize { factor, zero, least, greatest }) => {
+            PlaneTarget::Quantized(to, Requantize { factor, zero, least, greatest }) => {
                 let (factor, zero) = (simd.splat(factor), simd.splat_i32(zero));
                 let (least, greatest) = (simd.splat(least), simd.splat(greatest));
                 rows(
@@ -208,7 +208,7 @@ impl ByteOp for Plane<'_> {
 fn rows<L: ByteLanes>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     mut store: impl FnMut(usize, usize, Lanes<L>),
 ) {
@@ -227,7 +227,7 @@ fn rows<L: ByteLanes>(
 fn three_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     store: &mut impl FnMut(usize, usize, Lanes<L>),
 ) {
@@ -272,7 +272,7 @@ fn three_lines<L: ByteLanes, const STRIDE: usize>(
 fn any_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     store: &mut impl FnMut(usize, usize, Lanes<L>),
 ) {

@@ -12,7 +12,7 @@ use ort_cpu_threads::parallel::for_each_chunk_mut;
 
 /// The layout of an NHWC image for its windows.
 #[derive(Clone, Debug)]
-pub struct PixelWindows {
+pub struct NhwcWindows {
     window: Window,
     channels: usize,
     /// Rows, pixels in a row, and bytes per pixel of the image that is read.
@@ -23,7 +23,7 @@ pub struct PixelWindows {
     starts: Vec<[usize; 2]>,
 }
 
-impl PixelWindows {
+impl NhwcWindows {
     /// Creates the layout for the windows of an image of `channels` that `filters` read, with at
     /// most two spatial axes. The bytes of a `signed` image are shifted to unsigned.
     ///
@@ -35,7 +35,7 @@ impl PixelWindows {
         window: Window,
         (channels, signed): (usize, bool),
         filters: usize,
-    ) -> Result<PixelWindows, GemmError> {
+    ) -> Result<NhwcWindows, GemmError> {
         let is_flat =
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
         if !is_flat || window.stride.contains(&0) {
@@ -65,7 +65,7 @@ impl PixelWindows {
                 [at / window.kernel[2] * window.dilation[1], at % window.kernel[2] * window.dilation[2]];
             [(y * plane[1] + x) * plane[2], at * of_position]
         });
-        Ok(PixelWindows { window, channels, plane, is_copied, starts: starts.collect() })
+        Ok(NhwcWindows { window, channels, plane, is_copied, starts: starts.collect() })
     }
 
     /// Returns the bytes of the copy, 0 if there is none.
@@ -103,7 +103,7 @@ impl PixelWindows {
         let ([_, pixels, pixel], [_, height, width]) = (self.plane, self.window.output);
         let [_, y, x] = self.window.stride;
         let groups = self.channels.div_ceil(4) * self.starts.len();
-        Ok(ByteRows::in_lines(bytes, [height, width, groups], [x * pixel, y * pixels * pixel]))
+        Ok(ByteRows::in_strips(bytes, [height, width, groups], [x * pixel, y * pixels * pixel]))
     }
 
     fn copy(&self, cpu: Cpu, image: &[u8], [flip, zero]: [u8; 2], to: &mut [u8]) {

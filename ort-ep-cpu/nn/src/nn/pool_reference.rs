@@ -8,12 +8,12 @@ use ort_core::ops::nn::geometry::WindowAxis;
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-use super::conv_plain::{advance, meets};
+use super::conv_reference::{advance, meets};
 use super::pool::{planes, windows_of_pool};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
 use ort_cpu_kernel::units::for_each_unit;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::spend;
 
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -23,7 +23,7 @@ cpu_kernels![
     KernelDef {
         op: "LpPool",
         types: &[("T", HALVES)],
-        make: |cx| widened(cx, |cx| make::<f32>(cx, norm(cx)?)),
+        make: |cx| via_f32(cx, |cx| make::<f32>(cx, norm(cx)?)),
         ..KernelDef::BASE
     },
     KernelDef {

@@ -26,12 +26,12 @@ pub type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 /// are converted from and to `float`. `make` creates the kernel for `float`.
 ///
 /// Only operators that select values, such as `MaxPool`, may widen 8-bit integers.
-pub fn widened(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
-    widened_except(cx, &[], &[], make)
+pub fn via_f32(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
+    via_f32_except(cx, &[], &[], make)
 }
 
-/// Like [`widened`], but the kernel takes some inputs and outputs as they are.
-pub fn widened_except(
+/// Like [`via_f32`], but the kernel takes some inputs and outputs as they are.
+pub fn via_f32_except(
     cx: &mut CompileCx<'_>,
     inputs_as_they_are: &[usize],
     outputs_as_they_are: &[usize],
@@ -53,10 +53,10 @@ pub fn widened_except(
     if !inputs.iter().chain(&outputs).any(|narrow| *narrow) {
         return Ok(inner);
     }
-    Ok(Box::new(Widened { inner, inputs, outputs }))
+    Ok(Box::new(ViaF32 { inner, inputs, outputs }))
 }
 
-struct Widened {
+struct ViaF32 {
     inner: Box<dyn Executable>,
     inputs: SmallVec<[bool; 8]>,
     outputs: SmallVec<[bool; 4]>,
@@ -67,7 +67,7 @@ fn room(shape: &[usize]) -> Result<usize> {
     Ok(element_count(shape)?.next_multiple_of(16))
 }
 
-impl Executable for Widened {
+impl Executable for ViaF32 {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let mut values = 0;
         let sides = [(&self.inputs[..], shapes.inputs), (&self.outputs[..], shapes.outputs)];
