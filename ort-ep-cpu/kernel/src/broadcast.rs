@@ -10,8 +10,8 @@ use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
 use ort_cpu_threads::interrupt::{PIECE, Pace};
-use ort_cpu_threads::kept::{Keep, with_kept};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_threads::thread_scratch::{ThreadScratch, with_thread_scratch};
 
 /// Sizes or strides, outermost first.
 pub type Sizes = SmallVec<[usize; 6]>;
@@ -270,7 +270,7 @@ impl Broadcast {
     /// Splits `output` into blocks of at most `limit` elements. Calls `task` with scratch that the
     /// blocks of one thread share, the index of the first element, and the block. Large outputs are
     /// split among `threads`.
-    pub fn for_each_block<T: Send, S: Keep>(
+    pub fn for_each_block<T: Send, S: ThreadScratch>(
         &self,
         threads: usize,
         limit: usize,
@@ -279,7 +279,7 @@ impl Broadcast {
     ) {
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
-            with_kept(|scratch: &mut S| {
+            with_thread_scratch(|scratch: &mut S| {
                 let (mut start, mut rest, pace) = (index * chunk, piece, Pace::default());
                 while !rest.is_empty() {
                     let len = self.block_len(start, limit.min(PIECE)).min(rest.len());

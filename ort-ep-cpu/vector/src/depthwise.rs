@@ -124,7 +124,7 @@ impl DepthwisePlan {
             (clamp, rest) => (Epilogue::Clamp(clamp), rest),
         };
         let filter = Filter { weights, bias };
-        dispatch(self.isa, Plane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
+        dispatch(self.isa, DepthwisePlane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
         if let Some(function) = rest {
             unary_in_place(self.isa, function, to);
         }
@@ -195,7 +195,7 @@ impl UnaryOp for Silu {
 }
 
 /// One plane, for dispatch to SIMD code.
-struct Plane<'a> {
+struct DepthwisePlane<'a> {
     plan: &'a DepthwisePlan,
     epilogue: Epilogue,
     from: &'a [f32],
@@ -204,12 +204,12 @@ struct Plane<'a> {
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for DepthwisePlane<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Plane { plan, epilogue, from, filter, to, scratch } = self;
+        let DepthwisePlane { plan, epilogue, from, filter, to, scratch } = self;
         let window = &plan.window;
         match (&plan.way, window.kernel[0], window.strides[0]) {
             (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),

@@ -27,7 +27,7 @@ pub fn add_filter_gradient(isa: Isa, window: &Window, from: &[f32], upstream: &[
 /// If a slice's length does not match the window.
 pub fn plane_gradient(isa: Isa, window: &Window, weights: &[f32], upstream: &[f32], to: &mut [f32]) {
     check(window, [to.len(), upstream.len(), weights.len()]);
-    dispatch(isa, Plane { window, weights, upstream, to });
+    dispatch(isa, GradientPlane { window, weights, upstream, to });
 }
 
 fn check(window: &Window, lens: [usize; 3]) {
@@ -108,18 +108,18 @@ fn add_products(sums: &mut [f32; LANES], a: &[f32], b: &[f32]) {
     sums.iter_mut().zip(a_rest.iter().zip(b_rest)).for_each(|(sum, (a, b))| *sum += a * b);
 }
 
-struct Plane<'a> {
+struct GradientPlane<'a> {
     window: &'a Window,
     weights: &'a [f32],
     upstream: &'a [f32],
     to: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for GradientPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let Plane { window, weights, upstream, to } = self;
+        let GradientPlane { window, weights, upstream, to } = self;
         let stride = window.strides[1];
         to.fill(0.0);
         for_each_run(window, |Run { tap, first, len, place }| {

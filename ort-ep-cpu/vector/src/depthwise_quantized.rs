@@ -113,7 +113,7 @@ pub fn convolve_plane(
 ) {
     place(window, image, scratch);
     let scratch = &*scratch;
-    dispatch_bytes(isa, Plane { window, taps, scratch, to });
+    dispatch_bytes(isa, QuantizedPlane { window, taps, scratch, to });
 }
 
 /// Copies the image into the padded plane.
@@ -156,14 +156,14 @@ fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
 }
 
 /// One padded plane.
-struct Plane<'a> {
+struct QuantizedPlane<'a> {
     window: &'a Window,
     taps: &'a QuantizedTaps,
     scratch: &'a [u8],
     to: PlaneTarget<'a>,
 }
 
-impl ByteOp for Plane<'_> {
+impl ByteOp for QuantizedPlane<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -79,19 +79,19 @@ impl PoolPlan {
         assert_eq!(from.len(), input[0] * input[1], "the input plane");
         assert_eq!(to.len(), output[0] * output[1], "the output plane");
         if !to.is_empty() {
-            dispatch(isa, Plane { plan: self, from, to, scratch });
+            dispatch(isa, PoolPlane { plan: self, from, to, scratch });
         }
     }
 }
 
-struct Plane<'a> {
+struct PoolPlane<'a> {
     plan: &'a PoolPlan,
     from: &'a [f32],
     to: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for PoolPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -112,8 +112,8 @@ fn combine<S: Simd, const MAX: bool>(s: S, a: S::F32, b: S::F32) -> S::F32 {
 const BAND: usize = 8;
 
 #[inline(always)]
-fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
-    let Plane { plan, from, to, scratch } = plane;
+fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: PoolPlane<'_>) {
+    let PoolPlane { plan, from, to, scratch } = plane;
     let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
     let len = row_len(&plan.window);
     let scratch = &mut scratch[..BAND * len];

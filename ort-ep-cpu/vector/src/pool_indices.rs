@@ -26,11 +26,11 @@ pub fn max_and_indices(
     assert_eq!(to.len(), output[0] * output[1], "the output plane");
     assert_eq!(indices.values.len(), to.len(), "an index for each value");
     if !to.is_empty() {
-        dispatch(isa, Plane { window, from, scratch, to, indices });
+        dispatch(isa, IndexedPlane { window, from, scratch, to, indices });
     }
 }
 
-struct Plane<'a> {
+struct IndexedPlane<'a> {
     window: &'a Window,
     from: &'a [f32],
     scratch: &'a mut [f32],
@@ -44,11 +44,11 @@ struct Greatest<T> {
     row: T,
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for IndexedPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Plane { window, from, scratch, to, mut indices } = self;
+        let IndexedPlane { window, from, scratch, to, mut indices } = self;
         let (len, left, columns) = (row_len(window), window.pads[1], window.output[1]);
         let (value, row) = scratch[..2 * len].split_at_mut(len);
         // From here on, only the range between the padding on both sides is written.

@@ -66,9 +66,9 @@ impl BinaryOp for Add {
 }
 
 #[derive(Clone, Copy)]
-struct Multiply;
+struct Times;
 
-impl BinaryOp for Multiply {
+impl BinaryOp for Times {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
         s.mul(a, b)
@@ -139,7 +139,7 @@ pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
 
 /// Returns the product; 1 for an empty row.
 pub fn product(isa: Isa, row: &[f32]) -> f32 {
-    fold(isa, Identity, Multiply, 1.0, row).into_iter().product()
+    fold(isa, Identity, Times, 1.0, row).into_iter().product()
 }
 
 /// Combines all lanes, in halves.

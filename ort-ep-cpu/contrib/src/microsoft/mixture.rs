@@ -149,14 +149,14 @@ struct Mixture {
 
 /// The sizes of one run.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct MixtureSizes {
     tokens: usize,
     experts: usize,
     /// For each layer its outputs and inputs. Both are 0 for a third layer that is missing.
     layers: [[usize; 2]; 3],
 }
 
-impl Sizes {
+impl MixtureSizes {
     fn hidden(&self) -> usize {
         self.layers[1][0]
     }
@@ -241,7 +241,7 @@ impl Mixture {
         })
     }
 
-    fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<Sizes> {
+    fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<MixtureSizes> {
         let [input, router] = [0, 1].map(|index| shape(index).unwrap_or(&[]));
         let mut layers = [[0; 2]; 3];
         let experts = router.last().copied().unwrap_or(0);
@@ -281,11 +281,11 @@ impl Mixture {
         );
         let chosen = self.chosen;
         ensure!(chosen <= experts, InvalidArgument, "k is {chosen}, but there are {experts} experts");
-        Ok(Sizes { tokens, experts, layers })
+        Ok(MixtureSizes { tokens, experts, layers })
     }
 
     /// Returns the lengths of the scratch buffers of a [`Choice`].
-    fn choice_lens(&self, sizes: &Sizes) -> Result<[usize; 4]> {
+    fn choice_lens(&self, sizes: &MixtureSizes) -> Result<[usize; 4]> {
         // Slots are stored as `u32`.
         let slots = element_count(&[sizes.tokens, self.chosen])?;
         ensure!(
@@ -299,12 +299,12 @@ impl Mixture {
     }
 
     /// Returns the length of the `f32` accumulators, which are the output itself if that is `f32`.
-    fn accumulators_len(&self, sizes: &Sizes) -> Result<usize> {
+    fn accumulators_len(&self, sizes: &MixtureSizes) -> Result<usize> {
         if self.is_single { Ok(0) } else { element_count(&[sizes.tokens, sizes.hidden()]) }
     }
 
     /// Returns the lengths of the buffers of [`Memory`].
-    fn memory_lens(&self, sizes: &Sizes, threads: usize) -> Result<[usize; 8]> {
+    fn memory_lens(&self, sizes: &MixtureSizes, threads: usize) -> Result<[usize; 8]> {
         let (cpu, rows) = (Cpu::with_threads(threads), sizes.rows());
         let [[first, _], [hidden, inner], [third, _]] = sizes.layers;
         let (mut weights, mut gemm_workspace) = (0, 0);
@@ -323,7 +323,7 @@ impl Mixture {
     }
 
     /// Routes each token to its `k` most probable experts. Ties go to the later expert.
-    fn choose(&self, router: TensorView<'_>, sizes: &Sizes, choice: &mut Choice<'_>) -> Result<()> {
+    fn choose(&self, router: TensorView<'_>, sizes: &MixtureSizes, choice: &mut Choice<'_>) -> Result<()> {
         let (chosen, experts) = (self.chosen, sizes.experts);
         let slots = choice
             .weights
@@ -362,7 +362,7 @@ impl Mixture {
         &self,
         cx: &RunCx<'_>,
         (layer, expert): (usize, usize),
-        (sizes, rows): (&Sizes, usize),
+        (sizes, rows): (&MixtureSizes, usize),
         (from, to): (&[f32], &mut [f32]),
         [weights, bias, gemm_workspace]: [&mut [f32]; 3],
     ) -> Result<()> {
@@ -402,7 +402,7 @@ impl Mixture {
     fn run_experts(
         &self,
         cx: &RunCx<'_>,
-        sizes: &Sizes,
+        sizes: &MixtureSizes,
         (choice, order): (&Choice<'_>, &[u32]),
         accumulators: &mut [f32],
         memory: &mut Memory<'_>,
@@ -428,7 +428,7 @@ impl Mixture {
     fn run_expert(
         &self,
         cx: &RunCx<'_>,
-        sizes: &Sizes,
+        sizes: &MixtureSizes,
         expert: usize,
         slots: &[u32],
         memory: &mut Memory<'_>,

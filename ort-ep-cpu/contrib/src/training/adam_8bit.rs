@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ops::training::{ADAM_8BIT_BLOCK, AdamMode};
 use ort_core::spec::RUNTIME;
 
-use super::adam::{Rule, STEP};
+use super::adam::{AdamRule, STEP};
 use super::step::{Call, PART, Parameter, Stream, is_double, step_number};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
@@ -28,7 +28,7 @@ cpu_kernels![KernelDef {
 }];
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let rule = Rule::of(cx.attrs())?;
+    let rule = AdamRule::of(cx.attrs())?;
     Ok(match is_double(cx) {
         true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule)),
         false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule)),
@@ -36,7 +36,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 /// A part of all tensors, in whole blocks.
-struct Part<'a, T> {
+struct QuantizedPart<'a, T> {
     start: usize,
     len: usize,
     parameter: Stream<'a, T>,
@@ -44,7 +44,7 @@ struct Part<'a, T> {
     scales: [Stream<'a, f32>; 2],
 }
 
-fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
+fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: AdamRule) -> Result<()> {
     let call = Call::of(cx)?;
     let mut parameter = Stream::<T>::of(cx, 0, 0)?;
     let mut quantized = [stream(cx, QUANTIZED[0])?, stream(cx, QUANTIZED[1])?];
@@ -63,7 +63,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
     let step: Adam<T> = rule.step(AdamMode::Torch, (call.rate, call.scale), step_number(cx, STEP)?);
     let part = |start: usize| {
         let len = PART.min(len - start);
-        Part {
+        QuantizedPart {
             start,
             len,
             parameter: parameter.take(len),
@@ -71,7 +71,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
             scales: scales.each_mut().map(|scales| scales.take(len.div_ceil(ADAM_8BIT_BLOCK))),
         }
     };
-    let mut parts: Vec<Part<'_, T>> = (0..len).step_by(PART).map(part).collect();
+    let mut parts: Vec<QuantizedPart<'_, T>> = (0..len).step_by(PART).map(part).collect();
     for_each_chunk_mut(call.threads, &mut parts, 1, |_, parts| {
         parts.iter_mut().for_each(|part| part.update(&call, &step));
     });
@@ -82,7 +82,7 @@ fn stream<'a, T: ort_core::dtype::Element>(cx: &mut RunCx<'a>, input: usize) -> 
     Stream::of(cx, input, input - STATES)
 }
 
-impl<T: Parameter> Part<'_, T> {
+impl<T: Parameter> QuantizedPart<'_, T> {
     fn update(&mut self, call: &Call<'_>, step: &Adam<T>) {
         let tables = [DynamicQuantization::signed(), DynamicQuantization::unsigned()];
         let (mut converted, mut spare) = ([T::zero(); ADAM_8BIT_BLOCK], [T::zero(); ADAM_8BIT_BLOCK]);

@@ -17,7 +17,7 @@ use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use ort_cpu_kernel::idioms::{idiom, one_loop};
 use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::spend;
-use ort_cpu_threads::kept::Keep;
+use ort_cpu_threads::thread_scratch::ThreadScratch;
 
 /// The kernels of all records with a formula over floats of one type.
 fn derived() -> &'static [KernelDef] {
@@ -95,9 +95,9 @@ impl<S: Storage> Default for Scratch<S> {
     }
 }
 
-impl<S: Storage> Keep for Scratch<S> {
+impl<S: Storage> ThreadScratch for Scratch<S> {
     fn bytes(&self) -> usize {
-        let inputs: usize = self.inputs.iter().map(Keep::bytes).sum();
+        let inputs: usize = self.inputs.iter().map(ThreadScratch::bytes).sum();
         let registers: usize = self.registers.iter().map(|register| register.values.bytes()).sum();
         inputs + registers + self.result.bytes()
     }

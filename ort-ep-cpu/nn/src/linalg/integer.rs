@@ -218,16 +218,16 @@ impl Granularity {
 }
 
 /// The scales of a `QLinearMatMul`, and the zero point of its result.
-struct Scales {
+struct MatmulScales {
     a: Granularity,
     b: Granularity,
     y: Granularity,
     y_zero: Granularity,
 }
 
-impl Scales {
-    fn new(cx: &RunCx<'_>, [rows, columns, _]: [usize; 3]) -> Result<Scales> {
-        Ok(Scales {
+impl MatmulScales {
+    fn new(cx: &RunCx<'_>, [rows, columns, _]: [usize; 3]) -> Result<MatmulScales> {
+        Ok(MatmulScales {
             a: Granularity::new(cx.input(1)?, rows)?,
             b: Granularity::new(cx.input(4)?, columns)?,
             y: Granularity::new(cx.input(6)?, rows)?,
@@ -274,7 +274,7 @@ impl Executable for QLinear {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(3));
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let scales = Scales::new(cx, matmuls.shape)?;
+        let scales = MatmulScales::new(cx, matmuls.shape)?;
         let zeros = [zero_points(Some(cx.input(2)?))?, zero_points(Some(cx.input(5)?))?];
         let (lhs, zeros) = ((a.bytes()?, !is_unsigned(a), &matmuls), [&zeros[0][..], &zeros[1]]);
         let output = cx.output(0)?;
@@ -321,7 +321,7 @@ impl Executable for QLinearFloat {
         let (a, b) = (cx.input(0)?, cx.input(3)?);
         let matmuls = MatmulBatch::new(a.shape(), b.shape())?;
         let [rows, columns, k] = matmuls.shape;
-        let scales = Scales::new(cx, matmuls.shape)?;
+        let scales = MatmulScales::new(cx, matmuls.shape)?;
         let (a_zero, b_zero) =
             (Granularity::new(cx.input(2)?, rows)?, Granularity::new(cx.input(5)?, columns)?);
         let (a, b) = (read_floats(a)?, read_floats(b)?);

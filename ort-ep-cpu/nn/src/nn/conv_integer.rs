@@ -50,7 +50,7 @@ struct Planes {
 }
 
 /// The sizes of one run.
-struct Sizes {
+struct ConvSizes {
     window: Window,
     batch: usize,
     /// The number of filters, the channels of a group, and the number of taps.
@@ -81,7 +81,7 @@ impl Planes {
         Ok(Planes { attrs, groups, place, packed: Some((packed, unsigned, shape)) })
     }
 
-    fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<Sizes> {
+    fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<ConvSizes> {
         // A packed weight may no longer be an input, so we kept its shape.
         let weight = self.packed.as_ref().map_or(weight, |(_, _, shape)| shape);
         let ([batch, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight)
@@ -98,7 +98,7 @@ impl Planes {
         );
         let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
         let window = window_of(&Windows::new(&self.attrs, &kernel)?.on(spatial)?)?;
-        Ok(Sizes { window, batch: *batch, shape: packed_shape(weight)? })
+        Ok(ConvSizes { window, batch: *batch, shape: packed_shape(weight)? })
     }
 
     /// Returns the bytes for filters that are packed in each run; 0 if they are constant.
@@ -192,7 +192,7 @@ impl Executable for QLinearPlanes {
         let factors = &mut scratch::<f32>(factors)?[..filters];
         let zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0) as i32;
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
-        Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?.factors(factors);
+        ConvScales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?.factors(factors);
         let (signed, zeros) = (output.dtype().is_signed(), [cx.find_input(2), cx.find_input(5)]);
         let target = ConvTarget::Quantized { values: output.bytes_mut()?, factors, zero, signed };
         self.0.run(cx, zeros, &bias, target, workspace)
@@ -200,15 +200,15 @@ impl Executable for QLinearPlanes {
 }
 
 /// The scales of a `QLinearConv`.
-pub(super) struct Scales<'a> {
+pub(super) struct ConvScales<'a> {
     x: f32,
     w: std::borrow::Cow<'a, [f32]>,
     y: f32,
 }
 
-impl<'a> Scales<'a> {
+impl<'a> ConvScales<'a> {
     /// Takes the scales of the image, the filters and the result.
-    pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<Scales<'a>> {
+    pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<ConvScales<'a>> {
         let w = w.to_cow::<f32>()?;
         ensure!(
             w.len() == 1 || w.len() == filters,
@@ -216,7 +216,7 @@ impl<'a> Scales<'a> {
             "w_scale has {} values, expected one for each of the {filters} filters",
             w.len()
         );
-        Ok(Scales { x: x.to_scalar()?, w, y: y.to_scalar()? })
+        Ok(ConvScales { x: x.to_scalar()?, w, y: y.to_scalar()? })
     }
 
     /// Returns the factor that requantizes the accumulators of a filter.
@@ -339,7 +339,7 @@ impl Executable for ReferenceQLinear {
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?;
         let y_zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0);
         let filters = w.quantized.shape().first().copied().unwrap_or(0);
-        let scales = Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?;
+        let scales = ConvScales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?;
         let mut factors = vec![0.0; filters];
         scales.factors(&mut factors);
         let (threads, output) = (cx.threads(), cx.output(0)?);

@@ -11,7 +11,7 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
-use super::conv_integer::Scales;
+use super::conv_integer::ConvScales;
 use super::window_of;
 use ort_cpu_conv::nhwc::{FilterShape, NhwcConv, Requantize, nhwc_conv_workspace_len, unsigned_zero};
 use ort_cpu_gemm::{Cpu, Window};
@@ -113,7 +113,7 @@ fn requantize<'a>(
     let required = |index| input(index).ok_or_else(|| error!(Fail, "input {index} is missing"));
     let bias = input(BIAS).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
     let [x, w, y] = [required(X_SCALE)?, required(W_SCALE)?, required(Y_SCALE)?];
-    let scales = Scales::new([x, w, y], shape.filters)?;
+    let scales = ConvScales::new([x, w, y], shape.filters)?;
     let by = Requantize {
         image_zero: unsigned_zero(zero_of(required(X_ZERO)?)?, signed),
         bias: &bias,

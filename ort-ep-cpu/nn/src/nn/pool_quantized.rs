@@ -65,7 +65,7 @@ struct Images<'a> {
 
 /// Scales and zero points of the input (`x`) and the output (`y`).
 #[derive(Clone, Copy)]
-struct Scales {
+struct PoolScales {
     x: f32,
     x_zero: f32,
     y: f32,
@@ -101,7 +101,7 @@ impl Average {
     }
 
     fn run_quantized<T: QuantizedByte>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let scales = Scales {
+        let scales = PoolScales {
             x: scale(cx, 1)?,
             x_zero: zero::<T>(cx, 2)?,
             y: scale(cx, 3)?,
@@ -164,7 +164,7 @@ struct Rows<'a> {
     include_pad: bool,
     /// How many places of each window count along the last axis.
     counts: Vec<f32>,
-    scales: Scales,
+    scales: PoolScales,
 }
 
 /// Returns the places of the image that a window covers along an axis.
@@ -204,7 +204,7 @@ impl Rows<'_> {
     #[inline(always)]
     fn add<T: QuantizedByte>(&self, row: &[T], sums: &mut [f32]) {
         let (axis, inner) = (self.last, self.inner);
-        let Scales { x, x_zero, .. } = self.scales;
+        let PoolScales { x, x_zero, .. } = self.scales;
         if axis.kernel > NARROW || inner > 1 {
             // A block makes about `PIECE` additions, which bounds the time between two calls of
             // `spend`.
@@ -246,7 +246,7 @@ impl Rows<'_> {
     /// Quantizes the averages of a row of windows; `leading` places count along the leading axes.
     #[inline(always)]
     fn finish<T: QuantizedByte>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
-        let Scales { y, y_zero, .. } = self.scales;
+        let PoolScales { y, y_zero, .. } = self.scales;
         let quantize =
             |sum: f32, count: f32| T::nearest((sum / (leading * count) / y).round_ties_even() + y_zero);
         if self.inner == 1 {
@@ -304,7 +304,7 @@ fn means<T: QuantizedByte>(
     threads: usize,
     (quantized, images): (&[T], &Images<'_>),
     result: &mut [T],
-    scales: Scales,
+    scales: PoolScales,
 ) {
     let count: usize = images.places.iter().product();
     let ratio = scales.x / (scales.y * count as f32);

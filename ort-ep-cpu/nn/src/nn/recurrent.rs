@@ -196,7 +196,7 @@ struct Runner<T, C> {
 
 /// The sizes of a run.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct RecurrentSizes {
     steps: usize,
     batch: usize,
     inputs: usize,
@@ -205,7 +205,7 @@ struct Sizes {
 }
 
 impl<T: Real, C: Cell<T>> Runner<T, C> {
-    fn sizes(&self, x: &[usize], recurrence: &[usize]) -> Result<Sizes> {
+    fn sizes(&self, x: &[usize], recurrence: &[usize]) -> Result<RecurrentSizes> {
         let &[first, second, inputs] = x else {
             return Err(error!(InvalidArgument, "an input of shape {x:?}"));
         };
@@ -216,12 +216,12 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             (false, [_, hidden, _]) if self.layer.is_quantized => *hidden,
             _ => recurrence.last().copied().unwrap_or(0),
         };
-        Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
+        Ok(RecurrentSizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
     }
 
     /// Returns the GEMM workspace, in values.
-    fn gemm_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
-        let Sizes { steps, batch, inputs, hidden, gates } = sizes;
+    fn gemm_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
+        let RecurrentSizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
         let len = |shape: [usize; 3]| match self.layer.is_quantized {
             true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
@@ -233,8 +233,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
 
     /// Returns the workspace in values: gates of all steps, gates of one step, both states,
     /// `extra`, two biases, GEMM workspace.
-    fn workspace_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
-        let Sizes { steps, batch, hidden, gates, .. } = sizes;
+    fn workspace_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let per_sequence = hidden * (gates * (steps + 1) + 3);
         per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.gemm_len(cpu, sizes)
     }
@@ -282,8 +282,8 @@ struct Inputs<'a, T: Clone> {
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: Sizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
-        let Sizes { steps, batch, hidden, gates, inputs } = sizes;
+    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: RecurrentSizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
+        let RecurrentSizes { steps, batch, hidden, gates, inputs } = sizes;
         let (directions, is_quantized) = (layer.reverse.len(), layer.is_quantized);
         let weights = |index: usize, rows: usize, scales: usize| {
             let shape = [directions, rows, gates * hidden];
@@ -371,8 +371,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
     }
 
-    fn load_states(&self, from: &[T], direction: usize, sizes: Sizes, to: &mut [T]) {
-        let Sizes { batch, hidden, .. } = sizes;
+    fn load_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: &mut [T]) {
+        let RecurrentSizes { batch, hidden, .. } = sizes;
         to.fill(T::ZERO);
         if from.is_empty() || hidden == 0 {
             return;
@@ -382,8 +382,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
     }
 
-    fn store_states(&self, from: &[T], direction: usize, sizes: Sizes, to: Option<&mut &mut [T]>) {
-        let Sizes { batch, hidden, .. } = sizes;
+    fn store_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: Option<&mut &mut [T]>) {
+        let RecurrentSizes { batch, hidden, .. } = sizes;
         let Some(to) = to.filter(|_| hidden > 0) else { return };
         for (sequence, from) in from.chunks(hidden).enumerate() {
             to[self.state_row(direction, sequence, batch) * hidden..][..hidden].copy_from_slice(from);
@@ -394,12 +394,12 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         &self,
         cpu: Cpu,
         direction: usize,
-        sizes: Sizes,
+        sizes: RecurrentSizes,
         inputs: &Inputs<'_, T>,
         outputs: &mut Outputs<'_, T>,
         workspace: &mut [T],
     ) -> Result<()> {
-        let Sizes { steps, batch, hidden, gates, .. } = sizes;
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let (directions, width) = (self.layer.reverse.len(), gates * hidden);
         let mut rest = workspace;
         let all_gates = take(&mut rest, steps * batch * width)?;
@@ -465,7 +465,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     }
 
     /// Returns the row of the input for a time of a sequence.
-    fn row(&self, time: usize, sequence: usize, sizes: Sizes) -> usize {
+    fn row(&self, time: usize, sequence: usize, sizes: RecurrentSizes) -> usize {
         if self.layer.batch_first { sequence * sizes.steps + time } else { time * sizes.batch + sequence }
     }
 
@@ -485,7 +485,12 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         last_bias[..width - apart].copy_from_slice(&recurrent[apart..]);
     }
 
-    fn weights<'b>(&'b self, direction: usize, sizes: Sizes, inputs: &'b Inputs<'b, T>) -> Weights<'b, T> {
+    fn weights<'b>(
+        &'b self,
+        direction: usize,
+        sizes: RecurrentSizes,
+        inputs: &'b Inputs<'b, T>,
+    ) -> Weights<'b, T> {
         if let Some(packed) = &self.layer.packed {
             let packed = &packed[direction];
             let recurrence = packed.recurrence.iter().map(Rhs::Packed).collect();
@@ -495,7 +500,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             let recurrence = vec![Rhs::Quantized(recurrence.at(direction))];
             return Weights { input: Rhs::Quantized(input.at(direction)), recurrence };
         }
-        let Sizes { hidden, gates, inputs: size, .. } = sizes;
+        let RecurrentSizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();
         let values = part(&inputs.weights, direction, directions);
         let input = Rhs::Plain(Matrix::transposed(values, size, gates * hidden));

@@ -46,15 +46,15 @@ cpu_kernels![
 const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct LayerNormSettings {
     axis: i64,
     epsilon: f64,
     isa: Isa,
 }
 
-fn settings(cx: &CompileCx<'_>) -> Result<Settings> {
+fn settings(cx: &CompileCx<'_>) -> Result<LayerNormSettings> {
     let (axis, epsilon) = (cx.attrs().int("axis")?, f64::from(cx.attrs().float("epsilon")?));
-    Ok(Settings { axis, epsilon, isa: Isa::current() })
+    Ok(LayerNormSettings { axis, epsilon, isa: Isa::current() })
 }
 
 fn make_layer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -123,8 +123,8 @@ impl<'a, T: Number> Parameter<'a, T> {
     }
 }
 
-fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn layer<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<T>::new(cx.input(1)?, shape, axis)?;
@@ -155,7 +155,7 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 }
 
 /// Returns the shape of input and output 0, and the first normalized axis.
-fn rows_of<'a>(cx: &RunCx<'a>, settings: Settings) -> Result<(&'a [usize], usize)> {
+fn rows_of<'a>(cx: &RunCx<'a>, settings: LayerNormSettings) -> Result<(&'a [usize], usize)> {
     let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
     Ok((shape, normalize_axis(settings.axis, shape.len())?))
 }
@@ -174,8 +174,8 @@ fn write_statistics(
     }, else => Err(error!(NotImplemented, "statistics of type {} are not supported", dtype.name())))
 }
 
-fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn rms<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<T>::new(cx.input(1)?, shape, axis)?;
@@ -188,8 +188,8 @@ fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 }
 
 /// RMS normalization with an input and an output of different types.
-fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<V>::new(cx.input(1)?, shape, axis)?;

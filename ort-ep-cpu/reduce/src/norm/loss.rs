@@ -26,7 +26,7 @@ enum Reduction {
 }
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct LossSettings {
     /// Whether the input holds scores, to which softmax is applied first.
     scores: bool,
     ignored: Option<i64>,
@@ -40,7 +40,7 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
         "sum" => Reduction::Sum,
         other => return Err(unknown_name("reduction", other, &["none", "mean", "sum"])),
     };
-    let settings = Settings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
+    let settings = LossSettings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
     // Labels, denominators, weights, and for each thread the scores of a sample.
     let bound = |shapes: &IoShapes<'_>| {
         let classes = shapes.input(0).get(1).copied().unwrap_or(0);
@@ -83,7 +83,7 @@ impl<T: Row> Scores<'_, T> {
     }
 }
 
-fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) -> Result<()> {
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: LossSettings, input: TensorView<'_>) -> Result<()> {
     let [images, classes, places] = around_axis(input.shape(), 1)?;
     let scores = Scores { elements: input.as_slice::<T>()?, classes, places };
     let labels = cx.input(1)?.to_ints()?;

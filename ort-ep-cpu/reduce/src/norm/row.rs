@@ -8,8 +8,8 @@ use ort_core::ep::Unary;
 use crate::reduce::rows::{self, ExpMinus, Plus, Same, Square, SquareMinus};
 use ort_cpu_kernel::number::{Number, Real};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut};
-use ort_cpu_threads::kept::with_kept;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
+use ort_cpu_threads::thread_scratch::with_thread_scratch;
 use ort_cpu_vector::simd::Isa;
 
 /// The fewest elements that are worth a thread.
@@ -138,7 +138,7 @@ pub(crate) fn for_each_row<T: Number>(
         let rows = rows.chunks_exact_mut(len).enumerate();
         let Some(from) = from else {
             // The thread keeps the copy's memory for its next call.
-            with_kept(|copy: &mut Vec<T>| {
+            with_thread_scratch(|copy: &mut Vec<T>| {
                 for (index, to) in rows {
                     copy.clear();
                     copy.reserve(len);
