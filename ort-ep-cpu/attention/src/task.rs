@@ -264,7 +264,7 @@ fn turn(
     (to, to_stride): (&mut [f32], usize),
 ) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
-    let done = transpose_tiles(isa, (rows, columns), source, from_stride, target, to_stride);
+    let done = transpose_tiles(isa, [rows, columns], source, from_stride, target, to_stride);
     for row in 0..rows {
         // What the 8-by-8 tiles did not cover.
         let first = if row < done.0 { done.1 } else { 0 };

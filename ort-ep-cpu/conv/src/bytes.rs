@@ -7,7 +7,7 @@ use ort_cpu_gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target,
 use ort_cpu_gemm::{Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::depthwise_quantized::{
-    PlaneTarget, QuantizedTaps, Requantize, convolve_plane, plane_len,
+    PlaneTarget, QuantizedTaps, Requantize, SourcePlane, convolve_plane, plane_len,
 };
 
 /// Filters packed as rows of signed bytes: for each kernel position, the channels in whole groups
@@ -278,7 +278,8 @@ impl QuantizedConv<'_> {
             let weights = &self.filters.rows[filter * positions * 4..][..positions * 4];
             let taps = QuantizedTaps::new(&self.window, weights, [row_terms[filter], minus_zeros[filter]]);
             let image = &self.image.0[channel * input..][..input];
-            convolve_plane(cpu.isa, &self.window, (image, of_image[0]), &taps, to, scratch);
+            let image = SourcePlane { bytes: image, flip: of_image[0] };
+            convolve_plane(cpu.isa, &self.window, image, &taps, to, scratch);
         };
         let count = self.batch * filters;
         // Each part needs a padded plane of scratch, and the workspace holds two per thread.

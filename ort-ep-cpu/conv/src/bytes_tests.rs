@@ -29,6 +29,14 @@ pub(super) fn expect_quantized(
     }
 }
 
+/// Quantized values and their zero points: one for an image, one or one per filter for filters.
+#[derive(Clone, Copy)]
+pub(super) struct Quantized<'a> {
+    pub(super) values: &'a [u8],
+    pub(super) signed: bool,
+    pub(super) zeros: &'a [i32],
+}
+
 /// A convolution: batch, groups, channels and filters of a group, and sizes along both axes.
 pub(super) struct Case {
     pub(super) counts: [usize; 4],
@@ -66,12 +74,7 @@ impl Case {
     }
 
     /// All sums, with a zero point for the image and one per filter.
-    pub(super) fn sums(
-        &self,
-        image: (&[u8], bool, i64),
-        filters: (&[u8], bool, &[i32]),
-        bias: &[i32],
-    ) -> Vec<i32> {
+    pub(super) fn sums(&self, image: Quantized<'_>, filters: Quantized<'_>, bias: &[i32]) -> Vec<i32> {
         let ([batch, groups, channels, of_group], window) = (self.counts, self.window());
         let ([height, width], [out_height, out_width]) = (self.input, [window.output[1], window.output[2]]);
         let positions = window.kernel_len();
@@ -89,11 +92,11 @@ impl Case {
                     let y = at(0, place / out_width, position / self.kernel[1]).filter(|y| *y < height);
                     let x = at(1, place % out_width, position % self.kernel[1]).filter(|x| *x < width);
                     if let (Some(y), Some(x)) = (y, x) {
-                        let value = image.0[((group * channels + channel) * height + y) * width + x];
-                        let weight = filters.0[filter * channels * positions + tap];
-                        let zero = filters.2.get(filter).unwrap_or(&filters.2[0]);
-                        sum += (number(value, image.1) - image.2)
-                            * (number(weight, filters.1) - i64::from(*zero));
+                        let value = image.values[((group * channels + channel) * height + y) * width + x];
+                        let weight = filters.values[filter * channels * positions + tap];
+                        let zero = filters.zeros.get(filter).unwrap_or(&filters.zeros[0]);
+                        sum += (number(value, image.signed) - i64::from(image.zeros[0]))
+                            * (number(weight, filters.signed) - i64::from(*zero));
                     }
                 }
                 sums.push(sum as i32);
@@ -108,8 +111,9 @@ impl Case {
         let image = random_bytes(batch * groups * channels * window.input_len(), 5);
         let weights = random_bytes(filters * channels * positions, 99);
         let bias: Vec<i32> = (0..filters as i32).map(|filter| filter * 1001 - 700).collect();
-        let of_filters = (&weights[..], signed[1], filter_zeros);
-        let sums = self.sums((&image, signed[0], i64::from(image_zero)), of_filters, &bias);
+        let of_image = Quantized { values: &image, signed: signed[0], zeros: &[image_zero] };
+        let of_filters = Quantized { values: &weights, signed: signed[1], zeros: filter_zeros };
+        let sums = self.sums(of_image, of_filters, &bias);
         let shape = [filters, channels, positions];
         let mut packed = vec![0_u32; packed_filters_len(shape).div_ceil(4)];
         let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);

@@ -256,8 +256,8 @@ impl NhwcConv<'_> {
         let (terms, factors) = terms.split_at(terms.len() / 2);
         let of_filters = (terms, bytemuck::cast_slice(factors));
         match shape.is_depthwise() {
-            true => self.run_depthwise(cpu, of_filters, (image, result), values),
-            false => self.run_gemms(cpu, of_filters, (image, result), (values, workspace)),
+            true => self.run_depthwise(cpu, of_filters, [image, result], values),
+            false => self.run_gemms(cpu, of_filters, [image, result], values, workspace),
         }
     }
 
@@ -265,8 +265,9 @@ impl NhwcConv<'_> {
         &self,
         cpu: Cpu,
         (terms, factors): (&[i32], &[f32]),
-        (image_len, result_len): (usize, usize),
-        (values, copy): (&mut [u8], &mut [u8]),
+        [image_len, result_len]: [usize; 2],
+        values: &mut [u8],
+        copy: &mut [u8],
     ) -> Result<(), GemmError> {
         let (shape, signed) = (self.shape, self.image.1);
         let filters = shape.columns(cpu, self.filters)?;
@@ -292,7 +293,7 @@ impl NhwcConv<'_> {
         &self,
         cpu: Cpu,
         (terms, factors): (&[i32], &[f32]),
-        (image_len, result_len): (usize, usize),
+        [image_len, result_len]: [usize; 2],
         values: &mut [u8],
     ) -> Result<(), GemmError> {
         let blocks = ChannelBlocks::new(cpu.isa, self.shape.filters);

@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(80))]
     #[test]
     fn any_small_convolution(
-        (channels, filters, groups) in (1_usize..6, 1_usize..12, 1_usize..4),
+        counts in (1_usize..6, 1_usize..12, 1_usize..4),
         size in (3_usize..60, 3_usize..60),
         kernel in (1_usize..4, 1_usize..4),
         stride in (1_usize..4, 1_usize..4),
@@ -246,6 +246,7 @@ proptest! {
         pads in (0_usize..3, 0_usize..3, 0_usize..3, 0_usize..3),
         transpose in any::<bool>(),
     ) {
+        let (channels, filters, groups) = counts;
         let size = match transpose {
             true => (size.0 / 4 + 2, size.1 / 4 + 2),
             false => (size.0.max((kernel.0 - 1) * dilation.0 + 1), size.1.max((kernel.1 - 1) * dilation.1 + 1)),

@@ -22,7 +22,7 @@ use ort_cpu_threads::parallel::{RowBlock, StridedRows, for_each_chunk_mut};
 use ort_cpu_vector::activation::Clamp;
 use ort_cpu_vector::simd::MAX_LANES;
 use ort_cpu_vector::transpose::{self, strided};
-use ort_cpu_vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
+use ort_cpu_vector::winograd::{self, Finish, MOST_REACH, Points, Tile, TileRow, lanes};
 
 /// Elements of the points of a block, which stay in the L2 of each thread.
 const BLOCK: usize = 192 << 10;
@@ -376,8 +376,9 @@ impl Block<'_> {
                     self.read_places(&run, image, channel, (&mut pixels, columns));
                     let at = (run.first - first) * tiling.stride + channel / tiling.terms;
                     let to = Points { values: &mut points[at..], tile: tiling.stride, point: tiling.point };
-                    let cpu = (self.cpu.isa, tiling.terms > 1);
-                    winograd::input(cpu, tiling.tile, (run.count, columns), &pixels, to);
+                    let paired = tiling.terms > 1;
+                    let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                    winograd::input(self.cpu.isa, paired, row, &pixels, to);
                 }
             }
         });
@@ -456,8 +457,9 @@ impl Block<'_> {
                     let at = (run.first - self.tiles.start) * tiling.accumulator + filter;
                     let point = self.tiles.len() * tiling.accumulator;
                     let from = Points { values: &accumulators[at..], tile: tiling.accumulator, point };
-                    let size = (run.count, run.count * tiling.tile.side());
-                    winograd::output(self.cpu.isa, tiling.tile, size, from, finish, &mut pixels);
+                    let columns = run.count * tiling.tile.side();
+                    let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                    winograd::output(self.cpu.isa, row, from, finish, &mut pixels);
                     self.write_places(&run, &pixels, planes, (rest, origin, filter));
                 }
             });
@@ -479,7 +481,8 @@ impl Block<'_> {
                 let from = &accumulators[(run.first - self.tiles.start) * tiling.accumulator + filter..];
                 let from = Points { values: from, tile: tiling.accumulator, point };
                 let (columns, first) = (run.count * side, run.column * side);
-                winograd::output(self.cpu.isa, tiling.tile, (run.count, columns), from, finish, &mut pixels);
+                let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                winograd::output(self.cpu.isa, row, from, finish, &mut pixels);
                 let wanted = columns.min(width - first);
                 for (index, y) in (run.row * side..height.min((run.row + 1) * side)).enumerate() {
                     let matrix = transpose::Strided {

@@ -462,7 +462,7 @@ fn check(what: &'static str, needed: Option<usize>, len: usize) -> Result<(), Ge
 /// [`TILE_STEPS`] apart.
 fn spread(isa: Isa, (columns, steps): (usize, usize), from: &[f32], to: &mut [f32], stride: usize) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
-    let (done, done_steps) = transpose_tiles(isa, (columns, steps), source, TILE_STEPS, target, stride);
+    let (done, done_steps) = transpose_tiles(isa, [columns, steps], source, TILE_STEPS, target, stride);
     // What the 8-by-8 tiles did not cover.
     for column in 0..columns {
         let first = if column < done { done_steps } else { 0 };

@@ -55,25 +55,28 @@ impl SimdOp for Range<'_> {
     }
 }
 
-/// Computes `round(from / scale) + zero` as bytes, clamped to `range`. NaN becomes 0.
-pub fn quantize(
-    isa: Isa,
-    threads: usize,
-    from: &[f32],
-    (scale, zero, range): (f32, f32, [f32; 2]),
-    to: &mut [u8],
-) {
+/// An affine map from numbers to quantized values.
+#[derive(Clone, Copy, Debug)]
+pub struct AffineMap {
+    /// The difference between the numbers of neighbouring quantized values.
+    pub scale: f32,
+    /// The quantized value of zero.
+    pub zero: f32,
+    /// The least and the greatest quantized value.
+    pub range: [f32; 2],
+}
+
+/// Computes `round(from / scale) + zero` as bytes, clamped to the range. NaN becomes 0.
+pub fn quantize(isa: Isa, threads: usize, from: &[f32], map: AffineMap, to: &mut [u8]) {
     for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
         let from = &from[chunk * CHUNK..][..to.len()];
-        dispatch_bytes(isa, Encode { from, scale, zero, range, to });
+        dispatch_bytes(isa, Encode { from, map, to });
     });
 }
 
 struct Encode<'a> {
     from: &'a [f32],
-    scale: f32,
-    zero: f32,
-    range: [f32; 2],
+    map: AffineMap,
     to: &'a mut [u8],
 }
 
@@ -83,8 +86,9 @@ impl ByteOp for Encode<'_> {
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let (simd, step) = (lanes.base(), L::Base::LANES);
-        let (scale, zero) = (simd.splat(self.scale), simd.splat(self.zero));
-        let (least, greatest) = (simd.splat(self.range[0]), simd.splat(self.range[1]));
+        let AffineMap { scale, zero, range } = self.map;
+        let (scale, zero) = (simd.splat(scale), simd.splat(zero));
+        let (least, greatest) = (simd.splat(range[0]), simd.splat(range[1]));
         let mut at = 0;
         while at < self.to.len() {
             let count = (self.to.len() - at).min(step);
@@ -124,6 +128,7 @@ impl ByteQuantizer {
     /// Quantizes `from`, as many values as `to` takes.
     pub fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
         let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
-        quantize(isa, threads, from, (divisor, self.zero, [0.0, 255.0]), to);
+        let map = AffineMap { scale: divisor, zero: self.zero, range: [0.0, 255.0] };
+        quantize(isa, threads, from, map, to);
     }
 }

@@ -14,7 +14,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::dynamic_quantize::ByteQuantizer;
 use crate::packed::Packed;
-use crate::real::Matrix;
+use crate::real::{GemmTarget, Matrix};
 use crate::workspace::{refused, take};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
@@ -169,17 +169,16 @@ impl QuantizedRhs<'_> {
         quantized.saturating_add(packed).saturating_add(columns).saturating_add(of_matmul)
     }
 
-    /// Computes `result = a * b`, or `result + a * b` if `add`. The row-major `a` is quantized over
-    /// its whole range. The rows of `result` are `row_stride` apart.
+    /// Computes the GEMM `lhs * self`. The row-major `lhs` is quantized over its whole range.
     pub fn multiply(
         &self,
         cpu: Cpu,
-        a: Matrix<'_, f32>,
-        (result, row_stride, add): (&mut [f32], usize, bool),
+        lhs: Matrix<'_, f32>,
+        target: GemmTarget<'_, f32>,
         workspace: &mut [f32],
     ) -> Result<()> {
-        let ([rows, k], columns) = (a.shape, self.shape[1]);
-        let values = a.values.get(..rows * k).filter(|_| a.strides == [k, 1]);
+        let ([rows, k], columns) = (lhs.shape, self.shape[1]);
+        let values = lhs.values.get(..rows * k).filter(|_| lhs.strides == [k, 1]);
         let values = values.ok_or_else(|| error!(Fail, "a quantized left side is not row-major"))?;
         let mut rest = workspace;
         let quantized: &mut [u8] = bytemuck::cast_slice_mut(take(&mut rest, quantized_len(rows * k))?);
@@ -200,7 +199,8 @@ impl QuantizedRhs<'_> {
         let zero = [quantizer.zero as i32];
         let lhs = QuantizedLhs { values: quantized, signed: false, rows, zeros: &zero };
         let factors = scaled(quantizer.scale, self.scales, factors);
-        let target = Target::Numbers { values: result, factors, bias: &[], add };
+        let GemmTarget { values, row_stride, add } = target;
+        let target = Target::Numbers { values, factors, bias: &[], add };
         let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: self.zeros, bias: &[] };
         multiply(cpu, &matmul, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
     }

@@ -52,6 +52,28 @@ pub enum Rhs<'a, T> {
     Quantized(QuantizedRhs<'a>),
 }
 
+/// The result of a GEMM.
+pub struct GemmTarget<'a, T> {
+    /// Holds the result.
+    pub values: &'a mut [T],
+    /// Stride from one row to the next.
+    pub row_stride: usize,
+    /// Whether the old values are added.
+    pub add: bool,
+}
+
+impl<'a, T> GemmTarget<'a, T> {
+    /// Overwrites the result.
+    pub fn write(values: &'a mut [T], row_stride: usize) -> GemmTarget<'a, T> {
+        GemmTarget { values, row_stride, add: false }
+    }
+
+    /// Adds to the result.
+    pub fn accumulate(values: &'a mut [T], row_stride: usize) -> GemmTarget<'a, T> {
+        GemmTarget { values, row_stride, add: true }
+    }
+}
+
 /// A type to compute in.
 pub trait Real:
     Element + bytemuck::Pod + Number + PartialOrd + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
@@ -73,13 +95,12 @@ pub trait Real:
     /// Returns the workspace in values that [`Real::multiply`] needs for a shape (rows, columns,
     /// k).
     fn workspace_len(cpu: Cpu, shape: [usize; 3], source: RhsSource) -> usize;
-    /// Computes `result = a * b`, or `result + a * b` if `add`. The rows of `result` are
-    /// `row_stride` apart.
+    /// Computes the GEMM `lhs * rhs`.
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, Self>,
-        b: Rhs<'_, Self>,
-        result: (&mut [Self], usize, bool),
+        lhs: Matrix<'_, Self>,
+        rhs: Rhs<'_, Self>,
+        target: GemmTarget<'_, Self>,
         workspace: &mut [Self],
     ) -> Result<()>;
 }
@@ -120,21 +141,25 @@ impl Real for f32 {
 
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, f32>,
-        b: Rhs<'_, f32>,
-        (result, row_stride, add): (&mut [f32], usize, bool),
+        lhs: Matrix<'_, f32>,
+        rhs: Rhs<'_, f32>,
+        target: GemmTarget<'_, f32>,
         workspace: &mut [f32],
     ) -> Result<()> {
-        let lhs = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let rhs = match b {
-            Rhs::Plain(b) => RhsOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
+        let rhs = match rhs {
+            Rhs::Plain(rhs) => RhsOperand::Plain(strided(rhs)?),
             Rhs::Packed(packed) => packed.operand(cpu)?,
-            Rhs::Quantized(weights) => return weights.multiply(cpu, a, (result, row_stride, add), workspace),
+            Rhs::Quantized(weights) => return weights.multiply(cpu, lhs, target, workspace),
         };
-        let beta = if add { 1.0 } else { 0.0 };
-        let gemm = Gemm { beta, ..Gemm::new(LhsOperand::Plain(lhs), rhs) };
-        gemm.run(cpu, result, row_stride, workspace).map_err(refused)
+        let beta = if target.add { 1.0 } else { 0.0 };
+        let lhs = LhsOperand::Plain(strided(lhs)?);
+        let gemm = Gemm { beta, ..Gemm::new(lhs, rhs) };
+        gemm.run(cpu, target.values, target.row_stride, workspace).map_err(refused)
     }
+}
+
+fn strided(matrix: Matrix<'_, f32>) -> Result<Strided<'_>> {
+    Strided::new(matrix.values, matrix.shape, matrix.strides).map_err(refused)
 }
 
 impl Real for f64 {
@@ -177,17 +202,18 @@ impl Real for f64 {
 
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, f64>,
-        b: Rhs<'_, f64>,
-        (result, row_stride, add): (&mut [f64], usize, bool),
+        lhs: Matrix<'_, f64>,
+        rhs: Rhs<'_, f64>,
+        target: GemmTarget<'_, f64>,
         workspace: &mut [f64],
     ) -> Result<()> {
-        let Rhs::Plain(b) = b else {
-            return Err(ort_core::error!(Fail, "packed and coded weights are of float"));
+        let Rhs::Plain(rhs) = rhs else {
+            return Err(ort_core::error!(Fail, "packed and quantized weights are of float"));
         };
-        let lhs = View::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let rhs = View::new(b.values, b.shape, b.strides).map_err(refused)?;
-        let (rows, columns) = (a.shape[0], b.shape[1]);
+        let GemmTarget { values: result, row_stride, add } = target;
+        let lhs = View::new(lhs.values, lhs.shape, lhs.strides).map_err(refused)?;
+        let rhs = View::new(rhs.values, rhs.shape, rhs.strides).map_err(refused)?;
+        let (rows, columns) = (lhs.shape()[0], rhs.shape()[1]);
         // The generic GEMM writes contiguous rows, so the result goes through the workspace.
         let product = workspace
             .get_mut(..rows * columns)

@@ -11,7 +11,7 @@ use super::elementwise::{Unary, unary_in_place};
 use super::window::Window;
 use crate::simd::plane::{FlatPlan, square};
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
+use crate::simd::stencil::{Filter, Input, SLACK, Taps, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 use ort_cpu_threads::interrupt::spend;
 
@@ -222,29 +222,17 @@ impl SimdOp for DepthwisePlane<'_> {
             (Way::Padded(phases), ..) => {
                 let (padded, rest) = scratch.split_at_mut(phases.len(window));
                 pad(s, window, phases.size, from, padded);
-                over_phases(s, (window, phases), padded, (filter, epilogue), to, rest);
+                let ([height, width], stride) = (window.output, phases.size[1]);
+                let of_filter = Taps { offsets: &phases.offsets, filter };
+                if phases.flat {
+                    let len = (height - 1) * stride + width;
+                    taps(s, padded, of_filter, epilogue, (&mut *rest, len));
+                    close_rows(s, rest, stride, (to, width));
+                } else {
+                    any(s, Input { values: padded, stride }, of_filter, epilogue, (to, width));
+                }
             }
         }
-    }
-}
-
-/// Convolves a padded plane.
-#[inline(always)]
-fn over_phases<S: Simd>(
-    s: S,
-    (window, phases): (&Window, &Phases),
-    padded: &[f32],
-    (filter, epilogue): (Filter<'_>, Epilogue),
-    to: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let ([height, width], stride) = (window.output, phases.size[1]);
-    if phases.flat {
-        let len = (height - 1) * stride + width;
-        taps(s, padded, &phases.offsets, filter, epilogue, (&mut *scratch, len));
-        close_rows(s, scratch, stride, (to, width));
-    } else {
-        any(s, Input { values: padded, stride }, &phases.offsets, filter, epilogue, (to, width));
     }
 }
 
@@ -253,28 +241,27 @@ fn over_phases<S: Simd>(
 fn any<S: Simd, E: UnaryOp>(
     s: S,
     input: Input<'_>,
-    offsets: &[usize],
-    filter: Filter<'_>,
+    taps: Taps<'_>,
     epilogue: E,
     (to, width): (&mut [f32], usize),
 ) {
     let rows = to.len() / width;
     let mut row = 0;
     while row < rows {
-        spend(width * offsets.len() / 4);
+        spend(width * taps.offsets.len() / 4);
         let from = Input { values: &input.values[row * input.stride..], ..input };
         let out = (&mut to[row * width..], width);
         row += match rows - row {
             1 => {
-                tap_rows::<S, E, 1>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 1>(s, from, taps, epilogue, out);
                 1
             }
             2..=3 => {
-                tap_rows::<S, E, 2>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 2>(s, from, taps, epilogue, out);
                 2
             }
             _ => {
-                tap_rows::<S, E, 4>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 4>(s, from, taps, epilogue, out);
                 4
             }
         };

@@ -10,7 +10,7 @@ use super::elementwise::{Unary, unary_in_place};
 use super::transpose::{Strided, strided};
 use super::window::Window;
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::channel_taps;
+use crate::simd::stencil::{ChannelTaps, channel_taps};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
 
@@ -194,30 +194,30 @@ impl<E: UnaryOp> SimdOp for Convolve<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let Convolve { plan, epilogue, padded, weights, bias, results } = self;
         let Window { output: [_, width], strides: [sy, sx], .. } = plan.window;
-        let filter = (weights, bias);
+        let taps = ChannelTaps { offsets: &plan.offsets, weights, bias };
         for (y, row) in results.chunks_exact_mut(width * S::LANES).enumerate() {
             spend(width * plan.offsets.len());
             let mut x = 0;
             while x < width {
                 let start = (y * sy * plan.padded[1] + x * sx) * S::LANES;
-                let input = (&padded[start..], sx);
+                let input = &padded[start..];
                 let out = &mut row[x * S::LANES..];
                 // Seven divides the widths of most image networks.
                 x += match width - x {
                     1 => {
-                        channel_taps::<S, E, 1>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 1>(s, input, sx, taps, epilogue, out);
                         1
                     }
                     2..=3 => {
-                        channel_taps::<S, E, 2>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 2>(s, input, sx, taps, epilogue, out);
                         2
                     }
                     4..=6 => {
-                        channel_taps::<S, E, 4>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 4>(s, input, sx, taps, epilogue, out);
                         4
                     }
                     _ => {
-                        channel_taps::<S, E, 7>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 7>(s, input, sx, taps, epilogue, out);
                         7
                     }
                 };

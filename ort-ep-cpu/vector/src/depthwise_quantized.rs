@@ -30,6 +30,15 @@ pub struct Requantize {
     greatest: f32,
 }
 
+/// A plane of quantized values.
+#[derive(Clone, Copy, Debug)]
+pub struct SourcePlane<'a> {
+    /// The values.
+    pub bytes: &'a [u8],
+    /// XORed with each byte, to turn signed values into unsigned ones.
+    pub flip: u8,
+}
+
 /// The destination of a plane's accumulators.
 #[derive(Debug)]
 pub enum PlaneTarget<'a> {
@@ -97,7 +106,7 @@ pub fn plane_len(window: &Window) -> usize {
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. The image's bytes are XORed with `flip`. Before the first plane, the caller
+/// Convolves one plane. Before the first plane, the caller
 /// fills `scratch` with the padding value. No plane overwrites the padding.
 ///
 /// # Panics
@@ -106,7 +115,7 @@ pub fn plane_len(window: &Window) -> usize {
 pub fn convolve_plane(
     isa: Isa,
     window: &Window,
-    image: (&[u8], u8),
+    image: SourcePlane<'_>,
     taps: &QuantizedTaps,
     to: PlaneTarget<'_>,
     scratch: &mut [u8],
@@ -117,15 +126,16 @@ pub fn convolve_plane(
 }
 
 /// Copies the image into the padded plane.
-fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
+fn place(window: &Window, image: SourcePlane<'_>, scratch: &mut [u8]) {
+    let SourcePlane { bytes: image, flip } = image;
     let [rows, bytes] = padded(window);
     let ([_, height, width], [_, pad_y, pad_x]) = (window.input, window.pad);
     let count = width.min(bytes.saturating_sub(pad_x));
     if count == 0 {
         return;
     }
-    let lines = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
-    for (y, from) in lines.enumerate() {
+    let image_rows = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
+    for (y, from) in image_rows.enumerate() {
         let to = &mut scratch[(pad_y + y) * bytes + pad_x..][..count];
         match flip {
             0 => copy_row(&from[..count], to),
@@ -238,15 +248,14 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
     let term = simd.splat_i32(taps.term);
     for y in 0..height {
         spend(width);
-        let lines =
-            [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
+        let rows = [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
         let whole = width - width % L::Base::LANES;
         for x in (0..whole).step_by(L::Base::LANES) {
-            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, x);
+            let sum = three_rows::<L, STRIDE>(lanes, rows, weights, term, x);
             store(y * width + x, L::Base::LANES, sum);
         }
         if whole < width {
-            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, whole);
+            let sum = three_rows::<L, STRIDE>(lanes, rows, weights, term, whole);
             store(y * width + whole, width - whole, sum);
         }
     }
@@ -254,15 +263,15 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
 
 /// Accumulates the windows from `x` on.
 #[inline(always)]
-fn three_lines<L: ByteLanes, const STRIDE: usize>(
+fn three_rows<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
-    lines: [&[u8]; 3],
+    rows: [&[u8]; 3],
     weights: [Lanes<L>; 3],
     mut sum: Lanes<L>,
     x: usize,
 ) -> Lanes<L> {
-    for line in 0..3 {
-        sum = lanes.dot(sum, lanes.windows::<STRIDE>(lines[line], x * STRIDE), weights[line]);
+    for row in 0..3 {
+        sum = lanes.dot(sum, lanes.windows::<STRIDE>(rows[row], x * STRIDE), weights[row]);
     }
     sum
 }
@@ -286,10 +295,10 @@ fn any_taps<L: ByteLanes, const STRIDE: usize>(
             let count = (width - x).min(L::Base::LANES);
             let (mut sum, mut whole) = (simd.splat_i32(taps.term), simd.splat_i32(0));
             for tap in 0..window.kernel[1] {
-                let line = (y * window.stride[1] + tap * window.dilation[1]) * pitch;
+                let row = (y * window.stride[1] + tap * window.dilation[1]) * pitch;
                 for group in 0..groups {
                     let [weights, ones] = taps.weights[tap * groups + group];
-                    let bytes = lanes.windows::<STRIDE>(scratch, line + x * STRIDE + 4 * group);
+                    let bytes = lanes.windows::<STRIDE>(scratch, row + x * STRIDE + 4 * group);
                     sum = lanes.dot(sum, bytes, simd.splat_i32(weights));
                     whole = lanes.dot(whole, bytes, simd.splat_i32(ones));
                 }

@@ -153,25 +153,27 @@ pub struct Points<T> {
     pub point: usize,
 }
 
-/// Transforms the inputs of a row of `tiles`. `pixels` has [`Tile::reach`] rows of `columns`
-/// positions, each with [`lanes`] channels. If `paired`, points hold pairs of channels.
+/// A row of tiles that is transformed at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct TileRow {
+    /// The size of a tile.
+    pub tile: Tile,
+    /// The number of tiles.
+    pub tiles: usize,
+    /// Positions in a row of pixels.
+    pub columns: usize,
+}
+
+/// Transforms the inputs of a row of tiles. `pixels` has [`Tile::reach`] rows of positions, each with [`lanes`] channels. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
 /// If a slice is too short, or if `paired` and the instruction set lacks bf16 products.
-pub fn input(
-    (isa, paired): (Isa, bool),
-    tile: Tile,
-    (tiles, columns): (usize, usize),
-    pixels: &[f32],
-    points: Points<&mut [f32]>,
-) {
-    dispatch_steps(isa, paired, InputOp { tile, tiles, columns, pixels, points });
+pub fn input(isa: Isa, paired: bool, row: TileRow, pixels: &[f32], points: Points<&mut [f32]>) {
+    dispatch_steps(isa, paired, InputOp { row, pixels, points });
 }
 
 struct InputOp<'a> {
-    tile: Tile,
-    tiles: usize,
-    columns: usize,
+    row: TileRow,
     pixels: &'a [f32],
     points: Points<&'a mut [f32]>,
 }
@@ -179,7 +181,7 @@ struct InputOp<'a> {
 impl StepsOp for InputOp<'_> {
     #[inline(always)]
     fn run<T: Steps>(self, t: T) {
-        match self.tile {
+        match self.row.tile {
             Tile::Two => self.with(t, Two),
             Tile::Four => self.with(t, Four),
         }
@@ -190,7 +192,7 @@ impl InputOp<'_> {
     #[inline(always)]
     fn with<T: Steps, F: Filtering<N, M>, const N: usize, const M: usize>(self, t: T, filtering: F) {
         let s = t.base();
-        let InputOp { tiles, columns, pixels, points, .. } = self;
+        let InputOp { row: TileRow { tiles, columns, .. }, pixels, points } = self;
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); N]; N];
             for (x, half) in half.iter_mut().enumerate() {
@@ -216,26 +218,17 @@ pub struct Finish {
     pub clamp: super::activation::Clamp,
 }
 
-/// Transforms the accumulators of a row of `tiles` to results. `pixels` receives [`Tile::side`]
-/// rows of `columns` positions, each with [`lanes`] channels.
+/// Transforms the accumulators of a row of tiles to results. `pixels` receives [`Tile::side`]
+/// rows of positions, each with [`lanes`] channels.
 ///
 /// # Panics
 /// If a slice is too short.
-pub fn output(
-    isa: Isa,
-    tile: Tile,
-    (tiles, columns): (usize, usize),
-    accumulators: Points<&[f32]>,
-    finish: Finish,
-    pixels: &mut [f32],
-) {
-    dispatch(isa, OutputOp { tile, tiles, columns, accumulators, finish, pixels });
+pub fn output(isa: Isa, row: TileRow, accumulators: Points<&[f32]>, finish: Finish, pixels: &mut [f32]) {
+    dispatch(isa, OutputOp { row, accumulators, finish, pixels });
 }
 
 struct OutputOp<'a> {
-    tile: Tile,
-    tiles: usize,
-    columns: usize,
+    row: TileRow,
     accumulators: Points<&'a [f32]>,
     finish: Finish,
     pixels: &'a mut [f32],
@@ -245,7 +238,7 @@ impl SimdOp for OutputOp<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.tile {
+        match self.row.tile {
             Tile::Two => self.with(s, Two),
             Tile::Four => self.with(s, Four),
         }
@@ -256,7 +249,7 @@ impl OutputOp<'_> {
     #[inline(always)]
     fn with<S: Simd, F: Filtering<N, M>, const N: usize, const M: usize>(self, s: S, filtering: F) {
         use crate::simd::slices::UnaryOp;
-        let OutputOp { tiles, columns, accumulators, finish, pixels, .. } = self;
+        let OutputOp { row: TileRow { tiles, columns, .. }, accumulators, finish, pixels } = self;
         let bias = s.from_array(&finish.bias);
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); M]; N];

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use ort_cpu_attention as attention;
 use ort_cpu_attention::Elements;
 use ort_cpu_gemm::{Cpu, RhsSource};
-use ort_cpu_kernel::real::{Matrix, Real, Rhs};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_vector::elementwise::Unary;
 
@@ -444,7 +444,13 @@ impl Problem<'_> {
         };
         let transposed =
             Matrix { values: keys_of, shape: [sizes.size, keys], strides: [1, self.k.strides[2]] };
-        f32::multiply(cpu, queries, Rhs::Plain(transposed), (&mut *scores, width, false), workspace)?;
+        f32::multiply(
+            cpu,
+            queries,
+            Rhs::Plain(transposed),
+            GemmTarget::write(&mut *scores, width),
+            workspace,
+        )?;
         for (index, row) in scores.chunks_mut(width.max(1)).enumerate() {
             let (head, query) = strip.place(index);
             self.weigh([batch, head, query], row, task.written(&strip, index, sizes.keys));
@@ -453,7 +459,13 @@ impl Problem<'_> {
         let values =
             Matrix { values: values_of, shape: [keys, sizes.value_size], strides: [self.v.strides[2], 1] };
         let results = &mut results[..rows * sizes.value_size];
-        f32::multiply(cpu, weights, Rhs::Plain(values), (&mut *results, sizes.value_size, false), workspace)?;
+        f32::multiply(
+            cpu,
+            weights,
+            Rhs::Plain(values),
+            GemmTarget::write(&mut *results, sizes.value_size),
+            workspace,
+        )?;
         for (index, result) in results.chunks(sizes.value_size.max(1)).enumerate() {
             let (head, query) = strip.place(index);
             let start = (head - task.key_head * sizes.group()) * sizes.value_size;

@@ -220,6 +220,15 @@ fn floats<'a>(
     Ok(to)
 }
 
+/// A layer of an expert, and the rows that it is applied to.
+#[derive(Clone, Copy)]
+struct ExpertLayer<'a> {
+    sizes: &'a MixtureSizes,
+    layer: usize,
+    expert: usize,
+    rows: usize,
+}
+
 impl Mixture {
     fn new(cx: &mut CompileCx<'_>) -> Result<Mixture> {
         let attrs = cx.attrs();
@@ -357,15 +366,16 @@ impl Mixture {
         Ok(())
     }
 
-    /// Runs one layer of an expert on `rows` rows: a GEMM with the bias in its epilogue.
+    /// Runs one layer of an expert: a GEMM with the bias in its epilogue.
     fn multiply(
         &self,
         cx: &RunCx<'_>,
-        (layer, expert): (usize, usize),
-        (sizes, rows): (&MixtureSizes, usize),
-        (from, to): (&[f32], &mut [f32]),
+        of: ExpertLayer<'_>,
+        from: &[f32],
+        to: &mut [f32],
         [weights, bias, gemm_workspace]: [&mut [f32]; 3],
     ) -> Result<()> {
+        let ExpertLayer { sizes, layer, expert, rows } = of;
         let cpu = Cpu::with_threads(cx.threads());
         let ([outputs, inputs], index) = (sizes.layers[layer], WEIGHTS[layer]);
         let bias = match cx.find_input(index + 1) {
@@ -439,10 +449,10 @@ impl Mixture {
             load(threads, input, *slot as usize / self.chosen * hidden, row)?;
         }
         let Memory { tokens, first, third, inner: between, result, weights, bias, gemm_workspace } = memory;
-        let side = (sizes, rows);
-        self.multiply(cx, (0, expert), side, (tokens, first), [weights, bias, gemm_workspace])?;
+        let of = |layer: usize| ExpertLayer { sizes, layer, expert, rows };
+        self.multiply(cx, of(0), tokens, first, [weights, bias, gemm_workspace])?;
         if self.has_third {
-            self.multiply(cx, (2, expert), side, (tokens, third), [weights, bias, gemm_workspace])?;
+            self.multiply(cx, of(2), tokens, third, [weights, bias, gemm_workspace])?;
         }
         let width = sizes.layers[0][0];
         let (first, third) = (&**first, if self.has_third { Some(&**third) } else { None });
@@ -455,7 +465,7 @@ impl Mixture {
                 self.activation.apply(first.unwrap_or(&[]), third, to);
             }
         });
-        self.multiply(cx, (1, expert), side, (values, result), [weights, bias, gemm_workspace])
+        self.multiply(cx, of(1), values, result, [weights, bias, gemm_workspace])
     }
 }
 

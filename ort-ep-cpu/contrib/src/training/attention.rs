@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::{Matrix, Real, Rhs};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spending;
@@ -279,7 +279,13 @@ impl<'a, T: Real + Float> Shared<'a, T> {
     fn weigh(&self, place: Place, weights: &mut [T], workspace: &mut [T]) -> Result<()> {
         let Sizes { keys, size, .. } = self.sizes;
         let turned = Matrix::transposed(&self.k[place.head * keys * size..][..keys * size], size, keys);
-        T::multiply(self.cpu, self.queries(place), Rhs::Plain(turned), (weights, keys, false), workspace)?;
+        T::multiply(
+            self.cpu,
+            self.queries(place),
+            Rhs::Plain(turned),
+            GemmTarget::write(weights, keys),
+            workspace,
+        )?;
         if let Some(mask) = &self.mask {
             mask.apply((place.head, place.first), weights, keys, self.fill);
         }
@@ -310,7 +316,7 @@ impl<'a, T: Real + Float> Shared<'a, T> {
             let weights = Matrix::rows(weights, place.rows, keys);
             let values = Rhs::Plain(Self::rows_of(self.v, head, keys, value_size));
             let output = &mut output[place.first * value_size..][..place.rows * value_size];
-            T::multiply(self.cpu, weights, values, (output, value_size, false), workspace)?;
+            T::multiply(self.cpu, weights, values, GemmTarget::write(output, value_size), workspace)?;
         }
         Ok(())
     }
@@ -340,11 +346,17 @@ impl<'a, T: Real + Float> Shared<'a, T> {
                 Matrix::rows(&upstream[start..][..place.rows * value_size], place.rows, value_size);
             if let Some(by_values) = &mut task.by_values {
                 let turned = Matrix::transposed(dropped, keys, place.rows);
-                T::multiply(self.cpu, turned, Rhs::Plain(upstream), (by_values, value_size, adds), rest)?;
+                T::multiply(
+                    self.cpu,
+                    turned,
+                    Rhs::Plain(upstream),
+                    GemmTarget { values: by_values, row_stride: value_size, add: adds },
+                    rest,
+                )?;
             }
             let values = &self.v[head * keys * value_size..][..keys * value_size];
             let turned = Rhs::Plain(Matrix::transposed(values, value_size, keys));
-            T::multiply(self.cpu, upstream, turned, (gradients, keys, false), rest)?;
+            T::multiply(self.cpu, upstream, turned, GemmTarget::write(gradients, keys), rest)?;
             score_gradient(Isa::current(), keys, weights, dropped, gradients);
             if let Some(mask) = &self.mask {
                 mask.clear((head, place.first), gradients, keys);
@@ -353,12 +365,18 @@ impl<'a, T: Real + Float> Shared<'a, T> {
                 let by_queries = &mut by_queries[place.first * size..][..place.rows * size];
                 let keys_of = Rhs::Plain(Self::rows_of(self.k, head, keys, size));
                 let left = Matrix::rows(&*gradients, place.rows, keys);
-                T::multiply(self.cpu, left, keys_of, (by_queries, size, false), rest)?;
+                T::multiply(self.cpu, left, keys_of, GemmTarget::write(by_queries, size), rest)?;
             }
             if let Some(by_keys) = &mut task.by_keys {
                 let left = Matrix::transposed(&*gradients, keys, place.rows);
                 let right = Rhs::Plain(self.queries(place));
-                T::multiply(self.cpu, left, right, (by_keys, size, adds), rest)?;
+                T::multiply(
+                    self.cpu,
+                    left,
+                    right,
+                    GemmTarget { values: by_keys, row_stride: size, add: adds },
+                    rest,
+                )?;
             }
         }
         Ok(())

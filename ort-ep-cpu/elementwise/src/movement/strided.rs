@@ -175,7 +175,7 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         let mut squares = |rows: Range<usize>, part: Range<usize>| {
             for row in rows.clone().step_by(TILE) {
                 for column in part.clone().step_by(TILE) {
-                    let size = (TILE.min(rows.end - row), TILE.min(part.end - column));
+                    let size = [TILE.min(rows.end - row), TILE.min(part.end - column)];
                     let start = place + row as isize + column as isize * step;
                     transpose_square(from, start, step, size, &mut plane[row * columns + column..], columns);
                 }
@@ -200,7 +200,7 @@ fn transpose_square<T: Cell>(
     from: &[T],
     place: isize,
     step: isize,
-    (rows, width): (usize, usize),
+    [rows, width]: [usize; 2],
     plane: &mut [T],
     columns: usize,
 ) {

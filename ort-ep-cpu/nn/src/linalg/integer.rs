@@ -58,6 +58,19 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     }
 }
 
+/// What a batch of quantized matmuls reads, besides the right side.
+pub(super) struct QuantizedInputs<'a> {
+    /// The left matrices, one after another.
+    pub(super) lhs: &'a [u8],
+    /// Whether they are signed.
+    pub(super) signed: bool,
+    pub(super) matmuls: &'a MatmulBatch,
+    /// The zero points of both sides.
+    pub(super) zeros: [&'a [i32]; 2],
+    /// Added to the accumulators of each column, or empty.
+    pub(super) bias: &'a [i32],
+}
+
 /// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
 pub(super) struct QuantizedOperands {
     /// The indices of the two inputs.
@@ -120,12 +133,12 @@ impl QuantizedOperands {
     pub(super) fn run<'t>(
         &self,
         cx: &RunCx<'_>,
-        (lhs, signed, matmuls): (&[u8], bool, &MatmulBatch),
-        (zeros, bias): ([&[i32]; 2], &[i32]),
+        inputs: &QuantizedInputs<'_>,
         workspace: &mut [f32],
         mut target: impl FnMut(usize) -> Result<Target<'t>>,
     ) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
+        let QuantizedInputs { lhs, signed, matmuls, zeros, bias } = *inputs;
         let ([rows, columns, k], mut rest) = (matmuls.shape, workspace);
         let buffer: &mut [u8] = match self.packed {
             Some(_) => &mut [],
@@ -188,9 +201,9 @@ impl Executable for MatMulInteger {
         let zeros = [zero_points(cx.find_input(2))?, zero_points(cx.find_input(3))?];
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
         let mut accumulators = parts(cx.output(0)?.as_mut_slice::<i32>()?, &matmuls);
-        let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
-        let zeros = [&zeros[0][..], &zeros[1]];
-        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Accumulators(accumulators()?)))
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(accumulators()?)))
     }
 }
 
@@ -276,7 +289,8 @@ impl Executable for QLinear {
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
         let scales = MatmulScales::new(cx, matmuls.shape)?;
         let zeros = [zero_points(Some(cx.input(2)?))?, zero_points(Some(cx.input(5)?))?];
-        let (lhs, zeros) = ((a.bytes()?, !is_unsigned(a), &matmuls), [&zeros[0][..], &zeros[1]]);
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
         let output = cx.output(0)?;
         let [columns, count] = [matmuls.shape[1], output.element_count()];
         let counts = [&scales.a, &scales.b, &scales.y, &scales.y_zero].map(|scale| scale.values.len());
@@ -290,13 +304,13 @@ impl Executable for QLinear {
             };
             let (zero, signed) = (scales.y_zero.values[0] as i32, output.dtype().is_signed());
             let mut quantized = parts(output.bytes_mut()?, &matmuls);
-            return self.0.run(cx, lhs, (zeros, &[]), workspace, |_| {
+            return self.0.run(cx, &inputs, workspace, |_| {
                 Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
         let accumulators = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
         let mut ints = parts(bytemuck::cast_slice_mut(accumulators), &matmuls);
-        self.0.run(cx, lhs, (zeros, &[]), workspace, |_| Ok(Target::Accumulators(ints()?)))?;
+        self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(ints()?)))?;
         drop(ints);
         // Converts each i32 accumulator to a float in place.
         pieces_mut(accumulators).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);

@@ -8,7 +8,7 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::integer::{QuantizedOperands, parts, zero_points};
+use super::integer::{QuantizedInputs, QuantizedOperands, parts, zero_points};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{Factors, Target};
 use ort_cpu_kernel::cpu_kernels;
@@ -142,7 +142,9 @@ impl Executable for Dynamic {
         let (zero, rhs_zeros) = ([quantizer.zero as i32], zero_points(cx.find_input(3))?);
         let bias = column_bias(cx.find_input(4), columns)?;
         let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
-        self.0.run(cx, (quantized, false, &matmuls), ([&zero, &rhs_zeros], &[]), workspace, |_| {
+        let zeros = [&zero[..], &rhs_zeros];
+        let inputs = QuantizedInputs { lhs: quantized, signed: false, matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
@@ -168,8 +170,9 @@ impl Executable for ToFloat {
         let zeros = [single_zero(cx.find_input(4), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = column_bias(cx.find_input(6), columns)?;
         let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
-        let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
-        self.0.run(cx, lhs, ([&zeros[0], &zeros[1]], &[]), workspace, |_| {
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
@@ -212,19 +215,24 @@ impl Executable for QGemm {
         let zeros = [single_zero(cx.find_input(2), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = cx.find_input(6).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
         let y_zero = single_zero(cx.find_input(8), "y_zero_point")?;
-        let lhs = (a.bytes()?, !is_unsigned(a), &matmuls);
-        let terms = ([&zeros[0][..], &zeros[1]], &bias[..]);
+        let inputs = QuantizedInputs {
+            lhs: a.bytes()?,
+            signed: !is_unsigned(a),
+            matmuls: &matmuls,
+            zeros: [&zeros[0], &zeros[1]],
+            bias: &bias,
+        };
         let output = cx.output(0)?;
         // With a zero point, the result is quantized.
         if let Some(zero) = y_zero.first().copied() {
             let signed = output.dtype().is_signed();
             let mut quantized = parts(output.bytes_mut()?, &matmuls);
-            return self.sides.run(cx, lhs, terms, workspace, |_| {
+            return self.sides.run(cx, &inputs, workspace, |_| {
                 Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
         let mut numbers = parts(output.as_mut_slice::<f32>()?, &matmuls);
-        self.sides.run(cx, lhs, terms, workspace, |_| {
+        self.sides.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias: &[], add: false })
         })
     }

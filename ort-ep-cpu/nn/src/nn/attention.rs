@@ -17,7 +17,7 @@ use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::heap::{elements, tables};
-use ort_cpu_kernel::real::{Matrix, Real, Rhs};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
@@ -477,7 +477,7 @@ impl<T: Real> Attention<T> {
                 shape: [q.size, keys],
                 strides: [1, shared.k.layout.row_stride()],
             });
-            T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
+            T::multiply(shared.cpu, queries, transposed, GemmTarget::write(&mut *scores, keys), workspace)?;
             T::scale(shared.scale, scores);
             let place = (head - task.heads.start) * rows * keys;
             let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
@@ -489,7 +489,7 @@ impl<T: Real> Attention<T> {
                 strides: [shared.v.layout.row_stride(), 1],
             });
             let first = (head - task.heads.start) * v.size;
-            let result = (&mut task.result[first..], row_stride, false);
+            let result = GemmTarget::write(&mut task.result[first..], row_stride);
             T::multiply(shared.cpu, weights, values, result, workspace)?;
         }
         Ok(())

@@ -184,7 +184,6 @@ impl Executable for Packed {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch(cx.workspace()?)?;
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
-        let weights = (self.packed.values(), self.side);
         let cpu = cpu_of(cx.threads(), self.precision, &self.weight, self.groups);
         let in_place = cx.in_place(0).is_some();
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
@@ -199,7 +198,10 @@ impl Executable for Packed {
                 Addend::Apart(copy)
             }
         };
-        convolve(cx, cpu, &geometry, weights, (addend, self.activation), (output, workspace))
+        let image = cx.input(0)?.as_slice::<f32>()?;
+        let epilogue = epilogue(cx, &geometry, addend, self.activation)?;
+        let input = Input { image, weights: self.packed.values(), side: self.side, epilogue: &epilogue };
+        forward(cpu, &geometry, input, output, workspace).map_err(refused)
     }
 }
 
@@ -249,21 +251,6 @@ fn epilogue<'a, 'cx: 'a>(
     }
     epilogue.extend(activation.map(Step::Activate));
     Ok(epilogue)
-}
-
-/// Runs a convolution with packed weights.
-fn convolve(
-    cx: &RunCx<'_>,
-    cpu: Cpu,
-    geometry: &ConvGeometry,
-    (weights, side): (&[f32], WeightSide),
-    (addend, activation): (Addend<'_>, Option<Unary>),
-    (output, workspace): (&mut [f32], &mut [f32]),
-) -> Result<()> {
-    let image = cx.input(0)?.as_slice::<f32>()?;
-    let epilogue = epilogue(cx, geometry, addend, activation)?;
-    let input = Input { image, weights, side, epilogue: &epilogue };
-    forward(cpu, geometry, input, output, workspace).map_err(refused)
 }
 
 /// A convolution with weights that only the run knows. Each run packs them.
@@ -316,6 +303,8 @@ impl Executable for Plain {
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), (output, rest))
+        let epilogue = epilogue(cx, &geometry, addend, self.activation)?;
+        let input = Input { image: image.as_slice()?, weights: packed, side, epilogue: &epilogue };
+        forward(cpu, &geometry, input, output, rest).map_err(refused)
     }
 }

@@ -9,7 +9,7 @@ use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::{Matrix, Real};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real};
 
 cpu_kernels![
     KernelDef {
@@ -68,7 +68,7 @@ impl<T: Real> Cell<T> for Lstm {
             step.cpu,
             states,
             step.recurrence[0],
-            (&mut *step.gates, width, true),
+            GemmTarget::accumulate(&mut *step.gates, width),
             &mut *step.workspace,
         )?;
         let [f, g, h] = &self.gates[step.direction][..] else { return Ok(()) };

@@ -13,7 +13,7 @@ use ort_core::{Result, ensure, error};
 use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::packed::{PackedWeight, is_weight};
 use ort_cpu_kernel::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
-use ort_cpu_kernel::real::{Matrix, Real, Rhs};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spend;
 
@@ -414,7 +414,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         // time-major rows can be cut off.
         let rows = if self.layer.batch_first { steps } else { longest } * batch;
         let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
-        T::multiply(cpu, rows, weights.input, (all_gates, width, false), rest)?;
+        T::multiply(cpu, rows, weights.input, GemmTarget::write(all_gates, width), rest)?;
         self.load_states(inputs.h, direction, sizes, h);
         self.load_states(inputs.c, direction, sizes, c);
         let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::granularity::{Run, run_of};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::dynamic_quantize::quantize;
+use ort_cpu_kernel::dynamic_quantize::{AffineMap, quantize};
 use ort_cpu_kernel::quantized_convert::{BLOCK, decode, encode, range, read_floats};
 use ort_cpu_threads::interrupt::pieces;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
@@ -192,8 +192,8 @@ impl Executable for Quantize {
             (x.dtype(), precision, dtype, range, &*scales.scales)
         {
             let zero = scales.zeros.as_ref().and_then(|zeros| zeros.first()).copied().unwrap_or(0.0);
-            let parameters = (scale, zero, [least, greatest]);
-            quantize(isa, threads, x.as_slice()?, parameters, output.bytes_mut()?);
+            let map = AffineMap { scale, zero, range: [least, greatest] };
+            quantize(isa, threads, x.as_slice()?, map, output.bytes_mut()?);
             return Ok(());
         }
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
