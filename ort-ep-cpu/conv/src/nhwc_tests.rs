@@ -1,6 +1,6 @@
 //! Tests of quantized NHWC convolution against sums in `i64`, on every instruction set.
 
-use super::bytes_tests::{Case, PLAIN, expect_quantized, random_bytes};
+use super::bytes_tests::{Case, PLAIN, Quantized, expect_quantized, random_bytes};
 use super::nhwc::{FilterShape, NhwcConv, Requantize, nhwc_conv_workspace_len, unsigned_zero};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_vector::simd::Isa;
@@ -19,8 +19,9 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
     let weights = random_bytes(filters * channels * positions, 99);
     let bias: Vec<i32> = (0..filters as i32).map(|filter| filter * 1001 - 700).collect();
     let filter_zero = [if signed[1] { 0 } else { 128 }];
-    let sums =
-        case.sums((&image, signed[0], i64::from(image_zero)), (&weights, signed[1], &filter_zero), &bias);
+    let of_image = Quantized { values: &image, signed: signed[0], zeros: &[image_zero] };
+    let of_filters = Quantized { values: &weights, signed: signed[1], zeros: &filter_zero };
+    let sums = case.sums(of_image, of_filters, &bias);
     let sums = channels_last(&sums, filters, window.output_len());
     let image = channels_last(&image, groups * channels, window.input_len());
     let shape = FilterShape { filters, channels, groups, kernel: window.kernel };

@@ -1,22 +1,12 @@
 //! Tests of convolution against a plain sum over windows in `f64`.
 
+use ort_testkit::random_values;
 use proptest::prelude::*;
 
 use super::WeightSide::{Lhs, Rhs, Transformed};
 use super::*;
 use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step};
 use ort_cpu_vector::simd::isa::Isa;
-
-/// Deterministic pseudo-random values of both signs for a seed.
-fn values(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
 
@@ -107,11 +97,11 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
         true => ConvGeometry::transposed(&case.image, &case.weight, &attributes).unwrap(),
         false => ConvGeometry::new(&case.image, &case.weight, &attributes).unwrap(),
     };
-    let image = exact(precision, values(case.image.iter().product(), 1));
-    let weights = exact(precision, values(case.weight.iter().product(), 2));
+    let image = exact(precision, random_values(case.image.iter().product(), 1));
+    let weights = exact(precision, random_values(case.weight.iter().product(), 2));
     let product = reference(&geometry, &image, &weights, transpose);
     let plane = product.len() / (geometry.batch * geometry.filters).max(1);
-    let (bias, residual) = (values(geometry.filters, 3), values(product.len(), 4));
+    let (bias, residual) = (random_values(geometry.filters, 3), random_values(product.len(), 4));
     let steps = [
         Step::RowBias(&bias),
         Step::Residual { values: &residual, row_stride: plane },

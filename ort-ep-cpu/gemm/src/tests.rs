@@ -1,21 +1,11 @@
 //! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
 
+use ort_testkit::random_values;
 use proptest::prelude::*;
 
 use super::*;
 
 const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
-
-/// Deterministic pseudo-random values of both signs for a seed.
-fn values(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 /// Rounds values to a precision, so that products are exact and only accumulation rounds.
 fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
@@ -80,8 +70,8 @@ fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
 fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
     let [m, n, k] = shape;
     let (a_strides, b_strides) = (a_layout.strides(m, k), b_layout.strides(k, n));
-    let a_values = rounded(precision, values(needed([m, k], a_strides), 1));
-    let b_values = rounded(precision, values(needed([k, n], b_strides), 2));
+    let a_values = rounded(precision, random_values(needed([m, k], a_strides), 1));
+    let b_values = rounded(precision, random_values(needed([k, n], b_strides), 2));
     let a = Strided::new(&a_values, [m, k], a_strides).unwrap();
     let b = Strided::new(&b_values, [k, n], b_strides).unwrap();
     let expected = reference(&a, &b);
@@ -148,7 +138,7 @@ proptest! {
 #[test]
 fn same_bits_on_any_number_of_threads() {
     let [m, n, k] = [150, 333, 777];
-    let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
+    let (a_values, b_values) = (random_values(m * k, 3), random_values(k * n, 4));
     for (isa, precision) in
         ISAS.into_iter().flat_map(|isa| Cpu::precisions().map(move |precision| (isa, precision)))
     {
@@ -175,7 +165,7 @@ fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
     let [m, n, k] = [19, 67, 301];
     let ties = |seed| -> Vec<f32> {
         let ends = [0x8000, 0x7FFF, 0x8001, 0];
-        let numbers = values(m.max(n) * k, seed);
+        let numbers = random_values(m.max(n) * k, seed);
         let tie = |(at, value): (usize, f32)| f32::from_bits(value.to_bits() & 0xFFFF_0000 | ends[at % 4]);
         numbers.into_iter().enumerate().map(tie).collect()
     };
@@ -225,9 +215,12 @@ fn epilogues() {
         (Activation::Silu, |x| x / (1.0 + (-x).exp())),
     ];
     for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
-        let (a_values, b_values) =
-            (rounded(Precision::Bf16, values(m * k, 5)), rounded(Precision::Bf16, values(k * n, 6)));
-        let (rows, columns, residual) = (values(m, 7), values(n, 8), values(m * (n + 2), 9));
+        let (a_values, b_values) = (
+            rounded(Precision::Bf16, random_values(m * k, 5)),
+            rounded(Precision::Bf16, random_values(k * n, 6)),
+        );
+        let (rows, columns, residual) =
+            (random_values(m, 7), random_values(n, 8), random_values(m * (n + 2), 9));
         let a = Strided::row_major(&a_values, m, k).unwrap();
         let b = Strided::row_major(&b_values, k, n).unwrap();
         let product = reference(&a, &b);
@@ -244,7 +237,7 @@ fn epilogues() {
                 Step::Residual { values: &residual, row_stride: n + 2 },
                 Step::Activate(activation),
             ];
-            let before = values(m * n, 10);
+            let before = random_values(m * n, 10);
             let expected: Vec<f64> = (0..m * n)
                 .map(|index| {
                     let (row, column) = (index / n, index % n);
@@ -296,8 +289,8 @@ fn nan_passes_through_activations() {
 #[test]
 fn batches_and_half_precision_weights() {
     let (count, [m, n, k]) = (5, [33, 40, 24]);
-    let a_values = values(count * m * k, 11);
-    let halves: Vec<half::f16> = values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
+    let a_values = random_values(count * m * k, 11);
+    let halves: Vec<half::f16> = random_values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
     let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
     for isa in ISAS {
         let cpu = Cpu { isa, ..Cpu::with_threads(2) };
