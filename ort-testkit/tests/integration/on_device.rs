@@ -213,7 +213,7 @@ fn whatever_lies_where_the_results_are_those_of_the_host() -> Result<()> {
                     let is_on_device = |(_, value): &(String, Value)| {
                         value.tensor().is_ok_and(|tensor| tensor.memory() != DeviceId::HOST)
                     };
-                    let stays = matches!(way.1, At::Device | At::DeviceBuffer | At::Other);
+                    let stays = matches!(way[1], At::Device | At::DeviceBuffer | At::Other);
                     assert!(
                         binding.get_outputs()?.iter().all(|output| is_on_device(output) == stays),
                         "{way:?}"
