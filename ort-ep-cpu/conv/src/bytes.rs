@@ -53,6 +53,7 @@ pub fn pack_filters(
     if values.len() < needed {
         return Err(GemmError::TooShort { what: "filters", needed, len: values.len() });
     }
+    // Groups of four are padded with zeros, which add nothing to a dot product of four bytes.
     packed.fill(0);
     if needed == 0 {
         return Ok(());
@@ -65,13 +66,18 @@ pub fn pack_filters(
     let filters = rows.chunks_exact_mut(row).zip(values.chunks_exact(channels * positions));
     for ((to, values), sum) in filters.zip(sums) {
         for (position, to) in to.chunks_exact_mut(stride).enumerate() {
+            // Channels come last: the four bytes that one instruction multiplies are four channels
+            // of one position.
             let values = values[position..].iter().step_by(positions);
             for (to, code) in to.iter_mut().zip(values) {
                 *to = code ^ flip;
+                // The sums correct for the image's zero point, so they count the shifted bytes that
+                // the kernel multiplies.
                 *sum = sum.wrapping_add(i32::from(*to as i8));
             }
         }
     }
+    // Multiplied with a row of ones, the windows yield their own sums.
     ones.chunks_exact_mut(stride).for_each(|to| to[..channels].fill(1));
     Ok(())
 }
@@ -146,6 +152,8 @@ pub fn quantized_conv_workspace_len(cpu: Cpu, window: Window, shape: [usize; 3])
     // Two `i32` terms per filter, padded to a cache line.
     let terms = shape[0].saturating_mul(8).next_multiple_of(64);
     let image = match QuantizedTaps::fits(&window) && shape[1] == 1 {
+        // `run_depthwise` cuts the filters into two parts per thread, to balance threads of unequal
+        // speed.
         true => plane_len(&window).saturating_mul(cpu.threads.max(1) * 2),
         false => ByteWindows::new(cpu, window, shape[1])?.copy_len(),
     };
@@ -167,6 +175,7 @@ impl QuantizedConv<'_> {
         }
         let fits = |len: usize| matches!(len, 0 | 1) || len == filters;
         let (plane, input) = (self.window.output_len(), self.window.input_len());
+        // A group of an image has channels and filters of its own, so it is a GEMM of its own.
         let units = self.batch * self.groups;
         let (results, factors) = match &target {
             ConvTarget::Accumulators(accumulators) => (accumulators.len(), filters),
@@ -188,6 +197,8 @@ impl QuantizedConv<'_> {
             .map_err(|_| GemmError::Shape("the workspace of a convolution is not aligned"))?;
         let (row_terms, rest): (&mut [i32], _) = terms.split_at_mut(filters);
         let minus_zeros = &mut rest[..filters];
+        // The kernels multiply unsigned bytes of the image with signed bytes of filters. A signed
+        // image is shifted by 128, and its zero point with it.
         let image_zero = self.image_zero + if self.image.1 { 128 } else { 0 };
         for filter in 0..filters {
             let zero = self.filter_zero(filter);
@@ -200,12 +211,16 @@ impl QuantizedConv<'_> {
         }
         let of_image = [if self.image.1 { 0x80 } else { 0 }, image_zero as u8];
         let terms = [&*row_terms, &*minus_zeros];
+        // With one channel, three of the four bytes of a group would be padding. The depthwise loop
+        // fills them with neighbours along the row instead.
         if channels == 1 && QuantizedTaps::fits(&self.window) {
             return self.run_depthwise(cpu, of_image, terms, target, scratch);
         }
         let windows = ByteWindows::new(cpu, self.window, channels)?;
         for unit in 0..units {
             let image = &self.image.0[unit * channels * input..][..channels * input];
+            // All GEMMs share one copy of windows in turn. The threads split each GEMM, so the copy
+            // stays in cache and needs memory once.
             windows.fill(cpu, image, of_image, scratch)?;
             self.run_group(cpu, &windows, (unit, terms), &mut target, scratch)?;
         }

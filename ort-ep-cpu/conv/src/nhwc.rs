@@ -52,6 +52,8 @@ impl FilterShape {
     fn padded(&self, cpu: Cpu) -> usize {
         match self.is_depthwise() {
             true => ChannelBlocks::new(cpu.isa, self.filters).padded(),
+            // A multiple of every kernel's panel width, so that the length does not depend on the
+            // instruction set.
             false => self.filters.next_multiple_of(64),
         }
     }
@@ -79,6 +81,7 @@ impl FilterShape {
         packed: &mut [u8],
     ) -> Result<(), GemmError> {
         if !self.is_depthwise() {
+            // In NHWC, pixels are rows and filters are columns, so the weights are the packed B.
             let shape = [self.filters, self.channels, self.positions()];
             return pack_filters_last(cpu, (values, unsigned), shape, packed);
         }
@@ -93,6 +96,8 @@ impl FilterShape {
         let packed =
             packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
         let (weights, sums) = packed.split_at_mut(weights);
+        // The shift turns unsigned weights into signed ones, as the kernels multiply them. The zero
+        // point of such weights is 128, so it becomes 0.
         blocks.pack(values, if unsigned { 0x80 } else { 0 }, self.kernel, weights, sums);
         Ok(())
     }
@@ -124,6 +129,7 @@ impl FilterShape {
             to.get_mut(..needed).ok_or(GemmError::TooShort { what: "terms and factors", needed, len })?;
         // Kernels read whole tiles, including the padding.
         to.fill(0);
+        // Terms and factors share one buffer, because a kernel keeps them as one packed constant.
         let (terms, factors) = ints_mut(to)?.split_at_mut(padded);
         let factors: &mut [f32] = bytemuck::cast_slice_mut(factors);
         let mut write = |filter: usize, place: usize, sum: i32| {
@@ -272,6 +278,8 @@ impl NhwcConv<'_> {
         let (shape, signed) = (self.shape, self.image.1);
         let filters = shape.columns(cpu, self.filters)?;
         let windows = NhwcWindows::new(cpu, self.window, (shape.channels, signed), shape.filters)?;
+        // The padding must count as zero, so it is the image's zero point after the same shift as
+        // the image's bytes.
         let of_image = [if signed { 0x80 } else { 0 }, unsigned_zero(self.image_zero, signed) as u8];
         let images = self.image.0.chunks_exact(image_len);
         for (image, values) in images.zip(values.chunks_exact_mut(result_len)).take(self.batch) {
@@ -298,6 +306,8 @@ impl NhwcConv<'_> {
     ) -> Result<(), GemmError> {
         let blocks = ChannelBlocks::new(cpu.isa, self.shape.filters);
         let (weights, _) = self.shape.depthwise(blocks, self.filters)?;
+        // Known once for all rows: factors below 1 need no saturation before the conversion to
+        // integers.
         let is_small = are_small(factors);
         let images = self.image.0.chunks_exact(image_len);
         for (image, values) in images.zip(values.chunks_exact_mut(result_len)).take(self.batch) {

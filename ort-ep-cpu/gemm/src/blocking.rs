@@ -74,7 +74,10 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     };
     let block =
         if packs && m.saturating_mul(k) <= FEW_WEIGHTS { RHS_BLOCK_OF_FEW_WEIGHTS } else { RHS_BLOCK };
+    // At least two panels, so that each block of A is read for more than one.
     let at_once = (block / (elements * kernel.width())).max(2);
+    // A packed block bounds memory. Without packing only the caches matter: C must stay in cache
+    // between k blocks, or rows of B between tiles.
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
         false if k > steps => COLUMNS.div_ceil(kernel.width()),
@@ -82,6 +85,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
+    // A thread needs enough work to repay its wake-up, and a tile to work on.
     let threads = cpu.threads.min(work / WORTH_A_THREAD).clamp(1, tiles * panels * count.max(1));
     // A batch with a GEMM for each thread needs no split inside a GEMM.
     let is_cut = !packs && threads > 1 && count < threads;
@@ -93,6 +97,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         (true, RhsSource::Packed) => [(threads * TASKS_PER_THREAD).min(tiles), 1],
         (true, _) => [threads.min(tiles), TASKS_PER_THREAD.min(panels)],
     };
+    // A task packs no more panels than it has. This bounds the workspace of small GEMMs.
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
     let tiles_at_once = (LHS_BLOCK / (elements * height)).max(1);
     let slot = SlotLens {

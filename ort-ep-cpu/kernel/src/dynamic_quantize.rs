@@ -18,6 +18,7 @@ const CHUNK: usize = 1 << 14;
 fn range(isa: Isa, threads: usize, values: &[f32]) -> (f32, f32) {
     let all = Mutex::new((f32::INFINITY, f32::NEG_INFINITY));
     for_each_chunk(threads, values.len(), CHUNK, |chunk| {
+        // The extremes do not depend on the order of chunks, so a lock in any order keeps the bits.
         let (least, greatest) = dispatch(isa, Range(&values[chunk]));
         let mut all = all.lock();
         *all = (min_or_nan(all.0, least), max_or_nan(all.1, greatest));
@@ -96,6 +97,8 @@ impl ByteOp for Encode<'_> {
                 true => simd.load(self.from, at),
                 false => simd.load_partial(self.from, at, count, 0.0),
             };
+            // A division, as the standard defines it: a reciprocal would round some values to a
+            // neighbour.
             let quantized = simd.add(simd.round_even(simd.div(values, scale)), zero);
             let quantized = simd.select(simd.is_nan(quantized), simd.splat(0.0), quantized);
             let quantized = simd.min_or_second(simd.max_or_second(quantized, least), greatest);
@@ -127,6 +130,7 @@ impl ByteQuantizer {
 
     /// Quantizes `from`, as many values as `to` takes.
     pub fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
+        // All values are zero then, and 0 / 0 would be NaN.
         let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
         let map = AffineMap { scale: divisor, zero: self.zero, range: [0.0, 255.0] };
         quantize(isa, threads, from, map, to);

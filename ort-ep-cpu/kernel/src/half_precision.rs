@@ -50,6 +50,7 @@ pub fn via_f32_except(
     let outputs: SmallVec<[bool; 4]> = (0..node.outputs.len())
         .map(|index| is_narrow(cx.node.output_dtype(index)) && !outputs_as_they_are.contains(&index))
         .collect();
+    // `float` nodes get the kernel itself, without a layer around it.
     if !inputs.iter().chain(&outputs).any(|narrow| *narrow) {
         return Ok(inner);
     }
@@ -125,6 +126,7 @@ impl Executable for ViaF32 {
                 }
             }
         }
+        // The inner kernel must know which outputs share memory with inputs that are not converted.
         let in_place: SmallVec<[Option<usize>; 4]> =
             (0..cx.output_count()).map(|index| cx.in_place(index)).collect();
         let slots = results.iter_mut().zip(others).zip(in_place).map(|((result, other), in_place)| {
@@ -139,6 +141,8 @@ impl Executable for ViaF32 {
                 None => OutputSlot::Unwanted,
             }
         });
+        // The rest of the workspace is the inner kernel's, which asked for it after the converted
+        // tensors.
         self.inner.run(&mut RunCx::new(inputs, slots, rest, control))?;
         for (tensor, wide) in results.into_iter().flatten() {
             narrow(threads, wide, tensor)?;

@@ -28,6 +28,7 @@ impl<T: bytemuck::Pod> Packed<T> {
         len: usize,
         fill: impl FnOnce(&mut [T]) -> Result<()>,
     ) -> Result<Packed<T>> {
+        // A weight without values still gets memory, so that its pointer can be aligned and cast.
         let bytes = bytes_of::<T>(len)?.max(4);
         let packed = cx.pack(bytes, |bytes| fill(&mut scratch::<T>(bytes)?[..len]))?;
         Ok(Packed(packed, PhantomData))
@@ -44,6 +45,7 @@ impl<T: bytemuck::Pod> Packed<T> {
     /// Returns the packed values.
     pub fn values(&self) -> &[T] {
         let bytes = self.0.bytes();
+        // The minimum above may leave a part of an element.
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
         bytemuck::try_cast_slice(bytes.get(..whole).unwrap_or(&[])).unwrap_or(&[])
     }
@@ -86,6 +88,8 @@ pub fn is_weight(dtype: Option<DType>) -> bool {
 /// with enough rows.
 pub fn gemm_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
     const FEWEST_ROWS: usize = 32;
+    // The conversion to bf16 pairs is linear in the right side, and the GEMM saves time in
+    // proportion to the rows.
     let pays = is_packed || rows >= FEWEST_ROWS;
     Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
 }
@@ -109,6 +113,7 @@ impl PackedWeight {
         strides: [usize; 2],
     ) -> Result<PackedWeight> {
         let view = cx.constant(index).ok_or_else(|| error!(Fail, "input {index} is no constant"))?;
+        // The precision is fixed here, because it decides the packed layout.
         let cpu = Cpu::with_threads(cx.threads).in_precision(cx.precision);
         let packed = PackedWeight::pack(cx, cpu, (view, 0), [k, columns], strides)?;
         cx.consume(index);

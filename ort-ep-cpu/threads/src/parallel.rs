@@ -203,8 +203,8 @@ impl<T> RowBlock<'_, T> {
         let is_inside = self.ranges.iter().zip(places).all(|(range, place)| range.contains(&place));
         let [first, second, third] = self.strides;
         let start = self.outer * first + places[0] * second + places[1] * third;
-        // SAFETY: `StridedRows::new` checked that rows do not overlap, no two blocks share a row, and
-        // `&mut self` borrows the block.
+        // SAFETY: `StridedRows::new` checked that rows do not overlap, no two blocks share a row,
+        // and `&mut self` borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
     }
 

@@ -139,6 +139,8 @@ impl Phases {
         for ky in 0..kernel[0] {
             for kx in 0..kernel[1] {
                 let (y, x) = (ky * dilations[0], kx * dilations[1]);
+                // Positions with equal remainders are adjacent in a phase, so a tap reads
+                // contiguous values at any stride.
                 let plane = (y % strides[0]) * strides[1] + x % strides[1];
                 offsets.push(plane * (size[0] * size[1] + SLACK) + y / strides[0] * size[1] + x / strides[1]);
             }
@@ -148,6 +150,7 @@ impl Phases {
 
     fn len(&self, window: &Window) -> usize {
         let [sy, sx] = window.strides;
+        // Each phase has slack, because the taps read whole vectors beyond its end.
         sy * sx * (self.size[0] * self.size[1] + SLACK) + SLACK
     }
 }
@@ -213,6 +216,8 @@ impl SimdOp for DepthwisePlane<'_> {
         let window = &plan.window;
         match (&plan.way, window.kernel[0], window.strides[0]) {
             (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),
+            // Kernel and stride are constants here, so that the compiler keeps all weights in
+            // registers.
             (Way::Square, 3, 1) => square::<S, Epilogue, 3, 1>(s, window, from, filter, epilogue, to),
             (Way::Square, 3, _) => square::<S, Epilogue, 3, 2>(s, window, from, filter, epilogue, to),
             (Way::Square, 5, 1) => square::<S, Epilogue, 5, 1>(s, window, from, filter, epilogue, to),
@@ -225,6 +230,8 @@ impl SimdOp for DepthwisePlane<'_> {
                 let ([height, width], stride) = (window.output, phases.size[1]);
                 let of_filter = Taps { offsets: &phases.offsets, filter };
                 if phases.flat {
+                    // Results between rows are garbage. They are computed because whole vectors are
+                    // cheaper than masks, and `close_rows` drops them.
                     let len = (height - 1) * stride + width;
                     taps(s, padded, of_filter, epilogue, (&mut *rest, len));
                     close_rows(s, rest, stride, (to, width));
@@ -251,6 +258,7 @@ fn any<S: Simd, E: UnaryOp>(
         spend(width * taps.offsets.len() / 4);
         let from = Input { values: &input.values[row * input.stride..], ..input };
         let out = (&mut to[row * width..], width);
+        // Four rows share the broadcast of each weight. Fewer remain at the end of a plane.
         row += match rows - row {
             1 => {
                 tap_rows::<S, E, 1>(s, from, taps, epilogue, out);
@@ -280,6 +288,7 @@ fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32]
                 Some(y) if y < height => &from[y * width..][..width],
                 _ => &[],
             };
+            // Strides of 1 and 2 have vector loads. Larger ones are rare.
             match sx {
                 1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
                 2 => {

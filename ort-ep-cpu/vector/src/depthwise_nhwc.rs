@@ -42,6 +42,7 @@ impl ChannelBlocks {
     /// Returns the number of channels in whole blocks.
     #[inline]
     pub fn padded(&self) -> usize {
+        // Kernels load whole vectors of terms and factors, also for the last block.
         self.channels.next_multiple_of(self.width())
     }
 
@@ -84,6 +85,8 @@ impl ChannelBlocks {
                 for group in 0..groups {
                     let four = [0, 1, 2, 3].map(|at| {
                         let row = 4 * group + at;
+                        // Rows that pad the group have weights of zero, so it does not matter what
+                        // they read.
                         if row < rows { filter[row * columns + column] ^ flip } else { 0 }
                     });
                     let at = ((block * columns + column) * groups + group) * width + place % width;
@@ -181,6 +184,8 @@ impl ByteOp for Rows<'_> {
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let row_len = self.conv.row_len();
+        // Within a band, each block of channels passes over all rows: its weights stay in
+        // registers, and the band's input stays in cache for the next block.
         let rows_of_band = (BAND / row_len.max(1)).max(1);
         for (band, to) in self.to.chunks_mut(rows_of_band * row_len).enumerate() {
             let first = self.first + band * rows_of_band;
@@ -212,6 +217,8 @@ impl Rows<'_> {
                 factors: at.map(|at| simd.load(conv.factors, at)),
             };
             let (kernel, stride) = (conv.window.kernel, conv.window.stride[2]);
+            // The usual kernels have loops of their own, which load each column once instead of
+            // once per tap.
             let is_three = kernel[2] == 3 && conv.window.dilation[2] == 1 && kernel[1] <= 4;
             // XOR and bounds are left out if they do nothing.
             let is_plain = flip == 0 && conv.is_small;
@@ -296,6 +303,7 @@ impl Row<'_> {
                     if has_fourth { load(&tap_rows[3]) } else { third },
                 ]
             }
+            // A column in the padding needs no loads: its value is the same in all rows.
             None => [block.outside; 4],
         };
         lanes.interleave_bytes(rows)
@@ -330,6 +338,8 @@ impl Row<'_> {
         accumulators: [Lanes<L>; 4],
     ) {
         let (lanes, simd, conv) = (block.lanes, block.lanes.base(), self.conv);
+        // Only the upper bound is applied here: `pack_interleaved` saturates, but the conversion of
+        // too large a number would yield the least integer.
         let greatest = if conv.signed { 127 - conv.zero } else { 255 - conv.zero };
         let greatest = simd.splat(greatest as f32);
         let mut quantized = accumulators;
@@ -359,6 +369,7 @@ impl Row<'_> {
             let accumulators = Self::add(lanes, accumulators, &second, &weights[1]);
             let accumulators = Self::add(lanes, accumulators, &third, &weights[2]);
             self.store::<L, true>(block, x, accumulators);
+            // The columns move along in registers, so each is loaded and interleaved once.
             (first, second) = (second, third);
         }
     }

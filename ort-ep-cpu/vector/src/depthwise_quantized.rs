@@ -69,6 +69,7 @@ impl QuantizedTaps {
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
         is_flat
             && (window.dilation[2] == 1 || window.kernel[2] == 1)
+            // The window loads that feed a dot product exist for these strides.
             && matches!(window.stride[2], 1 | 2)
             && window.kernel[1].saturating_mul(groups(window)) <= MAX_TAPS
     }
@@ -80,7 +81,10 @@ impl QuantizedTaps {
         for y in 0..window.kernel[1] {
             for group in 0..groups(window) {
                 let at = |index: usize| (4 * group + index < width).then_some(4 * group + index);
+                // Taps that pad a group of four have weights of zero.
                 let weight = |index: usize| at(index).map_or(0, |x| weights[(y * width + x) * 4]);
+                // With these ones, a dot product sums the bytes of the window, which the filter's
+                // zero point multiplies.
                 let one = |index: usize| at(index).map_or(0, |_| 1);
                 let places = [0, 1, 2, 3];
                 taps.weights[y * groups(window) + group] =
@@ -103,11 +107,12 @@ fn padded(window: &Window) -> [usize; 2] {
 pub fn plane_len(window: &Window) -> usize {
     let [rows, bytes] = padded(window);
     // A vector reads up to its last lane, whose column may be far past the last one.
+    // Whole cache lines, so that the planes of two threads share none.
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. Before the first plane, the caller
-/// fills `scratch` with the padding value. No plane overwrites the padding.
+/// Convolves one plane. Before the first plane, the caller fills `scratch` with the padding value.
+/// No plane overwrites the padding.
 ///
 /// # Panics
 ///
@@ -120,6 +125,7 @@ pub fn convolve_plane(
     to: PlaneTarget<'_>,
     scratch: &mut [u8],
 ) {
+    // The padded copy costs little: a plane is read once per tap, from cache.
     place(window, image, scratch);
     let scratch = &*scratch;
     dispatch_bytes(isa, QuantizedPlane { window, taps, scratch, to });
@@ -158,6 +164,7 @@ fn copy_row(from: &[u8], to: &mut [u8]) {
 /// Copies `BYTES` bytes at a time. The last copy may overlap the one before.
 #[inline(always)]
 fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
+    // Overlapping copies need no loop for the rest.
     let last = from.len() - BYTES;
     for at in (0..last).step_by(BYTES) {
         to[at..at + BYTES].copy_from_slice(&from[at..at + BYTES]);
@@ -222,6 +229,7 @@ fn rows<L: ByteLanes>(
     scratch: &[u8],
     mut store: impl FnMut(usize, usize, Lanes<L>),
 ) {
+    // 3-by-3 filters without a zero point are by far the most common.
     let is_three = taps.minus_zero == 0 && [window.kernel[1], groups(window)] == [3, 1];
     match (window.stride[2] == 1, is_three) {
         (true, true) => three_taps::<L, 1>(lanes, window, taps, scratch, &mut store),

@@ -38,6 +38,7 @@ fn count_places(pool: Pool, axis: &PoolAxis, output: usize) -> usize {
         true => (0, axis.pads[0] + axis.input + axis.pads[1]),
         false => (axis.pads[0], axis.pads[0] + axis.input),
     };
+    // Ceil mode may place the last window beyond the padding. Positions there never count.
     let places = (0..axis.kernel).map(|tap| output * axis.stride + tap * axis.dilation);
     places.filter(|place| (start..end).contains(place)).count()
 }
@@ -96,6 +97,7 @@ impl SimdOp for PoolPlane<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.plan.pool {
+            // The kind is a constant of the loops, so that they contain no branch.
             Pool::Max => pool_rows::<S, true>(s, self),
             Pool::Average { .. } => pool_rows::<S, false>(s, self),
         }
@@ -188,6 +190,8 @@ fn pool_columns<S: Simd, const MAX: bool>(
         }
         let count = (len - at).min(S::LANES);
         if let Some((row, columns)) = counts {
+            // Counts of rows and columns multiply, because a window is a rectangle. Missing lanes
+            // count as 1, so that nothing divides by zero.
             sum = s.div(sum, s.mul(s.splat(row), load(s, columns, at, count, 1.0)));
         }
         // A whole vector is stored if the next rows will overwrite the excess.
@@ -255,6 +259,7 @@ pub fn pool_nd(
         spend(4 * taps);
         unflatten(place, axes.iter().map(|axis| axis.output), &mut position);
         let mut best: Option<(f32, usize)> = None;
+        // This loop takes windows of any size, so it sums in double precision.
         let mut sum = 0.0_f64;
         for tap in 0..taps {
             let Some([flat, column_major]) = input_place(axes, &position, tap) else { continue };

@@ -97,6 +97,8 @@ impl BinaryOp for Lesser {
 
 fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
     let block_sum = |block| {
+        // Lanes are added in a fixed tree, so that the result does not depend on how a loop over
+        // them is compiled.
         let lanes = fold(isa, map, Add, 0.0, block).map(f64::from);
         let quarters: [f64; 4] =
             std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
@@ -133,6 +135,7 @@ pub fn mean(isa: Isa, row: &[f32]) -> f32 {
 /// Returns the mean, from the sum of differences from the first value. A common offset of the
 /// values then costs no precision.
 pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
+    // Any value near the others serves as the origin, and the first needs no pass to find.
     let first = row.first().copied().unwrap_or(0.0);
     (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
 }

@@ -49,6 +49,7 @@ pub const MOST_REACH: usize = 6;
 
 /// Returns how many channels a transform processes at once.
 pub fn lanes(isa: Isa) -> usize {
+    // Not `Simd::LANES`, because the layout of packed weights must be known outside of a dispatch.
     match isa.min(Isa::widest()) {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
@@ -77,6 +78,8 @@ impl Filtering<4, 2> for Two {
     #[inline(always)]
     fn kernel<S: Simd>(self, s: S, [g0, g1, g2]: [S::F32; 3]) -> [S::F32; 4] {
         let half = s.splat(0.5);
+        // The factors of 1/2 belong to the kernel, which is transformed once, rather than to the
+        // inputs.
         let (outer, inner) = (s.mul(s.add(g0, g2), half), s.mul(g1, half));
         [g0, s.add(outer, inner), s.sub(outer, inner), g2]
     }
@@ -131,6 +134,8 @@ impl Filtering<6, 4> for Four {
     }
     #[inline(always)]
     fn output<S: Simd>(self, s: S, [m0, m1, m2, m3, m4, m5]: [S::F32; 6]) -> [S::F32; 4] {
+        // Points come in pairs of opposite sign: their sums serve even powers and their differences
+        // odd ones.
         let (near, far) = (s.add(m1, m2), s.add(m3, m4));
         let near_odd = s.mul(s.splat(P), s.sub(m1, m2));
         let far_odd = s.mul(s.splat(Q), s.sub(m3, m4));
@@ -164,7 +169,8 @@ pub struct TileRow {
     pub columns: usize,
 }
 
-/// Transforms the inputs of a row of tiles. `pixels` has [`Tile::reach`] rows of positions, each with [`lanes`] channels. If `paired`, points hold pairs of channels.
+/// Transforms the inputs of a row of tiles. `pixels` has [`Tile::reach`] rows of positions, each
+/// with [`lanes`] channels. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
 /// If a slice is too short, or if `paired` and the instruction set lacks bf16 products.
@@ -194,6 +200,7 @@ impl InputOp<'_> {
         let s = t.base();
         let InputOp { row: TileRow { tiles, columns, .. }, pixels, points } = self;
         for tile in 0..tiles {
+            // Columns first, then rows. The values in between stay on the stack, which is in L1.
             let mut half = [[s.splat(0.0); N]; N];
             for (x, half) in half.iter_mut().enumerate() {
                 let place = |y: usize| s.load(pixels, (y * columns + tile * M + x) * T::Base::LANES);
@@ -250,6 +257,7 @@ impl OutputOp<'_> {
     fn with<S: Simd, F: Filtering<N, M>, const N: usize, const M: usize>(self, s: S, filtering: F) {
         use crate::simd::slices::UnaryOp;
         let OutputOp { row: TileRow { tiles, columns, .. }, accumulators, finish, pixels } = self;
+        // A lane is a channel, so the bias is a vector, loaded once.
         let bias = s.from_array(&finish.bias);
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); M]; N];

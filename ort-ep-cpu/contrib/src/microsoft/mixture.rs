@@ -407,8 +407,8 @@ impl Mixture {
         gemm.run(cpu, to, outputs, gemm_workspace).map_err(refused)
     }
 
-    /// Overwrites `accumulators` with the weighted results of all experts, added in the order of the
-    /// experts.
+    /// Overwrites `accumulators` with the weighted results of all experts, added in the order of
+    /// the experts.
     fn run_experts(
         &self,
         cx: &RunCx<'_>,

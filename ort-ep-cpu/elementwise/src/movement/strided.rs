@@ -168,6 +168,8 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         let source = (place + first as isize * step) as usize;
         let (done_columns, done_rows) = match usize::try_from(step) {
             Ok(stride) => {
+                // The tiles that SIMD transposes. The squares below do the margins, or everything
+                // if there is no SIMD path.
                 T::transpose_tiles((width, rows), (&from[source..], stride), (&mut plane[first..], columns))
             }
             Err(_) => (0, 0),
@@ -204,6 +206,7 @@ fn transpose_square<T: Cell>(
     plane: &mut [T],
     columns: usize,
 ) {
+    // Through a buffer, so that both sides are read and written in runs.
     let mut tile = [[T::ZERO; TILE]; TILE];
     for (column, cells) in tile.iter_mut().enumerate().take(width) {
         let start = (place + column as isize * step) as usize;

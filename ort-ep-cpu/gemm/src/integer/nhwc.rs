@@ -55,6 +55,8 @@ impl NhwcWindows {
             true => [reach(1), reach(2), groups.saturating_mul(4)],
             false => [window.input[1], window.input[2], channels],
         };
+        // Offsets into the image and into the filters must fit in pointers, which kernels add
+        // without checks.
         let len = plane.iter().fold(1, |len: usize, &size| len.saturating_mul(size));
         let of_position = groups.saturating_mul(4 * ByteKernel::of(cpu.isa).packed_width(filters));
         if len.saturating_add(of_position.saturating_mul(window.kernel_len())) > isize::MAX as usize {
@@ -116,6 +118,7 @@ impl NhwcWindows {
             let Some(y) = row.checked_sub(pad_y).filter(|y| *y < height) else {
                 return to.fill(zero);
             };
+            // Only the borders are filled, because the image overwrites the rest.
             let (before, rest) = to.split_at_mut((pad_x * pixel).min(to.len()));
             let (inside, behind) = rest.split_at_mut(count * pixel);
             before.fill(zero);
@@ -128,6 +131,7 @@ impl NhwcWindows {
                 }
                 return;
             }
+            // RGB is the first layer of most image networks, and three bytes suit no vector copy.
             if channels == 3 {
                 return copy_threes(from, flip, inside);
             }

@@ -311,6 +311,7 @@ impl Executable for QLinear {
         let accumulators = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
         let mut ints = parts(bytemuck::cast_slice_mut(accumulators), &matmuls);
         self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(ints()?)))?;
+        // The iterator borrows the accumulators.
         drop(ints);
         // Converts each i32 accumulator to a float in place.
         pieces_mut(accumulators).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
@@ -346,6 +347,7 @@ impl Executable for QLinearFloat {
             let ([lhs, rhs], matrices) = (matmuls.offsets(index), matmuls.matrices(index));
             for (at, sum) in accumulators.iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
+                // Few models have 8-bit floats, so a plain loop in `f32` serves as their kernel.
                 let terms = spending(4, 0..k).map(|step| {
                     let a = a[lhs + row * k + step] - a_zero.at(matrices[0], row);
                     a * (b[rhs + step * columns + column] - b_zero.at(matrices[1], column))

@@ -41,6 +41,7 @@ cpu_kernels![
         op: "QGemm",
         unaligned: &[3],
         when: |node| {
+            // Only the right side may be transposed: the left one is read in place, by rows.
             let plain = matches!(node.attrs().flag("transA"), Ok(false));
             let constant = node.constant(3).is_some_and(|rhs| rhs.shape().len() == 2);
             plain && constant && is_list(node, 4) && is_list(node, 5) && has_column_bias(node)
@@ -132,12 +133,16 @@ impl Executable for Dynamic {
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
         let (columns, values) = (matmuls.shape[1], a.as_slice::<f32>()?);
+        // Bytes live in the workspace of floats, which all parts of it share.
         let quantized: &mut [u8] =
             bytemuck::cast_slice_mut(take(&mut workspace, quantized_len(values.len()))?);
         let quantized = &mut quantized[..values.len()];
+        // The whole input has one scale and zero point, so the range is known only after a first
+        // pass.
         let quantizer = ByteQuantizer::covering(cpu.isa, cpu.threads, values);
         quantizer.encode(cpu.isa, cpu.threads, values, quantized);
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
+        // Both scales make one factor per column, so the epilogue multiplies once.
         let factors = scaled(quantizer.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
         let (zero, rhs_zeros) = ([quantizer.zero as i32], zero_points(cx.find_input(3))?);
         let bias = column_bias(cx.find_input(4), columns)?;
@@ -204,6 +209,7 @@ impl Executable for QGemm {
         let factors = &mut factors[..columns];
         let scale = self.alpha * single(cx.input(1)?, "a_scale")?;
         let y_scale = cx.find_input(7).map(|view| single(view, "y_scale")).transpose()?;
+        // Folds alpha and all three scales into one factor, before any rounding to integers.
         let scaled = |b: f32| y_scale.map_or(scale * b, |y| scale * b / y);
         let factors = match column_scales(cx.input(4)?, columns)? {
             [one] => Factors::One(scaled(*one)),

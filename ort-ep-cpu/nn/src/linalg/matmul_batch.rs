@@ -44,6 +44,7 @@ impl MatmulBatch {
         }
         let batch = ort_core::spec::broadcast::shapes(&[lhs.0, rhs.0])?;
         let strides = [(lhs.0, rows * k), (rhs.0, k * columns)].map(|(sizes, matrix)| {
+            // A stride of 0 repeats a matrix along a broadcast dimension, so nothing is copied.
             let mut strides: Shape = std::iter::repeat_n(0, batch.len()).collect();
             let mut step = matrix;
             for (size, stride) in sizes.iter().rev().zip(strides.iter_mut().rev()) {

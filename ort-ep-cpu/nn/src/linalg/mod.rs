@@ -45,6 +45,7 @@ impl<'a> TransposedLhs<'a> {
         [rows, _, k]: [usize; 3],
     ) -> impl Iterator<Item = Range<usize>> + Clone {
         let most = (TransposedLhs::AT_ONCE / count.saturating_mul(rows).max(1)).max(STEPS);
+        // Nearly equal ranges, because a short last one would cost a whole pass over the result.
         let part = k.div_ceil(k.div_ceil(most).max(1)).max(1);
         (0..k.max(1)).step_by(part).map(move |start| start..(start + part).min(k))
     }

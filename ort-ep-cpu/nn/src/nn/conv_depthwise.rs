@@ -108,6 +108,8 @@ impl Depthwise {
             self.weight
         );
         let window = plane_window(&self.windows.on(&image[2..])?)?;
+        // Images are split by rows before channels: a thread then writes the rows that it reads in
+        // the next layer.
         let count = parts_of_image(threads, image[0], window.output);
         let rows = window.output[0].div_ceil(count).max(1);
         let part = |first: usize| {
@@ -173,12 +175,14 @@ impl Executable for Depthwise {
                 let Some(part) = cut.parts.get(rows.start / cut.rows) else { return };
                 for filter in channels {
                     let channel = batch * groups + filter / (filters / groups);
+                    // ONNX's depthwise multiplier: consecutive filters share a channel.
                     let from = &image[channel * input[0] * input[1]..]
                         [part.input.start * input[1]..part.input.end * input[1]];
                     let bias = bias.map_or(0.0, |bias| bias[filter]);
                     let to = block.adjacent_rows(filter);
                     part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
                     if let Some(addend) = addend {
+                        // The addend is added to the plane while it is in cache.
                         let isa = Isa::current();
                         let start = (batch * filters + filter) * plane + rows.start * width;
                         binary_in_place(isa, Binary::Add, to, Operand::Slice(&addend[start..][..to.len()]));

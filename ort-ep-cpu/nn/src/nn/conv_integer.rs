@@ -125,10 +125,13 @@ impl Planes {
     ) -> Result<()> {
         let (image, weight) = (cx.input(0)?, cx.find_input(self.place));
         let sizes = self.sizes(image.shape(), weight.map_or(&[], |weight| weight.shape()))?;
+        // The standard allows one zero point per filter, but only one for the image.
         let [image_zero, filter_zeros] = zeros.map(Side::zeros);
         let filters = match (&self.packed, weight) {
             (Some((packed, unsigned, _)), _) => PackedFilters::new((packed.values(), *unsigned), sizes.shape),
             (None, Some(weight)) => {
+                // Filters that are not constant are packed in each run; that is little next to the
+                // convolution.
                 let packed = take(&mut workspace, self.packed_len(sizes.shape))?;
                 let unsigned = is_unsigned(weight);
                 pack_filters((weight.bytes()?, unsigned), sizes.shape, packed).map_err(refused)?;
@@ -252,6 +255,7 @@ impl<'a> Side<'a> {
     }
 
     fn zeros(zeros: Option<TensorView<'_>>) -> Result<Vec<i32>> {
+        // A missing zero point is 0.
         let zeros = zeros.map(|zeros| zeros.to_ints()).transpose()?.unwrap_or_else(|| vec![0]);
         Ok(zeros.into_iter().map(|zero| zero as i32).collect())
     }
@@ -297,10 +301,13 @@ fn accumulate(
     let output: usize = axes.iter().map(|axis| axis.output).product();
     let (image_len, weight_len) = (group_channels * input, weight.len() / (*filters).max(1));
     for_each_chunk_mut(threads, result, output, |unit, plane| {
+        // One unit is a plane of the result, so that no two threads write to the same one.
         let (batch, filter) = (unit / filters, unit % filters);
         let group = batch * reference.groups + filter / (filters / reference.groups);
         let sides = (&image[group * image_len..][..image_len], &weight[filter * weight_len..][..weight_len]);
+        // Only filters may have a zero point each; the image has one.
         let (x_zero, w_zero) = (x.zero(0), w.zero(filter));
+        // Starting with the bias saves a pass over the plane.
         interrupt::fill(plane, bias.get(filter).copied().unwrap_or(0));
         convolve_plane(&axes, sides, plane, |sum: i32, x, w| {
             // Accumulators have 32 bits and wrap on overflow.
@@ -333,6 +340,7 @@ impl Executable for ReferenceQLinear {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        // Accumulators need 32 bits each, and the quantized output has only 8.
         let ints = scratch::<i32>(cx.workspace()?)?;
         let x = Side::new(cx.input(0)?, Some(cx.input(2)?))?;
         let w = Side::new(cx.input(3)?, Some(cx.input(5)?))?;

@@ -92,9 +92,11 @@ pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     }
     let (mut output, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     for sum in plane {
+        // `meets` costs about two terms for each tap, even if it finds padding.
         spend(taps * (2 + image.len() / input));
         for step in 0..taps {
             if let Some(place) = meets(axes, &output, &tap) {
+                // Channels innermost: the place of a tap is computed once for all of them.
                 for (image, weight) in image.chunks_exact(input).zip(weight.chunks_exact(taps)) {
                     *sum = add(*sum, image[place], weight[step]);
                 }

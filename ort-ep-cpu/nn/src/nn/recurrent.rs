@@ -152,6 +152,7 @@ impl<C> Layer<C> {
         let mut packed = Vec::with_capacity(count);
         for direction in 0..count {
             let first = direction * rows * inputs;
+            // ONNX stores gates as rows. Packing reads the transpose.
             let input = PackedWeight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
             let (mut parts_packed, mut first) = (Vec::new(), direction * rows * hidden);
             for part in parts {
@@ -212,6 +213,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         let (steps, batch) = if self.layer.batch_first { (second, first) } else { (first, second) };
         let is_packed = self.layer.packed.is_some() || self.layer.packed_quantized.is_some();
         let hidden = match (is_packed, recurrence) {
+            // Packed weights may no longer be inputs, so their shape is not known here.
             (true, _) => self.layer.hidden,
             (false, [_, hidden, _]) if self.layer.is_quantized => *hidden,
             _ => recurrence.last().copied().unwrap_or(0),
@@ -228,6 +230,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             false => T::workspace_len(cpu, shape, source),
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
+        // The GEMMs run one after the other and share a workspace.
         parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
     }
 
@@ -294,6 +297,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             }
         };
         let quantized =
+            // ONNX Runtime's order: scale and zero point of the weights, then of the recurrence.
             if is_quantized { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
         let slice = |index: usize, len: usize| -> Result<&'a [T]> {
             let Some(view) = cx.find_input(index) else { return Ok(&[]) };
@@ -313,6 +317,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             Ok(values)
         };
         let lengths = match cx.find_input(4) {
+            // Without lengths, all sequences last for all steps.
             None => vec![steps; batch],
             Some(view) => {
                 let lengths = view.to_ints()?;
@@ -414,13 +419,17 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         // time-major rows can be cut off.
         let rows = if self.layer.batch_first { steps } else { longest } * batch;
         let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
+        // One GEMM serves the inputs of all steps. Only the recurrent part depends on the step
+        // before.
         T::multiply(cpu, rows, weights.input, GemmTarget::write(all_gates, width), rest)?;
         self.load_states(inputs.h, direction, sizes, h);
         self.load_states(inputs.c, direction, sizes, c);
         let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);
         for index in 0..longest {
+            // An activation costs as much as several simple operations.
             spend(4 * batch * width);
             let time = |sequence: usize| match self.layer.reverse[direction] {
+                // In reverse, a sequence starts at its own last step, not at that of the batch.
                 true => inputs.lengths[sequence].checked_sub(index + 1),
                 false => Some(index).filter(|index| *index < inputs.lengths[sequence]),
             };
@@ -479,6 +488,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
         let width = bias.len();
         let (input, recurrent) = given.split_at(width);
+        // With `linear_before_reset`, a GRU's reset gate scales the recurrent part of the last
+        // gate, its bias included.
         let apart = if self.layer.cell.keeps_last_bias() { width - hidden } else { width };
         bias.copy_from_slice(input);
         bias[..apart].iter_mut().zip(recurrent).for_each(|(bias, recurrent)| *bias = *bias + *recurrent);
@@ -503,6 +514,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         let RecurrentSizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();
         let values = part(&inputs.weights, direction, directions);
+        // ONNX stores gates as rows. The GEMM reads the transpose in place.
         let input = Rhs::Plain(Matrix::transposed(values, size, gates * hidden));
         let (mut recurrence, mut rest) = (Vec::new(), part(&inputs.recurrence, direction, directions));
         for part in self.layer.cell.parts() {

@@ -97,6 +97,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: BatchNormSettings) -> Result<()> {
         let from = cx.input(0)?.as_slice::<T>()?;
         train(cx, settings, [channels, spatial], &mut moments, from)?;
     }
+    // One square root per channel, not per row.
     let factors: Vec<[f64; 3]> = spending(4, 0..channels)
         .map(|channel| {
             let [mean, variance] = moments[channel];
@@ -130,6 +131,7 @@ fn train<T: Row>(
     moments: &mut [Moments],
     from: &[T],
 ) -> Result<()> {
+    // The running moments are inputs, and this batch replaces them for the normalization.
     let before = moments.to_vec();
     moments_of(cx.threads(), dims, from, moments);
     for index in [1, 2] {

@@ -140,11 +140,13 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> 
     for (index, output) in statistics.into_iter().enumerate() {
         let Some(output) = output else { continue };
         write_statistics(threads, output?, |row| {
+            // Computed once more than the normalization needs: models rarely ask for statistics.
             let (mean, variance) = T::moments(isa, &rows[row * row_len..][..row_len]);
             if index == 0 { mean } else { 1.0 / (variance + epsilon).sqrt() }
         })?;
     }
     for_each_row(threads, data, row_len, |index, from, to| {
+        // These stay empty unless scale or bias is broadcast in a way that must be gathered.
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let (mean, variance) = T::moments(isa, from);
         let factor = 1.0 / (variance + epsilon).sqrt();

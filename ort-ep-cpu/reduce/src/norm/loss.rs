@@ -78,6 +78,7 @@ impl<T: Row> Scores<'_, T> {
             return T::log_sum_exp(isa, block);
         }
         scratch.clear();
+        // The classes of a sample are `places` apart. They are read twice, so gathering them pays.
         scratch.extend(spending(2, block[place..].iter().step_by(self.places)).copied());
         T::log_sum_exp(isa, scratch)
     }
@@ -134,12 +135,14 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: LossSettings, input: TensorView<'_>
     };
     let to = cx.output(0)?.as_mut_slice::<T>()?;
     if settings.reduction == Reduction::None {
+        // One thread: the losses are few, next to the scores that the denominators read.
         for (sample, to) in spending(4, to).enumerate() {
             *to = T::from_f64(loss_of(sample)?.0);
         }
         return Ok(());
     }
     let (mut loss, mut weight) = (0.0, 0.0);
+    // In order of the samples, so that the sum does not depend on the threads.
     for sample in spending(4, 0..samples) {
         let (this_loss, this_weight) = loss_of(sample)?;
         (loss, weight) = (loss + this_loss, weight + this_weight);

@@ -62,6 +62,8 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: LrnSettings, input: TensorView<'_>)
             // it.
             let start = channel.saturating_sub((settings.size - 1) / 2);
             let end = channel.saturating_add(settings.size / 2).min(channels - 1);
+            // The window is summed again for each channel: a running sum would carry rounding
+            // errors from channel to channel.
             interrupt::fill(&mut squares, 0.0);
             for neighbour in start..=end {
                 spend(spatial.min(PIECE));

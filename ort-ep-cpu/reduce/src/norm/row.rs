@@ -78,6 +78,8 @@ pub(crate) trait Row: Real {
     /// Returns the mean and the population's variance.
     fn moments(isa: Isa, row: &[Self]) -> (f64, f64) {
         let mean = Self::sum(isa, row) / row.len() as f64;
+        // Two passes: the difference of the mean square and the squared mean cancels if the mean is
+        // large.
         (mean, Self::sum_squares_around(isa, mean, row) / row.len() as f64)
     }
 }
@@ -96,11 +98,13 @@ impl Row for f32 {
     }
 
     fn sum_squares_around(isa: Isa, mean: f64, row: &[f32]) -> f64 {
+        // Rounding the mean adds only the square of the rounding error to the variance.
         rows::combine(isa, SquareMinus(mean as f32), Plus, row)
     }
 
     fn log_sum_exp(isa: Isa, row: &[f32]) -> f64 {
         let greatest = rows::greatest(isa, row);
+        // The maximum keeps the powers in range; it is added back to the logarithm.
         rows::combine(isa, ExpMinus(greatest), Plus, row).ln() + f64::from(greatest)
     }
 

@@ -126,6 +126,7 @@ impl<T: Number> Search<'_, T> {
                 self.compare(lane, a, b)
             };
             if count < lane.len() {
+                // Selection is linear in the lane, so only the results are sorted.
                 order.select_nth_unstable_by(count, compare);
                 order.truncate(count);
             }
@@ -142,6 +143,7 @@ impl<T: Number> Search<'_, T> {
                     _ => continue,
                 };
             }
+            // The comparison above rejects most elements of a lane before this search.
             let at = order.partition_point(|&kept| self.compare(lane, kept, place) == Ordering::Less);
             order.insert(at, place);
         }

@@ -288,8 +288,8 @@ impl Job<'_> {
     }
 }
 
-/// Cuts columns into runs that are contiguous in the result. Of each strip of `strip[0]` columns, the
-/// first `strip[1]` are stored. Returns the number of runs, at most one per column.
+/// Cuts columns into runs that are contiguous in the result. Of each strip of `strip[0]` columns,
+/// the first `strip[1]` are stored. Returns the number of runs, at most one per column.
 fn cut([wide, wanted]: [usize; 2], columns: Range<usize>, runs: &mut [Run; MAX_WIDTH]) -> usize {
     let (mut at, mut count) = (columns.start, 0);
     while at < columns.end {
