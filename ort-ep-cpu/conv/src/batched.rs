@@ -1,9 +1,10 @@
 //! Forward convolution of small images with unpacked weights: all images of the batch form one
 //! GEMM.
 
+use super::ConvGeometry;
 use super::gradient::{LARGE, check};
+use super::input::part;
 use super::windows::{OutputRows, give_rows, take_windows};
-use super::{ConvGeometry, part};
 use ort_cpu_gemm::{
     Cpu, Gemm, GemmError, LhsOperand, Origin, Pairing, RhsOperand, RhsSource, Step, Strided, apply_steps,
     check_steps, workspace_len,
@@ -53,9 +54,13 @@ pub fn forward_batched(
         for piece in output_rows.pieces() {
             let rows = piece.len() * output_rows.len;
             let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
+            // Windows are rows, which are contiguous to write. The GEMM reads them as a transposed
+            // B, which it packs anyway.
             take_windows(cpu, geometry, (group, piece.start), image, windows);
             let a = LhsOperand::Plain(Strided::row_major(weights, filters, output_rows.steps)?);
             let b = RhsOperand::Plain(Strided::row_major(windows, rows, output_rows.steps)?.transposed());
+            // The columns of the result belong to several images, so they are scattered to NCHW
+            // afterwards.
             Gemm::new(a, b).run(cpu, turned, rows, gemm_workspace)?;
             give_rows(geometry, (group, piece.start * output_rows.len), turned, output);
         }
@@ -63,6 +68,7 @@ pub fn forward_batched(
     if epilogue.is_empty() {
         return Ok(());
     }
+    // The epilogue runs on whole planes, because a column of the GEMM belongs to no fixed image.
     let least = WORTH_A_THREAD.div_ceil(places);
     for_each_row_chunk_mut(cpu.threads, output, places, least, |first, planes| {
         for (index, plane) in planes.chunks_exact_mut(places).enumerate() {

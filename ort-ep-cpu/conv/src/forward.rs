@@ -7,31 +7,21 @@
 
 use smallvec::SmallVec;
 
-use super::{ConvGeometry, part, winograd};
+use super::input::{Input, WeightSide, operands, origin, part};
+use super::{ConvGeometry, winograd};
 use ort_cpu_gemm::{
-    Batch, Cpu, Gemm, GemmError, Im2col, LhsOperand, Origin, PackedLhs, PackedRhs, Pairing, RhsOperand,
-    RhsSource, Step, Strided, Weight, apply_steps, check_steps, lanes, pack_lhs, pack_lhs_by, pack_rhs,
-    pair_rows, run_batch, transpose, unfold, unfolded_len, workspace_len_beside_ready,
+    Batch, Cpu, Gemm, GemmError, Im2col, LhsOperand, PackedLhs, PackedRhs, Pairing, RhsOperand, RhsSource,
+    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_lhs, pack_lhs_by, pack_rhs, pair_rows,
+    run_batch, transpose, unfold, unfolded_len, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
-use ort_cpu_vector::winograd::Tile;
-
-/// The role of the packed weights in the GEMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightSide {
-    /// Filters are rows and pixels are columns: right for all but the smallest images.
-    Lhs,
-    /// Pixels are rows and filters are columns.
-    Rhs,
-    /// The B operand of the GEMMs between the Winograd transforms. Only for 3-by-3 kernels with
-    /// strides of 1.
-    Transformed(Tile),
-}
 
 impl WeightSide {
     /// Returns the fastest variant for a geometry. Each variant is correct for any image, so one
     /// packing can serve several image sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
+        // Winograd comes first: if it applies, it saves multiply-adds, while the others only differ
+        // in how well they fill vectors.
         if let Some(tile) = winograd::preferred(cpu, geometry) {
             return WeightSide::Transformed(tile);
         }
@@ -69,8 +59,11 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
     Pairing::of(cpu).is_some()
+        // An odd channel has no partner, and a pair must not mix two groups.
         && geometry.group_channels().is_multiple_of(2)
         && positions > 1
+        // If the kernel is smaller than its stride, windows share nothing, and the conversion would
+        // include values that no window reads.
         && positions >= stride
 }
 
@@ -113,6 +106,7 @@ pub fn pack_weights<T: Weight>(
     if needed == 0 {
         return Ok(());
     }
+    // Each group is packed as a matrix of its own, padded to whole panels.
     let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
     for (weights, packed) in groups {
         match side {
@@ -146,6 +140,7 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
             let source = if pointwise { RhsSource::Rows } else { RhsSource::Im2col };
             let count = geometry.batch * geometry.groups;
             let gemm_workspace = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
+            // Whole cache lines, so that the workspace of the GEMM starts at one.
             paired_len(cpu, geometry).next_multiple_of(16) + gemm_workspace
         }
         WeightSide::Rhs => {
@@ -165,22 +160,6 @@ fn unfolded(geometry: &ConvGeometry) -> usize {
         true => 0,
         false => unfolded_len(&geometry.window, geometry.group_channels()),
     }
-}
-
-/// The operands of a convolution.
-#[derive(Clone, Copy, Debug)]
-pub struct Input<'a> {
-    /// The images (N, C, D1, ...).
-    pub image: &'a [f32],
-    /// The packed weights, for the same `Cpu` and channels.
-    pub weights: &'a [f32],
-    /// The variant that the weights were packed for. A transposed convolution has only
-    /// [`WeightSide::Lhs`].
-    pub side: WeightSide,
-    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels.
-    /// [`Step::Residual`] holds an array of the size of the output, with a row stride of its
-    /// spatial size. [`Step::Held`] requires [`WeightSide::Lhs`].
-    pub epilogue: &'a [Step<'a>],
 }
 
 /// Computes the convolution into `output` (N, M, D1, ...).
@@ -214,11 +193,14 @@ pub fn forward(
     let (pairs, workspace) = workspace.split_at_mut(paired.next_multiple_of(16));
     let pairs = &mut pairs[..paired];
     if paired > 0 {
+        // All images are converted before any GEMM starts, because the threads may share the GEMM
+        // of one image.
         pair_rows(cpu, input.image, window.input_len(), pairs)?;
     }
-    let pairs = &*pairs;
+    let (pairs, weights_len) = (&*pairs, group_len(cpu, geometry, input.side));
     let problem = |index: usize| {
-        let (pixels, weights) = operands(cpu, geometry, &input, index)?;
+        let (pixels, weights) = operands(geometry, &input, weights_len, index)?;
+        // The im2col matrix of a pointwise convolution is the image itself.
         let b = if window.is_pointwise() {
             RhsOperand::Plain(Strided::row_major(pixels, channels, columns)?)
         } else if pairs_channels(cpu, geometry) {
@@ -241,27 +223,6 @@ pub fn forward(
         batch_stride: filters * columns,
     };
     run_batch(cpu, &problem, results, workspace)
-}
-
-/// Returns the channels and the packed weights of one group of one image.
-pub(super) fn operands<'a>(
-    cpu: Cpu,
-    geometry: &ConvGeometry,
-    input: &Input<'a>,
-    index: usize,
-) -> Result<(&'a [f32], &'a [f32]), GemmError> {
-    let image_len = geometry.group_channels() * geometry.window.input_len();
-    let weights_len = group_len(cpu, geometry, input.side);
-    let pixels = part("a convolution's image", input.image, index * image_len, image_len)?;
-    let group = index % geometry.groups;
-    Ok((pixels, part("packed weights", input.weights, group * weights_len, weights_len)?))
-}
-
-/// Returns where the rows of one group of one image are in the slices of the epilogue.
-pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
-    let (image, group) = (index / geometry.groups, index % geometry.groups);
-    let bias_row = group * geometry.group_filters();
-    Origin { bias_row, residual_row: image * geometry.filters + bias_row }
 }
 
 /// Computes the convolution with pixels as rows.
@@ -287,10 +248,13 @@ fn forward_rhs(
     if len < needed {
         return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
     }
+    let weights_len = group_len(cpu, geometry, input.side);
     let (transposed, workspace) = workspace.split_at_mut(filters * pixels);
     let (unfolded, workspace) = workspace.split_at_mut(unfolded(geometry));
     for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
-        let (image, weights) = operands(cpu, geometry, &input, index)?;
+        let (image, weights) = operands(geometry, &input, weights_len, index)?;
+        // The windows are the left operand here, which is read in place and cannot be virtual.
+        // Writing them out is cheap for images of so few pixels.
         let windows = match window.is_pointwise() {
             true => image,
             false => {
@@ -301,6 +265,8 @@ fn forward_rhs(
         let lhs = Strided::row_major(windows, steps, pixels)?.transposed();
         let rhs = PackedRhs::new(cpu, weights, steps, filters)?;
         let origin = origin(geometry, index);
+        // Steps that work in both orientations run in the GEMM. A residual is NCHW, so it waits for
+        // the transposition.
         let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
         let gemm =
             Gemm { epilogue: &first_steps, ..Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)) };

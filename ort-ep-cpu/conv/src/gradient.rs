@@ -4,11 +4,12 @@
 //! would not pay off for small images. im2col writes out a few rows of windows at a time. Their
 //! number depends on the sizes alone, so sums have the same order on any number of threads.
 
+use super::ConvGeometry;
+use super::input::{Input, WeightSide, part};
 use super::transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };
 use super::windows::{OutputRows, add_windows, take_rows, take_windows};
-use super::{ConvGeometry, Input, WeightSide, part};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
@@ -68,12 +69,15 @@ pub fn weights_gradient(
     }
     for (group, gradient) in gradient.chunks_mut(filters * output_rows.steps).enumerate() {
         if is_by_images(geometry) {
+            // A large pointwise image is its own im2col matrix, so nothing is copied.
             weights_by_images(cpu, geometry, group, [image, upstream], gradient, workspace)?;
             continue;
         }
         let [windows_len, turned_len] = output_rows.lens(filters);
         let (windows, rest) = workspace.split_at_mut(windows_len);
         let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
+        // k is the pixels of the whole batch. The pieces depend on sizes alone and are added in
+        // order, so the bits do not depend on the threads.
         for (index, piece) in output_rows.pieces().enumerate() {
             let rows = piece.len() * output_rows.len;
             let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
@@ -101,6 +105,8 @@ fn weights_by_images(
     let places = geometry.window.output_len();
     for index in 0..geometry.batch {
         let block = index * geometry.groups + group;
+        // One GEMM after another, because all of them add to the same gradient. The threads split
+        // each GEMM.
         let upstream = part("a gradient", upstream, block * filters * places, filters * places)?;
         let image = part("an image", image, block * channels * places, channels * places)?;
         let a = LhsOperand::Plain(Strided::row_major(upstream, filters, places)?);
@@ -171,6 +177,7 @@ pub fn image_gradient(
     let (windows, rest) = workspace.split_at_mut(windows_len);
     let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
     for (group, weights) in weights.chunks(filters * output_rows.steps).enumerate() {
+        // Windows of neighbouring rows overlap in the image, so pieces are added one after another.
         for piece in output_rows.pieces() {
             let rows = piece.len() * output_rows.len;
             let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
@@ -195,6 +202,7 @@ fn image_by_images(
     let places = geometry.window.output_len();
     for group in 0..groups {
         let weights = part("weights", weights, group * filters * channels, filters * channels)?;
+        // The GEMMs of all images write disjoint parts of the gradient, so they are one batch.
         let weights = Strided::row_major(weights, filters, channels)?.transposed();
         let problem = |index: usize| {
             let first = (index * groups + group) * filters * places;

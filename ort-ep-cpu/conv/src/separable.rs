@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::{part, parts_of_image};
+use super::input::part;
+use super::parts_of_image;
 use ort_cpu_gemm::{
     Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, Pairing, RhsOperand, RhsSource, Step, Strided,
     check_steps, workspace_len_beside_ready,
@@ -118,13 +119,17 @@ struct Cut {
 impl Cut {
     fn new(cpu: Cpu, geometry: SeparableGeometry) -> Cut {
         let SeparableGeometry { batch, channels, filters, window } = geometry;
+        // A task computes both convolutions of its channels, so what lies between them stays in the
+        // core's cache. Its GEMMs are too small to share.
         let one = Cpu { threads: 1, ..cpu };
         let height = PackedLhs::height_of(cpu, filters);
+        // The pointwise part packs no image in `f32`, so short GEMMs are cheap there.
         let sizes = if Pairing::of(cpu).is_some() { OF_PAIRS } else { OF_NUMBERS };
         let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
         // Whole groups of `ROWS`, but at most `MOST_BANDS` bands.
         let rows = (rows / ROWS * ROWS).max(ROWS).max(window.output[0].div_ceil(MOST_BANDS));
         let rows = rows.min(window.output[0].max(1));
+        // A depthwise tap is bound by loads, so it counts as several multiply-adds.
         let steps = channels + STEPS_IN_A_TAP * window.kernel[0] * window.kernel[1];
         let work = [batch, window.input[0], window.input[1], filters, steps];
         let work = work.iter().fold(1_usize, |work, size| work.saturating_mul(*size));
@@ -133,6 +138,7 @@ impl Cut {
         let part = window.output[0].div_ceil(parts).max(1);
         let mut cut =
             Cut { geometry, cpu: one, rows, part, plane: 0, panels: 1, channels: 0, threads, slot: [0; 3] };
+        // Bands at the edges of an image read fewer rows. The slot must hold the tallest.
         let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
         // The channel stride is whole cache lines, and padded so that it is no power of two, which
         // would put all channels in the same cache sets.
@@ -191,6 +197,8 @@ impl Band {
     /// Creates the band of `rows`, which follows that of the rows `before`.
     fn new(window: Window, before: Range<usize>, rows: Range<usize>) -> Band {
         let ((there, _), (between, own)) = (window.band(before.clone()), window.band(rows.clone()));
+        // Windows of neighbouring bands overlap. What the band before has computed is moved, not
+        // computed twice.
         let (fresh, moved) = match before.is_empty() {
             true => (between.clone(), 0),
             false => (between.start.max(there.end)..between.end, between.start - there.start),

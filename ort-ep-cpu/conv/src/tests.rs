@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::WeightSide::{Lhs, Rhs, Transformed};
 use super::*;
-use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step};
+use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step, Window};
 use ort_cpu_vector::simd::isa::Isa;
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];

@@ -4,7 +4,8 @@
 //! sums the contributions to each output element. If kernels do not overlap, each contribution is
 //! stored directly.
 
-use super::{ConvGeometry, Input, part};
+use super::ConvGeometry;
+use super::input::{Input, part};
 use ort_cpu_gemm::{
     Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, RhsOperand, RhsSource, Strided, Weight, Window,
     apply_steps, pack_lhs,
@@ -50,6 +51,8 @@ pub fn pack_transposed_weights<T: Weight>(
     }
     let groups = weights.chunks(channels * rows).zip(packed.chunks_mut(group_len(cpu, geometry)));
     for (weights, packed) in groups {
+        // ONNX stores them as channels by (filters and positions). The GEMM needs the transpose,
+        // which packing does for free.
         pack_lhs(cpu, weights, [rows, channels], [1, rows], packed)?;
     }
     Ok(())
@@ -99,6 +102,8 @@ pub fn transposed(
         let lhs = PackedLhs::new(cpu, weights, rows(geometry), channels)?;
         let rhs = Strided::row_major(pixels, channels, columns)?;
         let gemm = Gemm::new(LhsOperand::Packed(lhs), RhsOperand::Plain(rhs));
+        // The GEMM runs without the epilogue: an element is complete only after col2im has added
+        // all contributions to it.
         gemm.run(cpu, contributions, columns, workspace)?;
         let bias_row = group * filters;
         let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
@@ -117,6 +122,8 @@ pub fn transposed(
             });
             continue;
         }
+        // Contributions overlap within a plane, so a plane belongs to one thread. This also fixes
+        // the order of the additions.
         for_each_chunk_mut(cpu.threads, output, plane, |filter, plane| {
             plane.fill(0.0);
             let len = window.kernel_len() * columns;
@@ -176,6 +183,7 @@ fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) 
         let (first_depth, end_depth) = window.inside(0, at[0]);
         let (first_height, end_height) = window.inside(1, at[1]);
         let (first, end) = window.inside(2, at[2]);
+        // This kernel position falls into the cropped border everywhere.
         if first >= end {
             continue;
         }
@@ -186,6 +194,7 @@ fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) 
                 let values = &values[row + first..row + end];
                 let row = window.source(0, depth, at[0]) * window.input[1] + window.source(1, height, at[1]);
                 let to = &mut plane[row * window.input[2] + window.source(2, first, at[2])..];
+                // A stride of 1 has a loop of its own, because the compiler vectorises it.
                 match window.stride[2] {
                     1 => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
                     stride => {

@@ -2,9 +2,9 @@
 //!
 //! A block of tiles at a time goes through three steps. The input transform comes first. Then one
 //! GEMM per point of a tile sums over the channels, with tiles as rows and filters as columns. The
-//! output transform turns those accumulators into results. Blocks are sized so that both operands of the
-//! GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole blocks
-//! through all steps; otherwise the threads share each step of a block.
+//! output transform turns those accumulators into results. Blocks are sized so that both operands
+//! of the GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole
+//! blocks through all steps; otherwise the threads share each step of a block.
 //!
 //! bf16 GEMMs round the transformed inputs and weights. For tiles of 2 by 2, whose transforms add 4
 //! inputs, that costs about as much accuracy as rounding the inputs. For larger tiles it would cost
@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use super::forward::{Input, operands, origin};
-use super::{ConvGeometry, part};
+use super::ConvGeometry;
+use super::input::{Input, operands, origin, part};
 use ort_cpu_gemm::{
     Activation, Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, PackedRhs, Pairing, Precision, RhsOperand,
     Step, Strided, Weight, apply_steps, check_steps, run_batch,
@@ -227,6 +227,7 @@ pub(super) fn pack<T: Weight>(
             for channel in (0..channels).step_by(terms) {
                 for (term, values) in values.chunks_exact_mut(POINTS).enumerate().take(terms) {
                     for lane in 0..lanes {
+                        // Lanes beyond the last filter transform zeros, which pad the panel.
                         let inside = filter + lane < filters;
                         let from = ((filter + lane) * channels + channel + term) * 9;
                         for tap in 0..9 {
@@ -276,12 +277,15 @@ pub(super) fn forward(
     let short = GemmError::TooShort { what: "a convolution's workspace", needed, len };
     let workspace = workspace.get_mut(..needed).ok_or(short)?;
     if tiling.by_rows {
+        // Each thread takes blocks of its own, so its GEMMs are not split further.
         let one = Cpu { threads: 1, ..cpu };
         return (0..geometry.groups).try_for_each(|group| {
             let block = Block { cpu: one, geometry, tiling, input, group, tiles: 0..0 };
             block.for_each_rows(cpu.threads, output, workspace)
         });
     }
+    // One thread, or weights too large for the L2 of each core: all threads share each step, so the
+    // weights are read once per block.
     let (points, accumulators) = workspace.split_at_mut(tiling.lens()[0]);
     for group in 0..geometry.groups {
         for first in (0..tiling.count).step_by(tiling.block.max(1)) {
@@ -316,6 +320,12 @@ impl Block<'_> {
         image * self.geometry.groups + self.group
     }
 
+    /// Returns the channels of one group of one image, and the group's packed weights.
+    fn operands(&self, index: usize) -> Result<(&[f32], &[f32]), GemmError> {
+        let weights_len = group_len(self.cpu, self.geometry, self.tiling.tile);
+        operands(self.geometry, &self.input, weights_len, index)
+    }
+
     /// Computes all results of the group. Each thread processes some rows of tiles at a time.
     fn for_each_rows(
         &self,
@@ -335,7 +345,7 @@ impl Block<'_> {
         )
         .ok_or(GemmError::Shape("the planes of a result overlap"))?;
         // All operands are checked here, so that the threads cannot fail.
-        operands(self.cpu, self.geometry, &self.input, self.index(self.geometry.batch - 1))?;
+        self.operands(self.index(self.geometry.batch - 1))?;
         let rows = self.tiling.block / size[1].max(1);
         let [points, accumulators] = self.tiling.lens();
         results.for_each_block(
@@ -361,8 +371,9 @@ impl Block<'_> {
         let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
         // All images are checked here, so that the threads cannot fail.
         let last = self.index(self.geometry.batch - 1);
-        operands(self.cpu, self.geometry, &self.input, last)?;
+        self.operands(last)?;
         let count = self.tiles.len();
+        // At most a row of tiles, so that a run is not cut, but enough chunks for all threads.
         let chunk = tiling.size[1].min(count.div_ceil(self.cpu.threads));
         let points = &mut points[..count * tiling.stride];
         for_each_chunk_mut(self.cpu.threads, points, chunk * tiling.stride, |index, points| {
@@ -370,7 +381,9 @@ impl Block<'_> {
             let first = self.tiles.start + index * chunk;
             for run in tiling.runs(first..first + points.len() / tiling.stride) {
                 let image = self.index(run.first / self.image_tiles());
-                let Ok((image, _)) = operands(self.cpu, self.geometry, &self.input, image) else { return };
+                let Ok((image, _)) = self.operands(image) else { return };
+                // Neighbouring tiles share two columns of input. `SQUARE` more are slack for the
+                // transposition.
                 let columns = run.count * tiling.tile.side() + 2 + SQUARE;
                 for channel in (0..tiling.channels).step_by(lanes) {
                     self.read_places(&run, image, channel, (&mut pixels, columns));
@@ -405,6 +418,7 @@ impl Block<'_> {
             let from = &image[channel * plane + y * width + (first + before as isize) as usize..];
             // Reading whole squares is faster. The excess columns are overwritten below.
             let whole = (end - before).next_multiple_of(SQUARE);
+            // The last channels of an image have no slack behind them.
             let fits = (count - 1) * plane + whole <= from.len();
             let read = if fits { whole } else { end - before };
             let matrix =
@@ -419,7 +433,9 @@ impl Block<'_> {
     fn multiply(&self, points: &[f32], accumulators: &mut [f32]) -> Result<(), GemmError> {
         let Tiling { tile, channels, filters, terms, point, stride, accumulator, .. } = self.tiling;
         let (rows, packed) = (self.tiles.len(), PackedRhs::len(self.cpu, channels, filters));
-        let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
+        let (_, weights) = self.operands(self.group)?;
+        // One GEMM per point. Its rows are the tiles, `stride` apart, because the transform writes
+        // all points of a tile next to each other.
         let problem = |index: usize| {
             let len = (rows - 1) * stride + channels / terms;
             let places = part("transformed places", points, index * point, len)?;
@@ -437,6 +453,7 @@ impl Block<'_> {
             row_stride: accumulator,
             batch_stride: rows * accumulator,
         };
+        // Weights are packed and points are read in place, so the GEMMs need no workspace.
         run_batch(self.cpu, &problem, results, &mut [])
     }
 
@@ -445,6 +462,7 @@ impl Block<'_> {
         let (plane, tiles) = (self.geometry.window.output_len(), self.image_tiles());
         let planes = tiling.filters * plane;
         for image in self.tiles.start / tiles..self.tiles.end.div_ceil(tiles) {
+            // A block may begin and end within an image.
             let of_image = (image * tiles).max(self.tiles.start)..((image + 1) * tiles).min(self.tiles.end);
             let index = self.index(image);
             let (epilogue, origin) = (self.input.epilogue, origin(self.geometry, index));

@@ -3,9 +3,9 @@
 //! Steps in the usual order run on the register tile inside the micro-kernel. The rest run on the
 //! finished block while it is in cache.
 
+use super::GemmError;
 use super::kernels::RegisterActivation;
-use super::operand::check_extent;
-use super::{GemmError, Origin};
+use super::matrix::check_extent;
 /// The function that a [`Step`] applies to each element.
 pub use ort_cpu_vector::elementwise::Unary as Activation;
 use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
@@ -52,6 +52,16 @@ pub enum Step<'a> {
     Activate(Activation),
 }
 
+/// The position of a GEMM's first row in the slices that its epilogue names. It lets the GEMMs of a
+/// batch share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
+}
+
 /// An epilogue, split into what the micro-kernel does in registers and the rest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish<'a> {
@@ -72,6 +82,8 @@ impl<'a> Finish<'a> {
         rows: usize,
         columns: usize,
     ) -> Result<Self, GemmError> {
+        // All slices are checked once per GEMM, so that tiles index them without checks of their
+        // own.
         check_lengths(steps, [origin.bias_row + rows, origin.residual_row + rows, columns])?;
         let mut finish = Finish {
             row_bias: None,
@@ -90,6 +102,7 @@ impl<'a> Finish<'a> {
                 }
                 Step::ColumnBias(values) if stage < 2 => (finish.column_bias, stage) = (Some(values), 2),
                 Step::Residual { values, row_stride } if stage < 3 => {
+                    // An empty result may start beyond the end of its residual.
                     let first = (origin.residual_row * row_stride).min(values.len());
                     (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
@@ -103,6 +116,7 @@ impl<'a> Finish<'a> {
             }
             finish.rest = rest;
         }
+        // Steps of the rest run after the store, when the old C is gone.
         refuse_held(finish.rest)?;
         Ok(finish)
     }

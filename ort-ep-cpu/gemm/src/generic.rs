@@ -4,7 +4,7 @@
 
 use super::kernels::add_four_rows;
 pub use super::kernels::{Number, Widen};
-use super::operand::check_extent;
+use super::matrix::check_extent;
 use super::{Cpu, GemmError};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -69,6 +69,7 @@ pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     let needed = rows * columns;
     let len = c.len();
     let c = c.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    // Rows are independent, and each has a fixed order of additions, so the split changes no bits.
     let min_rows = (WORTH_A_TASK / (columns * k).max(1)).max(1);
     for_each_row_chunk_mut(cpu.threads, c, columns, min_rows, |first, chunk| {
         for (at, accumulators) in chunk.chunks_mut(columns).enumerate() {
@@ -97,6 +98,7 @@ fn multiply_row<T: Number, S: Widen<T>>(
     }
     for (block, accumulators) in accumulators.chunks_mut(COLUMNS).enumerate() {
         let len = accumulators.len();
+        // A unit of work is about four of these vectorised multiply-adds.
         spend(k * len / 4);
         let row = |step: usize| &b.values[step * b.strides[0] + block * COLUMNS..][..len];
         // Four rows of B per pass load and store each accumulator once for four multiply-adds.

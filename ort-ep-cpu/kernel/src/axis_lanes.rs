@@ -8,6 +8,7 @@
 use ort_core::ep::{RunCx, Unary};
 use ort_core::{Result, error, for_each_type};
 
+use crate::lane_fn::LaneFn;
 use crate::layout::around_axis;
 use crate::number::Real;
 use ort_cpu_threads::interrupt::{self, spending};
@@ -17,19 +18,6 @@ use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 const GRAIN: usize = 1 << 13;
 /// Lanes that are gathered at a time if their elements are not contiguous.
 const GATHERED: usize = 16;
-
-/// A function of one lane, in place. Types other than `f32` are converted to `f64`.
-pub trait LaneFn: Sync {
-    /// Applies the function to a lane of `f32`.
-    fn f32(&self, lane: &mut [f32]);
-    /// Applies the function to all columns of a block of `f32` at once. Returns false if it has no
-    /// loop for that.
-    fn f32_columns(&self, _block: &mut [f32], _inner: usize) -> bool {
-        false
-    }
-    /// Applies the function to a lane of any other type.
-    fn f64(&self, lane: &mut [f64]);
-}
 
 /// Applies `function` to each lane of input 0 along `axis` and writes output 0, which may share the
 /// input's memory.
@@ -69,6 +57,7 @@ fn lanes<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
             let start = first * block;
             interrupt::copy(&from[start..start + rows.len()], rows);
         }
+        // One buffer for all lanes of a thread; it stays empty for types with loops of their own.
         let mut scratch = Vec::new();
         for rows in rows.chunks_exact_mut(block) {
             match inner {
@@ -91,6 +80,7 @@ fn gathered<T: Real>(
 ) {
     let mut lanes = vec![T::default(); GATHERED.min(inner) * len];
     for start in (0..inner).step_by(GATHERED) {
+        // Several lanes at a time, because a cache line holds adjacent elements of that many lanes.
         let width = GATHERED.min(inner - start);
         for (at, row) in spending(2 * width, block.chunks_exact(inner)).enumerate() {
             for (lane, &x) in row[start..start + width].iter().enumerate() {

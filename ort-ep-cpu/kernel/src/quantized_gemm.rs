@@ -13,8 +13,8 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::dynamic_quantize::ByteQuantizer;
+use crate::matrix::{GemmTarget, Matrix};
 use crate::packed::Packed;
-use crate::real::{GemmTarget, Matrix};
 use crate::workspace::{refused, take};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
@@ -134,6 +134,7 @@ impl<'a> QuantizedWeights<'a> {
             QuantizedSource::Plain { bytes, unsigned } => {
                 QuantizedSource::Plain { bytes: &bytes[index * len..][..len], unsigned }
             }
+            // A slice of one matrix, so that both kinds of source need one type only.
             QuantizedSource::Packed(packed) => QuantizedSource::Packed(&packed[index..=index]),
         };
         QuantizedRhs {
@@ -156,6 +157,7 @@ pub struct QuantizedRhs<'a> {
 
 /// Returns the workspace in `f32` values for `count` quantized values, in whole cache lines.
 pub fn quantized_len(count: usize) -> usize {
+    // Workspaces are counted in `f32`, and each part starts at a cache line.
     count.div_ceil(size_of::<f32>()).next_multiple_of(16)
 }
 
@@ -193,9 +195,13 @@ impl QuantizedRhs<'_> {
                 PackedBytes::new(cpu, (packed, unsigned), self.shape).map_err(refused)?
             }
         };
+        // One factor per column: the scale of the rows times that of the column.
         let factors = take(&mut rest, columns)?;
+        // The range must be known before the first value can be quantized, so this reads `values`
+        // twice.
         let quantizer = ByteQuantizer::covering(cpu.isa, cpu.threads, values);
         quantizer.encode(cpu.isa, cpu.threads, values, quantized);
+        // A single zero point for all rows, because one range covers the whole left side.
         let zero = [quantizer.zero as i32];
         let lhs = QuantizedLhs { values: quantized, signed: false, rows, zeros: &zero };
         let factors = scaled(quantizer.scale, self.scales, factors);
@@ -208,6 +214,7 @@ impl QuantizedRhs<'_> {
 
 /// Multiplies a scale with one scale, or with the scale of each column.
 pub fn scaled<'a>(scale: f32, scales: &[f32], to: &'a mut [f32]) -> Factors<'a> {
+    // A single factor needs no vector of factors, which the kernel would load for each column.
     if let [one] = scales {
         return Factors::One(scale * one);
     }

@@ -8,6 +8,7 @@
 use ort_core::Result;
 use ort_core::dtype::Element;
 
+pub use crate::matrix::{GemmTarget, Matrix};
 use crate::packed::PackedWeight;
 use crate::quantized_gemm::QuantizedRhs;
 use crate::workspace::refused;
@@ -18,29 +19,6 @@ use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::softmax::{Softmax, softmax_row_in_place};
 
-/// A strided matrix: its values, its shape (rows, columns), and its strides.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a, T> {
-    /// The elements.
-    pub values: &'a [T],
-    /// Rows and columns.
-    pub shape: [usize; 2],
-    /// Elements from one row to the next, and from one column to the next.
-    pub strides: [usize; 2],
-}
-
-impl<'a, T> Matrix<'a, T> {
-    /// Creates a row-major matrix.
-    pub fn rows(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
-        Matrix { values, shape: [rows, columns], strides: [columns, 1] }
-    }
-
-    /// Creates the transpose of a row-major matrix of shape `[columns, rows]`.
-    pub fn transposed(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
-        Matrix { values, shape: [rows, columns], strides: [1, rows] }
-    }
-}
-
 /// The right side of a GEMM.
 #[derive(Clone, Copy)]
 pub enum Rhs<'a, T> {
@@ -50,28 +28,6 @@ pub enum Rhs<'a, T> {
     Packed(&'a PackedWeight),
     /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
     Quantized(QuantizedRhs<'a>),
-}
-
-/// The result of a GEMM.
-pub struct GemmTarget<'a, T> {
-    /// Holds the result.
-    pub values: &'a mut [T],
-    /// Stride from one row to the next.
-    pub row_stride: usize,
-    /// Whether the old values are added.
-    pub add: bool,
-}
-
-impl<'a, T> GemmTarget<'a, T> {
-    /// Overwrites the result.
-    pub fn write(values: &'a mut [T], row_stride: usize) -> GemmTarget<'a, T> {
-        GemmTarget { values, row_stride, add: false }
-    }
-
-    /// Adds to the result.
-    pub fn accumulate(values: &'a mut [T], row_stride: usize) -> GemmTarget<'a, T> {
-        GemmTarget { values, row_stride, add: true }
-    }
 }
 
 /// A type to compute in.
@@ -124,6 +80,8 @@ impl Real for f32 {
     }
 
     fn divide(values: &mut [f32], divisor: f32) {
+        // One division for all values; a product with the inverse is within one rounding of the
+        // quotient.
         Self::map(Unary::Affine { scale: 1.0 / divisor, shift: 0.0 }, values);
     }
 
@@ -151,6 +109,7 @@ impl Real for f32 {
             Rhs::Packed(packed) => packed.operand(cpu)?,
             Rhs::Quantized(weights) => return weights.multiply(cpu, lhs, target, workspace),
         };
+        // With a beta of 0 the GEMM never reads the old values, which may be uninitialized scratch.
         let beta = if target.add { 1.0 } else { 0.0 };
         let lhs = LhsOperand::Plain(strided(lhs)?);
         let gemm = Gemm { beta, ..Gemm::new(lhs, rhs) };
@@ -190,6 +149,7 @@ impl Real for f64 {
 
     fn softmax(row: &mut [f64]) {
         spend(8 * row.len().min(PIECE));
+        // `f64::max` drops NaN, but `exp(NaN - max)` brings it back for the whole row.
         let max = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
         pieces_mut(row).flatten().for_each(|value| *value = (*value - max).exp());
         let sum: f64 = pieces(row).flatten().sum();
@@ -265,10 +225,13 @@ fn evaluate(function: Unary, x: f64) -> f64 {
             }
         }
         Unary::Softsign => x / (1.0 + x.abs()),
+        // `exp` of a large number would overflow; this form takes only that of a negative one.
         Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
         Unary::Clip { min, max } => x.clamp(wide(min), wide(max)),
         Unary::Silu => x / (1.0 + (-x).exp()),
         Unary::Exp => x.exp(),
+        // No kernel in double precision asks for other functions. NaN would show a mistake in every
+        // test.
         _ => f64::NAN,
     }
 }

@@ -7,7 +7,18 @@ use super::code::without_comments_and_literals;
 use super::source::{Finding, Repository, SourceFile, report};
 
 /// The crates that the rule holds for.
-const CRATES: &[&str] = &["ort-alloc/", "ort-cli/", "ort-core/", "ort-runtime/", "ort-train/", "xtask/"];
+const CRATES: &[&str] = &[
+    "ort-alloc/",
+    "ort-build/",
+    "ort-cli/",
+    "ort-core/",
+    "ort-ep-cpu/",
+    "ort-numpy/",
+    "ort-runtime/",
+    "ort-testkit/",
+    "ort-train/",
+    "xtask/",
+];
 
 const MOST: usize = 6;
 

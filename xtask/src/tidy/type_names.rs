@@ -6,8 +6,29 @@ use super::code::without_comments_and_literals;
 use super::source::{Finding, Repository, SourceFile};
 
 /// The sources of the crates that the rule holds for.
-const SOURCES: &[&str] =
-    &["ort-alloc/src/", "ort-cli/src/", "ort-core/src/", "ort-runtime/src/", "ort-train/src/", "xtask/src/"];
+const SOURCES: &[&str] = &[
+    "ort-alloc/src/",
+    "ort-build/src/",
+    "ort-cli/src/",
+    "ort-core/src/",
+    "ort-ep-cpu/attention/src/",
+    "ort-ep-cpu/contrib/src/",
+    "ort-ep-cpu/conv/src/",
+    "ort-ep-cpu/elementwise/src/",
+    "ort-ep-cpu/gemm/src/",
+    "ort-ep-cpu/kernel/src/",
+    "ort-ep-cpu/media/src/",
+    "ort-ep-cpu/nn/src/",
+    "ort-ep-cpu/reduce/src/",
+    "ort-ep-cpu/src/",
+    "ort-ep-cpu/threads/src/",
+    "ort-ep-cpu/vector/src/",
+    "ort-numpy/src/",
+    "ort-runtime/src/",
+    "ort-testkit/src/",
+    "ort-train/src/",
+    "xtask/src/",
+];
 
 const MOST: usize = 2;
 

@@ -47,13 +47,14 @@ pub fn pack_rhs(
     strides: [usize; 2],
     packed: &mut [u8],
 ) -> Result<(), GemmError> {
-    super::super::operand::check_extent("a matrix of quantized values", values.len(), [k, columns], strides)?;
+    super::super::matrix::check_extent("a matrix of quantized values", values.len(), [k, columns], strides)?;
     let kernel = ByteKernel::of(cpu.isa);
     let ([panels, sums], len) = (lens(kernel, k, columns), packed.len());
     let too_short = GemmError::TooShort { what: "packed quantized values", needed: panels + sums, len };
     let packed = packed.get_mut(..panels + sums).ok_or(too_short)?;
     let (panels, sums) = packed.split_at_mut(panels);
     let (width, groups) = (kernel.packed_width(columns), k.div_ceil(4));
+    // The kernels multiply unsigned with signed bytes, and B is the signed side.
     let shift = if unsigned { 0x80 } else { 0 };
     let panel_len = width * groups * 4;
     for_each_chunk_mut(cpu.threads, panels, panel_len, |panel, to| {
@@ -72,6 +73,7 @@ pub fn pack_rhs(
             }
             to.fill(0);
             for (column, four) in to.chunks_exact_mut(4).take(count).enumerate() {
+                // Steps past k stay zero, so they add nothing.
                 for (at, to) in four.iter_mut().take(steps).enumerate() {
                     *to = values[(step + at) * strides[0] + (first + column) * strides[1]] ^ shift;
                 }
@@ -112,6 +114,8 @@ pub fn pack_filters_last(
         let count = (filters - panel * width).min(width);
         for column in spending(channels * positions, 0..count) {
             let filter = &values[(panel * width + column) * of_filter..][..of_filter];
+            // The order of `NhwcWindows`: all channels of a kernel position, then the next
+            // position.
             let mut groups = to.chunks_exact_mut(4 * width);
             for position in 0..positions {
                 let filter = &filter[position..];
@@ -150,6 +154,7 @@ fn sum_columns(
             let starts = &[[0, 0]];
             let part =
                 ByteColumns { bytes, starts, groups, step: 4 * width, panel: 0, width, columns: width };
+            // On the stack, for the widest panel of any kernel.
             let mut wide = [0_i32; 64];
             let part_sums = &mut wide[..width];
             column_sums(kernel, &part.check()?, &ones, part_sums);

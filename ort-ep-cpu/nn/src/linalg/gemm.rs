@@ -39,14 +39,18 @@ const PACKED: KernelDef = KernelDef {
     ..KernelDef::BASE
 };
 
-const PLAIN: KernelDef =
-    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| via_f32(cx, make_plain), ..KernelDef::BASE };
+const UNPACKED: KernelDef = KernelDef {
+    op: "Gemm",
+    types: &[("T", SINGLE)],
+    make: |cx| via_f32(cx, make_unpacked),
+    ..KernelDef::BASE
+};
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PACKED },
-    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PLAIN },
+    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..UNPACKED },
     KernelDef {
         op: "Gemm",
         types: &[("T", TypeSet::HIGH_PRECISION)],
@@ -91,7 +95,7 @@ impl Options {
     }
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Single { options: Options::new(cx)?, precision: cx.precision, rhs: None }))
 }
 
@@ -150,6 +154,8 @@ impl Single {
                 Step::Residual { values, row_stride: columns }
             }
             _ => {
+                // Any other addend is broadcast to the result first, which the GEMM then scales by
+                // beta.
                 spread(values, c.shape(), result, &[rows, columns])?;
                 return Ok((SmallVec::new(), self.options.beta));
             }

@@ -42,27 +42,27 @@ const PACKED: KernelDef = KernelDef {
     ..KernelDef::BASE
 };
 
-const PLAIN: KernelDef =
-    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| via_f32(cx, make_plain), ..PACKED };
+const UNPACKED: KernelDef =
+    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| via_f32(cx, make_unpacked), ..PACKED };
 
 /// `FusedMatMul` of `com.microsoft` without transposed batches. Other nodes are decomposed.
-const PLAIN_BATCH: KernelDef =
-    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
+const UNPACKED_BATCH: KernelDef =
+    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: keeps_batch_order, ..UNPACKED };
 
 /// `FusedMatMul` of the runtime. Half precision accumulates in a buffer of `float`, so only `float`
 /// may compute in place of the addend.
-const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
+const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..UNPACKED };
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef {
         domain: MICROSOFT,
         op: "FusedMatMul",
-        when: |node| has_plain_batches(node) && has_constant_matrix(node),
+        when: |node| keeps_batch_order(node) && has_constant_matrix(node),
         ..PACKED
     },
-    PLAIN_BATCH,
+    UNPACKED_BATCH,
     KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", SINGLE)], in_place: &[(3, 0)], ..PACKED },
     KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", HALF)], ..PACKED },
     KernelDef { types: &[("T", SINGLE)], in_place: &[(3, 0)], ..WITH_ADDENDS },
@@ -82,7 +82,7 @@ fn has_constant_matrix(node: &NodeView<'_>) -> bool {
 }
 
 /// Returns whether a `FusedMatMul` of `com.microsoft` does not transpose the batches.
-fn has_plain_batches(node: &NodeView<'_>) -> bool {
+fn keeps_batch_order(node: &NodeView<'_>) -> bool {
     ["transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
 }
 
@@ -119,7 +119,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Single { settings, precision: cx.precision, rhs, begins_with_residual: is_single(cx) }))
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let begins_with_residual = is_single(cx);
     let (settings, precision) = (Settings::new(cx)?, cx.precision);
     Ok(Box::new(Single { settings, precision, rhs: None, begins_with_residual }))
@@ -197,6 +197,8 @@ impl Single {
 impl Executable for Single {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let matmuls = self.matmuls(shapes.input(0), shapes.input(1))?;
+        // The workspace depends on how the GEMM reads B: packed and row-major operands need the
+        // least.
         let source = match &self.rhs {
             Some(_) => RhsSource::Packed,
             // With one column, a transposed side is contiguous.
@@ -256,8 +258,12 @@ impl Executable for Single {
                 };
                 Ok(Gemm {
                     alpha: self.settings.factor,
+                    // Ranges of k accumulate in the result. The first overwrites it, unless it
+                    // holds the residual.
                     beta: if adds || !is_first { 1.0 } else { 0.0 },
                     epilogue: if is_last { &steps } else { &[] },
+                    // The residual has the shape of the result, so each matmul of the batch has
+                    // rows of its own.
                     origin: Origin { bias_row: 0, residual_row: index * rows },
                     ..Gemm::new(lhs, sides.rhs(&matmuls, index, &part)?)
                 })

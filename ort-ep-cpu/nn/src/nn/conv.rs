@@ -40,17 +40,17 @@ const PACKED: KernelDef = KernelDef {
 };
 
 /// For weights that only the run knows.
-const PLAIN: KernelDef = KernelDef {
+const UNPACKED: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", SINGLE)],
     when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-    make: |cx| via_f32(cx, make_plain),
+    make: |cx| via_f32(cx, make_unpacked),
     ..KernelDef::BASE
 };
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PACKED },
     KernelDef {
         domain: MICROSOFT,
@@ -60,7 +60,7 @@ cpu_kernels![
         when: adds_in_place,
         ..PACKED
     },
-    KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
+    KernelDef { domain: MICROSOFT, op: "FusedConv", ..UNPACKED },
 ];
 
 /// Returns whether the result may be computed in place of the addend. With at most `STEPS` terms,
@@ -254,19 +254,19 @@ fn epilogue<'a, 'cx: 'a>(
 }
 
 /// A convolution with weights that only the run knows. Each run packs them.
-struct Plain {
+struct UnpackedConv {
     attrs: ort_core::ir::Attributes,
     groups: usize,
     activation: Option<Unary>,
     precision: Precision,
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (attrs, precision) = (cx.attrs().clone(), cx.precision);
-    Ok(Box::new(Plain { attrs, groups: groups_of(cx)?, activation: activation_of(cx)?, precision }))
+    Ok(Box::new(UnpackedConv { attrs, groups: groups_of(cx)?, activation: activation_of(cx)?, precision }))
 }
 
-impl Plain {
+impl UnpackedConv {
     fn geometry(&self, image: &[usize], weight: &[usize]) -> Result<ConvGeometry> {
         ensure!(weight.len() >= 3, InvalidArgument, "a weight of shape {weight:?}");
         let kernel: Vec<_> =
@@ -275,7 +275,7 @@ impl Plain {
     }
 }
 
-impl Executable for Plain {
+impl Executable for UnpackedConv {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
         let cpu = cpu_of(shapes.threads, self.precision, shapes.input(1), self.groups);

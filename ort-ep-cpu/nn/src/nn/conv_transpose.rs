@@ -41,7 +41,7 @@ cpu_kernels![
         op: "ConvTranspose",
         types: &[("T", SINGLE)],
         when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-        make: |cx| via_f32(cx, make_plain),
+        make: |cx| via_f32(cx, make_unpacked),
         ..KernelDef::BASE
     },
 ];
@@ -53,7 +53,7 @@ struct Transposed {
     weight: Option<(Shape, PackedFloats)>,
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Transposed { attrs: cx.attrs().clone(), groups: groups_of(cx)?, weight: None }))
 }
 

@@ -29,6 +29,7 @@ mod pool_global;
 mod pool_nhwc;
 mod pool_quantized;
 mod pool_reference;
+mod pool_windows;
 mod recurrent;
 mod rnn;
 mod rotary;

@@ -6,7 +6,7 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
 
-use super::pool::windows_of_pool;
+use super::pool_windows::windows_of_pool;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::quantized_byte::QuantizedByte;
 use ort_cpu_threads::interrupt::spend;

@@ -13,7 +13,7 @@ use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
 use smallvec::SmallVec;
 
-use super::pool::windows_of_pool;
+use super::pool_windows::windows_of_pool;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::quantized_byte::{QuantizedByte, scale, zero};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
@@ -90,6 +90,7 @@ impl Average {
     fn axes(&self, images: &Images<'_>) -> Result<Option<Vec<WindowAxis>>> {
         let Some(windows) = &self.windows else { return Ok(None) };
         let axes = windows.on(images.places)?;
+        // Pooling with one window over the image is global pooling under another name.
         let is_whole = axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0, 0]);
         Ok((!is_whole).then_some(axes))
     }
@@ -230,6 +231,7 @@ impl Rows<'_> {
             for (piece, sums) in sums.chunks_mut(PIECE).enumerate() {
                 spend(sums.len() / 4);
                 let row = row.get(piece * PIECE * axis.stride..).unwrap_or(&[]);
+                // A constant stride of 1 vectorizes; `step_by` does not.
                 if axis.stride == 1 {
                     for (sum, value) in sums.iter_mut().zip(row) {
                         *sum += (value.number() - x_zero) * x;
@@ -286,6 +288,7 @@ impl<T: QuantizedByte> SimdOp for OneRow<'_, T> {
         for row in &image_rows {
             rows.add(&self.image[row * width..][..width], sums);
         }
+        // Windows that reach into the padding divide by the places that they cover, or by all.
         let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
         rows.finish(leading as f32, sums, self.to);
     }
@@ -307,6 +310,7 @@ fn means<T: QuantizedByte>(
     scales: PoolScales,
 ) {
     let count: usize = images.places.iter().product();
+    // One multiplication per channel requantizes and divides by the count.
     let ratio = scales.x / (scales.y * count as f32);
     // The zero points are subtracted at once from the integer sum.
     let zeros = scales.x_zero as i64 * count as i64;
@@ -326,6 +330,7 @@ fn means<T: QuantizedByte>(
     for (image, to) in result.chunks_mut(images.inner).enumerate() {
         let quantized = &quantized[image * size..][..size];
         for_each_chunk_mut(threads, to, BLOCK, |block, to| {
+            // 64 bits: an image may have more places than 32-bit sums of bytes allow.
             let mut sums = [0_i64; BLOCK];
             let sums = &mut sums[..to.len()];
             dispatch(isa, SumBlock { quantized, inner: images.inner, first: block * BLOCK, sums });

@@ -4,8 +4,9 @@ use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 
 use crate::reduce::rows::{self, Magnitude, Plus, Scale, Square};
-use ort_cpu_kernel::axis_lanes::{LaneFn, apply};
+use ort_cpu_kernel::axis_lanes::apply;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::lane_fn::LaneFn;
 use ort_cpu_threads::interrupt::{self, pieces, pieces_mut};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::simd::slices::map_in_place;
@@ -42,26 +43,26 @@ enum Normalizer {
     L2,
 }
 
-fn make(cx: &mut CompileCx<'_>, lane: Normalizer) -> Result<Box<dyn Executable>> {
+fn make(cx: &mut CompileCx<'_>, normalizer: Normalizer) -> Result<Box<dyn Executable>> {
     let axis = cx.attrs().int("axis")?;
-    let function = Function { lane, isa: Isa::current() };
+    let function = Function { normalizer, isa: Isa::current() };
     Ok(Box::new(move |cx: &mut RunCx<'_>| apply(cx, axis, &function)))
 }
 
 fn make_lp(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let lane = if cx.attrs().int("p")? == 1 { Normalizer::L1 } else { Normalizer::L2 };
-    make(cx, lane)
+    let normalizer = if cx.attrs().int("p")? == 1 { Normalizer::L1 } else { Normalizer::L2 };
+    make(cx, normalizer)
 }
 
 struct Function {
-    lane: Normalizer,
+    normalizer: Normalizer,
     isa: Isa,
 }
 
 impl LaneFn for Function {
     fn f32(&self, lane: &mut [f32]) {
         let isa = self.isa;
-        match self.lane {
+        match self.normalizer {
             Normalizer::Softmax => softmax_row_in_place(isa, Softmax::Linear, lane),
             Normalizer::LogSoftmax => softmax_row_in_place(isa, Softmax::Log, lane),
             Normalizer::Hardmax => hardmax(lane, f32::is_nan, 1.0),
@@ -69,6 +70,8 @@ impl LaneFn for Function {
                 divide_f32(isa, lane, sum(lane, rows::combine(isa, Magnitude(), Plus, lane), f64::abs))
             }
             Normalizer::L2 => {
+                // The norm of a single-precision lane may be in range although its squares are not,
+                // so `sum` checks them.
                 let squares = sum(lane, rows::combine(isa, Square(), Plus, lane), |x| x * x);
                 divide_f32(isa, lane, squares.sqrt());
             }
@@ -76,9 +79,10 @@ impl LaneFn for Function {
     }
 
     fn f32_columns(&self, block: &mut [f32], inner: usize) -> bool {
-        let kind = match self.lane {
+        let kind = match self.normalizer {
             Normalizer::Softmax => Softmax::Linear,
             Normalizer::LogSoftmax => Softmax::Log,
+            // The others are rare on inner axes, so their lanes are gathered.
             _ => return false,
         };
         softmax_columns_in_place(self.isa, kind, inner, block);
@@ -88,8 +92,10 @@ impl LaneFn for Function {
     fn f64(&self, lane: &mut [f64]) {
         let greatest =
             elements(lane).fold(f64::NEG_INFINITY, |a, &b| if a > b || a.is_nan() { a } else { b });
-        match self.lane {
+        match self.normalizer {
             Normalizer::Softmax => {
+                // Double precision needs no polynomials of our own: these types are rare, and the
+                // platform's `exp` is exact enough.
                 pieces_mut(lane).flatten().for_each(|x| *x = (*x - greatest).exp());
                 let sum: f64 = elements(lane).sum();
                 pieces_mut(lane).flatten().for_each(|x| *x /= sum);
@@ -144,6 +150,7 @@ fn hardmax<T: Copy + PartialOrd + Default>(lane: &mut [T], is_nan: fn(T) -> bool
             best = place;
         }
     });
+    // In place, so the position is found before anything is written.
     interrupt::fill(lane, T::default());
     if let Some(chosen) = lane.get_mut(best) {
         *chosen = one;

@@ -11,7 +11,7 @@ use ort_core::ops::{Equation, Label};
 use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error};
 
-use super::einsum::{size_of_label, sizes};
+use super::subscripts::{size_of_label, sizes};
 use ort_cpu_kernel::number::{Number, Wide};
 use ort_cpu_threads::interrupt::{self, PIECE, Pace, in_blocks, pieces_mut, spend};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -73,6 +73,7 @@ impl Planner<'_> {
         let len = element_count(&shape)?;
         let start = self.end;
         self.end = start.checked_add(len).ok_or_else(|| error!(InvalidArgument, "an Einsum is too large"))?;
+        // Writing an intermediate counts as much as a multiplication per element.
         self.cost += len as f64;
         Ok(Term { labels, start, len })
     }
@@ -90,6 +91,8 @@ impl Planner<'_> {
     fn pair(&mut self, lhs: Term, rhs: Term, is_needed: &dyn Fn(Label) -> bool) -> Result<Pair> {
         let both = |label: &&Label| rhs.labels.contains(label);
         let shared: Vec<Label> = lhs.labels.iter().filter(both).copied().collect();
+        // A shared subscript that no later step reads is summed in this pair. Any other makes a
+        // batch of matmuls.
         let (batch, summed): (Vec<Label>, Vec<Label>) = shared.iter().partition(|label| is_needed(**label));
         let own = |of: &Term| of.labels.iter().filter(|label| !shared.contains(label)).copied().collect();
         let (rows, columns): (Vec<Label>, Vec<Label>) = (own(&lhs), own(&rhs));
@@ -97,6 +100,8 @@ impl Planner<'_> {
         self.cost += shape.iter().map(|size| *size as f64).product::<f64>();
         let lhs_to = self.ordered(&lhs, [&batch, &rows, &summed])?;
         let rhs_to = self.ordered(&rhs, [&batch, &summed, &columns])?;
+        // The order in which a matmul writes. A later step transposes the term only if it needs
+        // another order.
         let result = self.term([batch, rows, columns].concat())?;
         Ok(Pair { lhs: (lhs, lhs_to), rhs: (rhs, rhs_to), shape, result })
     }
@@ -105,6 +110,7 @@ impl Planner<'_> {
     fn cost_of(&self, lhs: &Term, rhs: &Term) -> f64 {
         let only_rhs: Vec<Label> =
             rhs.labels.iter().filter(|label| !lhs.labels.contains(label)).copied().collect();
+        // Each subscript of either side is one loop; shared ones count once.
         self.size(&lhs.labels) * self.size(&only_rhs)
     }
 
@@ -147,6 +153,7 @@ impl Contraction {
             operands.push(planner.term(kept)?);
         }
         let (pairs, last) = Self::order(&mut planner, operands.clone(), &equation.output)?;
+        // The strided loop needs no workspace, so the plan must gain much.
         let worth = planner.cost * GAIN < at_once;
         let (len, output) = (planner.end, equation.output.clone());
         Ok(worth.then_some(Contraction { sizes, operands, pairs, last, output, len }))
@@ -194,6 +201,7 @@ impl Contraction {
             let [lhs, rhs] = from.as_slice() else { return Err(error!(Fail, "a pair of one")) };
             multiply(threads, pair.shape, [lhs, rhs], to);
         }
+        // The result is narrowed only here: intermediates keep the accumulator type.
         let walk = self.walk(&self.last, &self.output);
         let last = work.get(self.last.start..self.last.start + self.last.len);
         let last = last.ok_or_else(too_short)?;

@@ -9,6 +9,7 @@ use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::contraction::Contraction;
+use super::subscripts::{size_of_label, sizes};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
@@ -42,28 +43,6 @@ cpu_kernels![
         ..KernelDef::BASE
     },
 ];
-
-/// Returns the size of each subscript of an equation. Sizes of 1 are broadcast.
-pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
-    let mut sizes: Vec<(Label, usize)> = Vec::new();
-    for (labels, shape) in equation.inputs.iter().zip(shapes) {
-        for (&label, &size) in labels.iter().zip(*shape) {
-            match sizes.iter_mut().find(|(known, _)| *known == label) {
-                None => sizes.push((label, size)),
-                Some((_, known)) if *known == size || size == 1 => {}
-                Some((_, known)) if *known == 1 => *known = size,
-                Some((_, known)) => {
-                    return Err(error!(InvalidArgument, "a subscript has sizes {known} and {size}"));
-                }
-            }
-        }
-    }
-    Ok(sizes)
-}
-
-pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
-    sizes.iter().find(|(known, _)| *known == label).map_or(1, |(_, size)| *size)
-}
 
 /// Returns the bytes of the accumulator type of `dtype`.
 fn wide_bytes(dtype: DType) -> Result<usize> {
@@ -161,6 +140,8 @@ impl Sum {
         let grain = (GRAIN / terms.max(1)).max(1);
         for_each_row_chunk_mut(threads, to, 1, grain, |first, piece| {
             let mut places = vec![0usize; operands.len()];
+            // Offsets advance with the counters, so the inner loop has neither multiplications nor
+            // divisions.
             let mut counters = vec![0usize; self.summed.len()];
             let mut uncounted = 0;
             for (index, to) in piece.iter_mut().enumerate() {
@@ -226,6 +207,7 @@ impl Roles {
             labels.filter(|label| a.contains(label) == in_a && b.contains(label) == in_b).collect()
         };
         let summed = equation.summed();
+        // A subscript that one operand alone sums would be a reduction before the matmul.
         let shared = summed.iter().all(|label| a.contains(label) && b.contains(label));
         shared.then(|| Roles {
             batch: of_output(true, true),
@@ -328,6 +310,7 @@ impl Executable for EinsumMatmul {
             return Ok(());
         }
         let [lhs_len, rhs_len, result_len, work_len] = steps.lens(threads)?;
+        // Axes in matmul order need no copy, which is the usual case.
         let lhs = permuted(&steps.lhs, a, take(&mut rest, lhs_len)?);
         let rhs = permuted(&steps.rhs, b, take(&mut rest, rhs_len)?);
         let moved = take(&mut rest, result_len)?;

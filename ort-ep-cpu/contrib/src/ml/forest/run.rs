@@ -6,7 +6,8 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::SmallVec;
 
-use super::layout::{Forest, Node, Number, Places, Tree, Trees, Values, Width};
+use super::layout::{Forest, Node, Places, Trees, Values, Width};
+use super::plan::{Number, Tree};
 use super::shallow::ROWS;
 use super::walk::{WIDTH, walk};
 use super::{Aggregate, Shape};
