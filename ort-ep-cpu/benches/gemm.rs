@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ort_ep_cpu::gemm::{
-    AOperand, BOperand, Batch, Cpu, Gemm, PackedB, Strided, pack_b, run_batch, workspace_len,
+    Batch, Cpu, Gemm, LhsOperand, PackedRhs, RhsOperand, Strided, pack_rhs, run_batch, workspace_len,
 };
 use ort_ep_cpu::parallel::Pool;
 use ort_ep_cpu::simd::isa::Isa;
@@ -31,11 +31,11 @@ fn best(mut call: impl FnMut()) -> f64 {
 fn peak(cpu: Cpu) -> f64 {
     let (m, n, k) = (8, 48, 192);
     let (a, b) = (vec![0.5; m * k], vec![0.25; n * k]);
-    let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
-    pack_b(cpu, &b, [k, n], [n, 1], &mut packed).unwrap();
+    let mut packed = vec![0.0; PackedRhs::len(cpu, k, n)];
+    pack_rhs(cpu, &b, [k, n], [n, 1], &mut packed).unwrap();
     let gemm = Gemm::new(
-        AOperand::Plain(Strided::row_major(&a, m, k).unwrap()),
-        BOperand::Packed(PackedB::new(cpu, &packed, k, n).unwrap()),
+        LhsOperand::Plain(Strided::row_major(&a, m, k).unwrap()),
+        RhsOperand::Packed(PackedRhs::new(cpu, &packed, k, n).unwrap()),
     );
     let mut c = vec![0.0; m * n];
     let seconds = best(|| (0..100).for_each(|_| gemm.run(cpu, black_box(&mut c), n, &mut []).unwrap()));
@@ -46,23 +46,23 @@ fn peak(cpu: Cpu) -> f64 {
 fn product(cpu: Cpu, [m, n, k]: [usize; 3], packed: bool) -> f64 {
     let copies = if packed { (64 << 20) / (4 * n * k) + 1 } else { 1 };
     let (a, b) = (vec![0.5; m * k], vec![0.25; n * k]);
-    let len = PackedB::len(cpu, k, n);
+    let len = PackedRhs::len(cpu, k, n);
     let mut weights = vec![0.0; len * copies];
     for copy in weights.chunks_mut(len) {
-        pack_b(cpu, &b, [k, n], [n, 1], copy).unwrap();
+        pack_rhs(cpu, &b, [k, n], [n, 1], copy).unwrap();
     }
     let mut c = vec![0.0; m * n];
-    let left = AOperand::Plain(Strided::row_major(&a, m, k).unwrap());
+    let lhs = LhsOperand::Plain(Strided::row_major(&a, m, k).unwrap());
     let mut turn = 0;
-    let plain = BOperand::Plain(Strided::row_major(&b, k, n).unwrap());
+    let plain = RhsOperand::Plain(Strided::row_major(&b, k, n).unwrap());
     let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], plain.source())];
     let seconds = best(|| {
         turn = (turn + 1) % copies;
-        let right = match packed {
-            true => BOperand::Packed(PackedB::new(cpu, &weights[turn * len..], k, n).unwrap()),
+        let rhs = match packed {
+            true => RhsOperand::Packed(PackedRhs::new(cpu, &weights[turn * len..], k, n).unwrap()),
             false => plain,
         };
-        Gemm::new(left, right).run(cpu, black_box(&mut c), n, &mut workspace).unwrap();
+        Gemm::new(lhs, rhs).run(cpu, black_box(&mut c), n, &mut workspace).unwrap();
     });
     2.0 * (m * n * k) as f64 / seconds / 1e9
 }
@@ -72,11 +72,11 @@ fn heads(cpu: Cpu, count: usize, [m, n, k]: [usize; 3]) -> f64 {
     let (a, b) = (vec![0.5; count * m * k], vec![0.25; count * n * k]);
     let mut c = vec![0.0; count * m * n];
     let problem = |index: usize| {
-        let left = Strided::row_major(&a[index * m * k..], m, k)?;
-        let right = Strided::row_major(&b[index * n * k..], n, k)?.transposed();
-        Ok(Gemm::new(AOperand::Plain(left), BOperand::Plain(right)))
+        let lhs = Strided::row_major(&a[index * m * k..], m, k)?;
+        let rhs = Strided::row_major(&b[index * n * k..], n, k)?.transposed();
+        Ok(Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Plain(rhs)))
     };
-    let source = problem(0).unwrap().b.source();
+    let source = problem(0).unwrap().rhs.source();
     let mut workspace = vec![0.0; workspace_len(cpu, count, [m, n, k], source)];
     let seconds = best(|| {
         let batch = Batch { values: black_box(&mut c), count, row_stride: n, batch_stride: m * n };

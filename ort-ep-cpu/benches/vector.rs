@@ -9,7 +9,7 @@ use ort_ep_cpu::vector::activation::Activation;
 use ort_ep_cpu::vector::convert::{bf16_from_f32, f16_from_f32, f32_from_f16};
 use ort_ep_cpu::vector::depthwise::DepthwisePlan;
 use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
-use ort_ep_cpu::vector::dynamic_code::DynamicCode;
+use ort_ep_cpu::vector::dynamic_quantization::DynamicQuantization;
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
 use ort_ep_cpu::vector::norm::{layer_norm_row, rms_norm_row};
 use ort_ep_cpu::vector::pool::{Pool, PoolPlan, scratch_len};
@@ -244,9 +244,9 @@ fn training(filter: &str, isa: Isa) {
             },
         );
     }
-    let (numbers, mut codes) = (values(256), vec![0; 256]);
+    let (numbers, mut quantized) = (values(256), vec![0; 256]);
     row(filter, &format!("training: code of 8 bits {}", isa.name()), 256.0, "elements", || {
-        black_box(DynamicCode::signed().encode(black_box(&numbers), &mut codes));
+        black_box(DynamicQuantization::signed().encode(black_box(&numbers), &mut quantized));
     });
 }
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use half::f16;
 use ort_ep_cpu::attention::{Attention, Elements, Mask, Rows, Sizes};
 use ort_ep_cpu::gemm::{
-    AOperand, BOperand, Blocks, Cpu, Gemm, Numbers, PackedB, Precision, Strided, Zeros, pack_b, workspace_len,
+    Blocks, Cpu, Gemm, LhsOperand, Numbers, PackedRhs, Precision, RhsOperand, Strided, Zeros, pack_rhs,
+    workspace_len,
 };
 use ort_ep_cpu::simd::blocks::{BlockLayout, arrange};
 
@@ -105,22 +106,22 @@ const LAYERS: [(&str, [usize; 3]); 8] = [
 ];
 
 fn layer(cpu: Cpu, [m, n, k]: [usize; 3]) -> [f64; 2] {
-    let len = PackedB::len(cpu, k, n);
+    let len = PackedRhs::len(cpu, k, n);
     let copies = (256 << 20) / (4 * len) + 2;
     let mut weights = vec![0.0; len * copies];
     let b = vec![0.25; n * k];
     for copy in weights.chunks_mut(len) {
-        pack_b(cpu, &b, [k, n], [n, 1], copy).unwrap();
+        pack_rhs(cpu, &b, [k, n], [n, 1], copy).unwrap();
     }
     let (a, mut c) = (vec![0.5; m * k], vec![0.0; m * n]);
-    let left = AOperand::Plain(Strided::row_major(&a, m, k).unwrap());
+    let lhs = LhsOperand::Plain(Strided::row_major(&a, m, k).unwrap());
     let mut turn = 0;
-    let source = BOperand::Packed(PackedB::new(cpu, &weights, k, n).unwrap()).source();
+    let source = RhsOperand::Packed(PackedRhs::new(cpu, &weights, k, n).unwrap()).source();
     let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], source)];
     time(|| {
         turn = (turn + 1) % copies;
-        let packed = PackedB::new(cpu, &weights[turn * len..], k, n).unwrap();
-        Gemm::new(left, BOperand::Packed(packed)).run(cpu, &mut c, n, &mut workspace).unwrap();
+        let packed = PackedRhs::new(cpu, &weights[turn * len..], k, n).unwrap();
+        Gemm::new(lhs, RhsOperand::Packed(packed)).run(cpu, &mut c, n, &mut workspace).unwrap();
     })
 }
 
@@ -140,10 +141,10 @@ fn read(cpu: Cpu, bytes: usize) -> [f64; 2] {
 fn nbits(cpu: Cpu, [n, k]: [usize; 2], in_bytes: bool) -> [f64; 2] {
     let blocks = k / 32;
     let copies = (128 << 20) / (n * k / 2) + 2;
-    let codes: Vec<u8> = (0..copies * n * k / 2).map(|i| (i * 31) as u8).collect();
+    let quantized: Vec<u8> = (0..copies * n * k / 2).map(|i| (i * 31) as u8).collect();
     let scales: Vec<u8> = (0..copies * n * blocks).flat_map(|_| 0.01_f32.to_ne_bytes()).collect();
     let zeros = vec![0x78_u8; copies * n * blocks.div_ceil(2)];
-    let left: Vec<f32> = (0..k).map(|i| (i % 17) as f32 - 8.0).collect();
+    let lhs: Vec<f32> = (0..k).map(|i| (i % 17) as f32 - 8.0).collect();
     let layout = BlockLayout { bits: 4, block: 32 };
     let mut memory = vec![0.0; Blocks::bytes_side_len(layout, k).max(k)];
     let (mut to, mut turn) = (vec![0.0; n], 0);
@@ -152,16 +153,16 @@ fn nbits(cpu: Cpu, [n, k]: [usize; 2], in_bytes: bool) -> [f64; 2] {
         let blocks = Blocks::new(
             layout,
             [k, n],
-            &codes[turn * n * k / 2..][..n * k / 2],
+            &quantized[turn * n * k / 2..][..n * k / 2],
             Numbers::F32(&scales[turn * n * blocks * 4..][..n * blocks * 4]),
-            Zeros::Codes(&zeros[turn * n * blocks.div_ceil(2)..][..n * blocks.div_ceil(2)]),
+            Zeros::Quantized(&zeros[turn * n * blocks.div_ceil(2)..][..n * blocks.div_ceil(2)]),
         )
         .unwrap();
         if in_bytes {
             let len = Blocks::bytes_side_len(layout, k);
-            blocks.multiply_few_bytes(cpu, &left, 1, &mut memory[..len], &mut to).unwrap();
+            blocks.multiply_few_bytes(cpu, &lhs, 1, &mut memory[..len], &mut to).unwrap();
         } else {
-            arrange(layout, &left, &mut memory[..k]);
+            arrange(layout, &lhs, &mut memory[..k]);
             blocks.multiply_few(cpu, &memory[..k], 1, &mut to).unwrap();
         }
     })

@@ -7,6 +7,7 @@
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "models are tests")]
 
+mod affinity;
 #[path = "../../ort-alloc/src/budget.rs"]
 pub mod budget;
 #[path = "../../ort-alloc/src/category.rs"]
@@ -17,7 +18,6 @@ mod error;
 mod interrupt;
 #[path = "../../ort-ep-cpu/threads/src/pool.rs"]
 pub mod pool;
-mod processors;
 mod sync;
 
 mod budget_models;

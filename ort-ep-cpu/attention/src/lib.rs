@@ -43,7 +43,7 @@ use task::Task;
 
 use ort_cpu_gemm::{Cpu, Pairing};
 use ort_cpu_threads::interrupt::spend;
-use ort_cpu_threads::parallel::{LineBlock, Lines};
+use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 use ort_cpu_vector::convert::{f32_from_bf16, f32_from_f16};
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::Isa;
@@ -303,7 +303,7 @@ impl Attention<'_> {
         if scratch.len() < cpu.threads * part_len {
             return Err(Refused("the scratch of an attention is too short"));
         }
-        let lines = Lines::new(to, [batch, heads, queries], strides, value_size);
+        let lines = StridedRows::new(to, [batch, heads, queries], strides, value_size);
         let lines = lines.ok_or(Refused("results overlap, or lie outside their tensor"))?;
         let block = sizes.block(cpu.threads);
         let is_few = block[0] * block[1] <= FEW;
@@ -346,7 +346,7 @@ impl Attention<'_> {
     }
 
     /// Computes a few queries, one after the other for each block of keys.
-    fn run_few(&self, isa: Isa, mut block: LineBlock<'_, f32>, scratch: &mut [f32]) {
+    fn run_few(&self, isa: Isa, mut block: RowBlock<'_, f32>, scratch: &mut [f32]) {
         let Sizes { size, value_size, .. } = self.sizes;
         let (queries, rest) = scratch.split_at_mut(FEW * size);
         let (scores, rest) = rest.split_at_mut(KEYS);
@@ -360,7 +360,7 @@ impl Attention<'_> {
             let to = &mut queries[line * size..][..size];
             match self.queries_from([batch, head, query]) {
                 Some(from) => to.copy_from_slice(&from[..size]),
-                None => to.copy_from_slice(block.line([head, query])),
+                None => to.copy_from_slice(block.row([head, query])),
             }
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
             if let Some(sinks) = self.sinks {
@@ -368,7 +368,7 @@ impl Attention<'_> {
                 *seen = (sinks[head], 1.0);
             }
             // The query was copied out, so its row can now accumulate the result.
-            block.line([head, query]).fill(0.0);
+            block.row([head, query]).fill(0.0);
             let span = self.span(batch, query);
             if !span.is_empty() {
                 all = all.start.min(span.start)..all.end.max(span.end);
@@ -409,7 +409,7 @@ impl Attention<'_> {
                     scores.iter_mut().zip(added).for_each(|(score, added)| *score += *added);
                 }
                 let factor = weigh_row(isa, scores, &mut seen.0, &mut seen.1);
-                let result = block.line([place[1], place[2]]);
+                let result = block.row([place[1], place[2]]);
                 mix(
                     isa,
                     &values.values[(start - first) * values.stride..],
@@ -423,7 +423,7 @@ impl Attention<'_> {
         for (line, (_, sum)) in seen.iter().take(count).enumerate() {
             let [_, head, query] = places.at(line);
             let scale = self.final_factor(*sum);
-            unary_in_place(isa, Unary::Affine { scale, shift: 0.0 }, block.line([head, query]));
+            unary_in_place(isa, Unary::Affine { scale, shift: 0.0 }, block.row([head, query]));
         }
     }
 
@@ -442,7 +442,7 @@ struct Places {
 }
 
 impl Places {
-    fn new(block: &LineBlock<'_, f32>) -> Places {
+    fn new(block: &RowBlock<'_, f32>) -> Places {
         let [heads, queries] = block.ranges.clone();
         Places { batch: block.outer, heads, queries }
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::{Attention, KEYS, Mask, PANELS, Places, Sizes, Strip};
 use ort_cpu_gemm::{Cpu, Pairing};
 use ort_cpu_threads::interrupt::spend;
-use ort_cpu_threads::parallel::LineBlock;
+use ort_cpu_threads::parallel::RowBlock;
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::attention::{Change, Product, Seen, WIDTH, change, multiply, weigh};
 use ort_cpu_vector::simd::{Isa, transpose_tiles};
@@ -21,7 +21,7 @@ pub(super) struct Task<'a, 'b> {
     isa: Isa,
     /// Makes bf16 pairs, if the matmuls use them.
     pairs: Option<Pairing>,
-    block: LineBlock<'b, f32>,
+    block: RowBlock<'b, f32>,
     places: Places,
     /// Queries of a panel.
     width: usize,
@@ -39,7 +39,7 @@ struct Panel {
 }
 
 impl<'a, 'b> Task<'a, 'b> {
-    pub(super) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: LineBlock<'b, f32>) -> Task<'a, 'b> {
+    pub(super) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: RowBlock<'b, f32>) -> Task<'a, 'b> {
         let places = Places::new(&block);
         let panels = places.len().div_ceil(WIDTH).max(1);
         let width = places.len().div_ceil(panels).next_multiple_of(16).min(WIDTH);
@@ -153,7 +153,7 @@ impl<'a, 'b> Task<'a, 'b> {
                 }
                 _ => {
                     for (next, row) in rows.chunks_exact_mut(size).take(count).enumerate() {
-                        row.copy_from_slice(self.block.line([head, query + next]));
+                        row.copy_from_slice(self.block.row([head, query + next]));
                     }
                     turn(self.isa, [count, size], (&*rows, size), to);
                 }
@@ -250,7 +250,7 @@ impl<'a, 'b> Task<'a, 'b> {
         for ((column, line), row) in panel.lines.clone().enumerate().zip(rows.chunks_exact(value_size)) {
             let [_, head, query] = self.places.at(line);
             let factor = self.attention.final_factor(panel.seen.sum[column]);
-            let to = self.block.line([head, query]);
+            let to = self.block.row([head, query]);
             to.iter_mut().zip(row).for_each(|(to, value)| *to = value * factor);
         }
     }
@@ -264,7 +264,7 @@ fn turn(
     (to, to_stride): (&mut [f32], usize),
 ) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
-    let done = transpose_tiles(isa, (rows, columns), source, from_stride, target, to_stride);
+    let done = transpose_tiles(isa, [rows, columns], source, from_stride, target, to_stride);
     for row in 0..rows {
         // What the 8-by-8 tiles did not cover.
         let first = if row < done.0 { done.1 } else { 0 };

@@ -6,7 +6,9 @@
 use ort_cpu_gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target, Terms};
 use ort_cpu_gemm::{Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
-use ort_cpu_vector::depthwise_codes::{CodeTaps, Requantize, Sums, convolve_plane, plane_len};
+use ort_cpu_vector::depthwise_quantized::{
+    PlaneTarget, QuantizedTaps, Requantize, SourcePlane, convolve_plane, plane_len,
+};
 
 /// Filters packed as rows of signed bytes: for each kernel position, the channels in whole groups
 /// of four.
@@ -39,7 +41,7 @@ pub fn packed_filters_len(shape: [usize; 3]) -> usize {
 ///
 /// If a slice is too short or not aligned.
 pub fn pack_filters(
-    (codes, unsigned): (&[u8], bool),
+    (values, unsigned): (&[u8], bool),
     shape: [usize; 3],
     packed: &mut [u8],
 ) -> Result<(), GemmError> {
@@ -48,9 +50,10 @@ pub fn pack_filters(
     let packed =
         packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
     let needed = filters * channels * positions;
-    if codes.len() < needed {
-        return Err(GemmError::TooShort { what: "filters", needed, len: codes.len() });
+    if values.len() < needed {
+        return Err(GemmError::TooShort { what: "filters", needed, len: values.len() });
     }
+    // Groups of four are padded with zeros, which add nothing to a dot product of four bytes.
     packed.fill(0);
     if needed == 0 {
         return Ok(());
@@ -60,16 +63,21 @@ pub fn pack_filters(
         .map_err(|_| GemmError::Shape("memory for packed filters is not aligned"))?;
     let (rows, ones) = rows.split_at_mut(row * filters);
     let (flip, stride) = (if unsigned { 0x80 } else { 0 }, row / positions);
-    let filters = rows.chunks_exact_mut(row).zip(codes.chunks_exact(channels * positions));
-    for ((to, codes), sum) in filters.zip(sums) {
+    let filters = rows.chunks_exact_mut(row).zip(values.chunks_exact(channels * positions));
+    for ((to, values), sum) in filters.zip(sums) {
         for (position, to) in to.chunks_exact_mut(stride).enumerate() {
-            let codes = codes[position..].iter().step_by(positions);
-            for (to, code) in to.iter_mut().zip(codes) {
+            // Channels come last: the four bytes that one instruction multiplies are four channels
+            // of one position.
+            let values = values[position..].iter().step_by(positions);
+            for (to, code) in to.iter_mut().zip(values) {
                 *to = code ^ flip;
+                // The sums correct for the image's zero point, so they count the shifted bytes that
+                // the kernel multiplies.
                 *sum = sum.wrapping_add(i32::from(*to as i8));
             }
         }
     }
+    // Multiplied with a row of ones, the windows yield their own sums.
     ones.chunks_exact_mut(stride).for_each(|to| to[..channels].fill(1));
     Ok(())
 }
@@ -97,7 +105,7 @@ impl<'a> PackedFilters<'a> {
 
 /// A quantized convolution.
 #[derive(Clone, Copy, Debug)]
-pub struct CodeConv<'a> {
+pub struct QuantizedConv<'a> {
     /// All channels of all images, and whether the values are signed.
     pub image: (&'a [u8], bool),
     /// The zero point of the image.
@@ -120,11 +128,11 @@ pub struct CodeConv<'a> {
 #[derive(Debug)]
 pub enum ConvTarget<'a> {
     /// They are stored as they are.
-    Sums(&'a mut [i32]),
+    Accumulators(&'a mut [i32]),
     /// They are requantized, with a factor per filter.
-    Codes {
+    Quantized {
         /// The quantized result.
-        codes: &'a mut [u8],
+        values: &'a mut [u8],
         /// One factor per filter.
         factors: &'a [f32],
         /// The zero point of the result.
@@ -140,17 +148,19 @@ pub enum ConvTarget<'a> {
 /// # Errors
 ///
 /// If sizes overflow.
-pub fn code_conv_workspace_len(cpu: Cpu, window: Window, shape: [usize; 3]) -> Result<usize, GemmError> {
+pub fn quantized_conv_workspace_len(cpu: Cpu, window: Window, shape: [usize; 3]) -> Result<usize, GemmError> {
     // Two `i32` terms per filter, padded to a cache line.
     let terms = shape[0].saturating_mul(8).next_multiple_of(64);
-    let image = match CodeTaps::fits(&window) && shape[1] == 1 {
+    let image = match QuantizedTaps::fits(&window) && shape[1] == 1 {
+        // `run_depthwise` cuts the filters into two parts per thread, to balance threads of unequal
+        // speed.
         true => plane_len(&window).saturating_mul(cpu.threads.max(1) * 2),
         false => ByteWindows::new(cpu, window, shape[1])?.copy_len(),
     };
     Ok(terms.saturating_add(image))
 }
 
-impl CodeConv<'_> {
+impl QuantizedConv<'_> {
     /// Computes all images.
     ///
     /// # Errors
@@ -158,17 +168,18 @@ impl CodeConv<'_> {
     /// If shapes do not match or a slice is too short.
     pub fn run(&self, cpu: Cpu, mut target: ConvTarget<'_>, workspace: &mut [u8]) -> Result<(), GemmError> {
         let [filters, channels, positions] = self.filters.shape;
-        let needed = code_conv_workspace_len(cpu, self.window, self.filters.shape)?;
+        let needed = quantized_conv_workspace_len(cpu, self.window, self.filters.shape)?;
         let len = workspace.len();
         if len < needed {
             return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
         }
         let fits = |len: usize| matches!(len, 0 | 1) || len == filters;
         let (plane, input) = (self.window.output_len(), self.window.input_len());
+        // A group of an image has channels and filters of its own, so it is a GEMM of its own.
         let units = self.batch * self.groups;
         let (results, factors) = match &target {
-            ConvTarget::Sums(sums) => (sums.len(), filters),
-            ConvTarget::Codes { codes, factors, .. } => (codes.len(), factors.len()),
+            ConvTarget::Accumulators(accumulators) => (accumulators.len(), filters),
+            ConvTarget::Quantized { values, factors, .. } => (values.len(), factors.len()),
         };
         let shapes_fit = fits(self.filter_zeros.len())
             && (self.bias.is_empty() || self.bias.len() == filters)
@@ -186,6 +197,8 @@ impl CodeConv<'_> {
             .map_err(|_| GemmError::Shape("the workspace of a convolution is not aligned"))?;
         let (row_terms, rest): (&mut [i32], _) = terms.split_at_mut(filters);
         let minus_zeros = &mut rest[..filters];
+        // The kernels multiply unsigned bytes of the image with signed bytes of filters. A signed
+        // image is shifted by 128, and its zero point with it.
         let image_zero = self.image_zero + if self.image.1 { 128 } else { 0 };
         for filter in 0..filters {
             let zero = self.filter_zero(filter);
@@ -198,12 +211,16 @@ impl CodeConv<'_> {
         }
         let of_image = [if self.image.1 { 0x80 } else { 0 }, image_zero as u8];
         let terms = [&*row_terms, &*minus_zeros];
-        if channels == 1 && CodeTaps::fits(&self.window) {
+        // With one channel, three of the four bytes of a group would be padding. The depthwise loop
+        // fills them with neighbours along the row instead.
+        if channels == 1 && QuantizedTaps::fits(&self.window) {
             return self.run_depthwise(cpu, of_image, terms, target, scratch);
         }
         let windows = ByteWindows::new(cpu, self.window, channels)?;
         for unit in 0..units {
             let image = &self.image.0[unit * channels * input..][..channels * input];
+            // All GEMMs share one copy of windows in turn. The threads split each GEMM, so the copy
+            // stays in cache and needs memory once.
             windows.fill(cpu, image, of_image, scratch)?;
             self.run_group(cpu, &windows, (unit, terms), &mut target, scratch)?;
         }
@@ -234,23 +251,23 @@ impl CodeConv<'_> {
         let has_zeros = minus_zeros.iter().any(|zero| *zero != 0);
         let ones = ByteRows::new(self.filters.ones, [1, groups], groups * 4)?;
         let gemm = IntegerGemm {
-            left: ByteRows::new(rows, [of_group, groups], groups * 4)?,
-            right: windows.columns(cpu, bytes)?,
-            signed_left: true,
+            lhs: ByteRows::new(rows, [of_group, groups], groups * 4)?,
+            rhs: windows.columns(cpu, bytes)?,
+            signed_lhs: true,
             terms: Terms {
                 rows: &row_terms[first..first + of_group],
                 // Symmetric filters need no window sums, which cost an extra row of the GEMM.
                 window_sums: has_zeros.then_some((minus_zeros, ones)),
                 ..Terms::default()
             },
-            line: windows.line(),
+            strip: windows.strip(),
             row_stride: plane,
         };
         let place = unit * of_group * plane;
         let target = match target {
-            ConvTarget::Sums(sums) => Target::Sums(&mut sums[place..]),
-            ConvTarget::Codes { codes, factors, zero, signed } => Target::Codes {
-                codes: &mut codes[place..],
+            ConvTarget::Accumulators(accumulators) => Target::Accumulators(&mut accumulators[place..]),
+            ConvTarget::Quantized { values, factors, zero, signed } => Target::Quantized {
+                values: &mut values[place..],
                 factors: Factors::Rows(&factors[first..first + of_group]),
                 zero: *zero,
                 signed: *signed,
@@ -270,13 +287,14 @@ impl CodeConv<'_> {
     ) -> Result<(), GemmError> {
         let [filters, _, positions] = self.filters.shape;
         let (plane, input) = (self.window.output_len(), self.window.input_len());
-        let convolve = |unit: usize, to: Sums<'_>, scratch: &mut [u8]| {
+        let convolve = |unit: usize, to: PlaneTarget<'_>, scratch: &mut [u8]| {
             let (image, filter) = (unit / filters, unit % filters);
             let channel = image * self.groups + filter / (filters / self.groups);
             let weights = &self.filters.rows[filter * positions * 4..][..positions * 4];
-            let taps = CodeTaps::new(&self.window, weights, [row_terms[filter], minus_zeros[filter]]);
+            let taps = QuantizedTaps::new(&self.window, weights, [row_terms[filter], minus_zeros[filter]]);
             let image = &self.image.0[channel * input..][..input];
-            convolve_plane(cpu.isa, &self.window, (image, of_image[0]), &taps, to, scratch);
+            let image = SourcePlane { bytes: image, flip: of_image[0] };
+            convolve_plane(cpu.isa, &self.window, image, &taps, to, scratch);
         };
         let count = self.batch * filters;
         // Each part needs a padded plane of scratch, and the workspace holds two per thread.
@@ -284,28 +302,29 @@ impl CodeConv<'_> {
         let per_part = count.div_ceil(parts).max(1);
         let scratch = scratch.chunks_exact_mut(plane_len(&self.window));
         match target {
-            ConvTarget::Sums(sums) => {
-                let sums = &mut sums[..count * plane];
-                let mut parts: Vec<_> = sums.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
+            ConvTarget::Accumulators(accumulators) => {
+                let accumulators = &mut accumulators[..count * plane];
+                let mut parts: Vec<_> =
+                    accumulators.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
                 for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
-                    for (sums, scratch) in pieces {
+                    for (accumulators, scratch) in pieces {
                         scratch.fill(of_image[1]);
-                        for (at, to) in sums.chunks_exact_mut(plane).enumerate() {
-                            convolve(part * per_part + at, Sums::Stored(to), scratch);
+                        for (at, to) in accumulators.chunks_exact_mut(plane).enumerate() {
+                            convolve(part * per_part + at, PlaneTarget::Accumulators(to), scratch);
                         }
                     }
                 });
             }
-            ConvTarget::Codes { codes, factors, zero, signed } => {
-                let codes = &mut codes[..count * plane];
-                let mut parts: Vec<_> = codes.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
+            ConvTarget::Quantized { values, factors, zero, signed } => {
+                let values = &mut values[..count * plane];
+                let mut parts: Vec<_> = values.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
                 for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
-                    for (codes, scratch) in pieces {
+                    for (values, scratch) in pieces {
                         scratch.fill(of_image[1]);
-                        for (at, to) in codes.chunks_exact_mut(plane).enumerate() {
+                        for (at, to) in values.chunks_exact_mut(plane).enumerate() {
                             let unit = part * per_part + at;
                             let requantize = Requantize::new(factors[unit % filters], zero, signed);
-                            convolve(unit, Sums::Codes(to, requantize), scratch);
+                            convolve(unit, PlaneTarget::Quantized(to, requantize), scratch);
                         }
                     }
                 });

@@ -1,32 +1,40 @@
 //! Tests of quantized convolution against sums in `i64`, on every instruction set.
 
 use super::bytes::{
-    CodeConv, ConvTarget, PackedFilters, code_conv_workspace_len, pack_filters, packed_filters_len,
+    ConvTarget, PackedFilters, QuantizedConv, pack_filters, packed_filters_len, quantized_conv_workspace_len,
 };
 use ort_cpu_gemm::{Cpu, Window};
 use ort_cpu_vector::simd::Isa;
 
-pub(super) fn codes(count: usize, seed: usize) -> Vec<u8> {
+pub(super) fn random_bytes(count: usize, seed: usize) -> Vec<u8> {
     (0..count).map(|at| ((at + seed).wrapping_mul(2_654_435_761) >> 7) as u8).collect()
 }
 
-fn number(code: u8, signed: bool) -> i64 {
-    if signed { i64::from(code as i8) } else { i64::from(code) }
+fn number(value: u8, signed: bool) -> i64 {
+    if signed { i64::from(value as i8) } else { i64::from(value) }
 }
 
 /// Checks quantized values against the sums that they were made from, each times a factor.
-pub(super) fn expect_codes(
+pub(super) fn expect_quantized(
     found: &[u8],
     (sums, factor): (&[i32], impl Fn(usize) -> f32),
     (zero, signed): (i32, bool),
     what: &str,
 ) {
     let (least, greatest) = if signed { (-128.0, 127.0) } else { (0.0, 255.0) };
-    for (at, code) in found.iter().enumerate() {
-        let value = f64::from(sums[at] as f32 * factor(at)).round_ties_even();
-        let expected = (value + f64::from(zero)).clamp(least, greatest) as i64;
-        assert_eq!(number(*code, signed), expected, "{what} at {at}");
+    for (at, value) in found.iter().enumerate() {
+        let whole = f64::from(sums[at] as f32 * factor(at)).round_ties_even();
+        let expected = (whole + f64::from(zero)).clamp(least, greatest) as i64;
+        assert_eq!(number(*value, signed), expected, "{what} at {at}");
     }
+}
+
+/// Quantized values and their zero points: one for an image, one or one per filter for filters.
+#[derive(Clone, Copy)]
+pub(super) struct Quantized<'a> {
+    pub(super) values: &'a [u8],
+    pub(super) signed: bool,
+    pub(super) zeros: &'a [i32],
 }
 
 /// A convolution: batch, groups, channels and filters of a group, and sizes along both axes.
@@ -66,12 +74,7 @@ impl Case {
     }
 
     /// All sums, with a zero point for the image and one per filter.
-    pub(super) fn sums(
-        &self,
-        image: (&[u8], bool, i64),
-        filters: (&[u8], bool, &[i32]),
-        bias: &[i32],
-    ) -> Vec<i32> {
+    pub(super) fn sums(&self, image: Quantized<'_>, filters: Quantized<'_>, bias: &[i32]) -> Vec<i32> {
         let ([batch, groups, channels, of_group], window) = (self.counts, self.window());
         let ([height, width], [out_height, out_width]) = (self.input, [window.output[1], window.output[2]]);
         let positions = window.kernel_len();
@@ -89,11 +92,11 @@ impl Case {
                     let y = at(0, place / out_width, position / self.kernel[1]).filter(|y| *y < height);
                     let x = at(1, place % out_width, position % self.kernel[1]).filter(|x| *x < width);
                     if let (Some(y), Some(x)) = (y, x) {
-                        let code = image.0[((group * channels + channel) * height + y) * width + x];
-                        let weight = filters.0[filter * channels * positions + tap];
-                        let zero = filters.2.get(filter).unwrap_or(&filters.2[0]);
-                        sum += (number(code, image.1) - image.2)
-                            * (number(weight, filters.1) - i64::from(*zero));
+                        let value = image.values[((group * channels + channel) * height + y) * width + x];
+                        let weight = filters.values[filter * channels * positions + tap];
+                        let zero = filters.zeros.get(filter).unwrap_or(&filters.zeros[0]);
+                        sum += (number(value, image.signed) - i64::from(image.zeros[0]))
+                            * (number(weight, filters.signed) - i64::from(*zero));
                     }
                 }
                 sums.push(sum as i32);
@@ -105,16 +108,17 @@ impl Case {
     fn check(&self, signed: [bool; 2], image_zero: i32, filter_zeros: &[i32]) {
         let ([batch, groups, channels, of_group], window) = (self.counts, self.window());
         let (filters, positions) = (groups * of_group, window.kernel_len());
-        let image = codes(batch * groups * channels * window.input_len(), 5);
-        let weights = codes(filters * channels * positions, 99);
+        let image = random_bytes(batch * groups * channels * window.input_len(), 5);
+        let weights = random_bytes(filters * channels * positions, 99);
         let bias: Vec<i32> = (0..filters as i32).map(|filter| filter * 1001 - 700).collect();
-        let of_filters = (&weights[..], signed[1], filter_zeros);
-        let sums = self.sums((&image, signed[0], i64::from(image_zero)), of_filters, &bias);
+        let of_image = Quantized { values: &image, signed: signed[0], zeros: &[image_zero] };
+        let of_filters = Quantized { values: &weights, signed: signed[1], zeros: filter_zeros };
+        let sums = self.sums(of_image, of_filters, &bias);
         let shape = [filters, channels, positions];
         let mut packed = vec![0_u32; packed_filters_len(shape).div_ceil(4)];
         let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
         pack_filters((&weights, !signed[1]), shape, packed).unwrap();
-        let conv = CodeConv {
+        let conv = QuantizedConv {
             image: (&image, signed[0]),
             image_zero,
             batch,
@@ -130,18 +134,19 @@ impl Case {
                 let cpu = Cpu { isa, ..Cpu::with_threads(threads) };
                 let what =
                     format!("{isa:?} {threads} {window:?} {:?} {signed:?} {filter_zeros:?}", self.counts);
-                let len = code_conv_workspace_len(cpu, window, shape).unwrap();
+                let len = quantized_conv_workspace_len(cpu, window, shape).unwrap();
                 let mut workspace = vec![0xA5A5_A5A5_u32; len.div_ceil(4)];
                 let workspace: &mut [u8] = bytemuck::cast_slice_mut(&mut workspace);
                 let mut found = vec![1; sums.len()];
-                conv.run(cpu, ConvTarget::Sums(&mut found), workspace).unwrap();
+                conv.run(cpu, ConvTarget::Accumulators(&mut found), workspace).unwrap();
                 assert_eq!(found, sums, "{what}");
                 for (zero, signed) in [(7, false), (-3, true)] {
                     let mut found = vec![1; sums.len()];
-                    let target = ConvTarget::Codes { codes: &mut found, factors: &factors, zero, signed };
+                    let target =
+                        ConvTarget::Quantized { values: &mut found, factors: &factors, zero, signed };
                     conv.run(cpu, target, workspace).unwrap();
                     let factor = |at: usize| factors[at / window.output_len() % filters];
-                    expect_codes(&found, (&sums, factor), (zero, signed), &what);
+                    expect_quantized(&found, (&sums, factor), (zero, signed), &what);
                 }
             }
         }

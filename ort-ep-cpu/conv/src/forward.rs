@@ -7,31 +7,21 @@
 
 use smallvec::SmallVec;
 
-use super::{ConvGeometry, part, winograd};
+use super::input::{Input, WeightSide, operands, origin, part};
+use super::{ConvGeometry, winograd};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Pairing,
-    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows, run_batch,
-    transpose, unfold, unfolded_len, workspace_len_beside_ready,
+    Batch, Cpu, Gemm, GemmError, Im2col, LhsOperand, PackedLhs, PackedRhs, Pairing, RhsOperand, RhsSource,
+    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_lhs, pack_lhs_by, pack_rhs, pair_rows,
+    run_batch, transpose, unfold, unfolded_len, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
-use ort_cpu_vector::winograd::Tile;
-
-/// The role of the packed weights in the GEMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightSide {
-    /// Filters are rows and pixels are columns: right for all but the smallest images.
-    Left,
-    /// Pixels are rows and filters are columns.
-    Right,
-    /// The B operand of the GEMMs between the Winograd transforms. Only for 3-by-3 kernels with
-    /// strides of 1.
-    Transformed(Tile),
-}
 
 impl WeightSide {
     /// Returns the fastest variant for a geometry. Each variant is correct for any image, so one
     /// packing can serve several image sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
+        // Winograd comes first: if it applies, it saves multiply-adds, while the others only differ
+        // in how well they fill vectors.
         if let Some(tile) = winograd::preferred(cpu, geometry) {
             return WeightSide::Transformed(tile);
         }
@@ -39,12 +29,12 @@ impl WeightSide {
         const MOST_PIXELS: usize = 128;
         let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
         // The vectors that each variant computes, including partly filled ones.
-        let left = filters * pixels.div_ceil(lanes(cpu));
-        let right = pixels * filters.div_ceil(lanes(cpu));
+        let lhs = filters * pixels.div_ceil(lanes(cpu));
+        let rhs = pixels * filters.div_ceil(lanes(cpu));
         // The swapped variant must save a tenth of the vectors.
-        match pixels <= MOST_PIXELS && 10 * right < 9 * left {
-            true => WeightSide::Right,
-            false => WeightSide::Left,
+        match pixels <= MOST_PIXELS && 10 * rhs < 9 * lhs {
+            true => WeightSide::Rhs,
+            false => WeightSide::Lhs,
         }
     }
 }
@@ -56,10 +46,10 @@ pub fn packed_weights_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -
 
 fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     match side {
-        WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
-        WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
+        WeightSide::Lhs => PackedLhs::len(cpu, geometry.group_filters(), steps(geometry)),
+        WeightSide::Rhs => PackedRhs::len(cpu, steps(geometry), geometry.group_filters()),
         WeightSide::Transformed(tile) => {
-            winograd::group_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+            winograd::group_len(winograd::gemm_cpu(cpu, geometry, tile), geometry, tile)
         }
     }
 }
@@ -69,8 +59,11 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
     Pairing::of(cpu).is_some()
+        // An odd channel has no partner, and a pair must not mix two groups.
         && geometry.group_channels().is_multiple_of(2)
         && positions > 1
+        // If the kernel is smaller than its stride, windows share nothing, and the conversion would
+        // include values that no window reads.
         && positions >= stride
 }
 
@@ -113,10 +106,11 @@ pub fn pack_weights<T: Weight>(
     if needed == 0 {
         return Ok(());
     }
+    // Each group is packed as a matrix of its own, padded to whole panels.
     let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
     for (weights, packed) in groups {
         match side {
-            WeightSide::Left if pairs_channels(cpu, geometry) => {
+            WeightSide::Lhs if pairs_channels(cpu, geometry) => {
                 let positions = geometry.window.kernel_len();
                 let place = |step: usize| {
                     // The order of `Im2col::of_pairs`: pair, kernel position, channel within the
@@ -124,12 +118,12 @@ pub fn pack_weights<T: Weight>(
                     let (pair, position) = (step / 2 / positions, step / 2 % positions);
                     (2 * pair + step % 2) * positions + position
                 };
-                pack_a_by(cpu, weights, [filters, steps], (steps, place), packed)?;
+                pack_lhs_by(cpu, weights, [filters, steps], (steps, place), packed)?;
             }
-            WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
-            WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
+            WeightSide::Lhs => pack_lhs(cpu, weights, [filters, steps], [steps, 1], packed)?,
+            WeightSide::Rhs => pack_rhs(cpu, weights, [steps, filters], [1, steps], packed)?,
             WeightSide::Transformed(tile) => {
-                let cpu = winograd::product_cpu(cpu, geometry, tile);
+                let cpu = winograd::gemm_cpu(cpu, geometry, tile);
                 winograd::pack(cpu, geometry, tile, weights, packed);
             }
         }
@@ -142,18 +136,20 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
     let (filters, pixels, steps) = (geometry.group_filters(), geometry.window.output_len(), steps(geometry));
     let pointwise = geometry.window.is_pointwise();
     match side {
-        WeightSide::Left => {
-            let source = if pointwise { BSource::Rows } else { BSource::Im2col };
+        WeightSide::Lhs => {
+            let source = if pointwise { RhsSource::Rows } else { RhsSource::Im2col };
             let count = geometry.batch * geometry.groups;
-            let product = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
-            paired_len(cpu, geometry).next_multiple_of(16) + product
+            let gemm_workspace = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
+            // Whole cache lines, so that the workspace of the GEMM starts at one.
+            paired_len(cpu, geometry).next_multiple_of(16) + gemm_workspace
         }
-        WeightSide::Right => {
-            let product = ort_cpu_gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
-            filters * pixels + unfolded(geometry) + product
+        WeightSide::Rhs => {
+            let gemm_workspace =
+                ort_cpu_gemm::workspace_len(cpu, 1, [pixels, filters, steps], RhsSource::Packed);
+            filters * pixels + unfolded(geometry) + gemm_workspace
         }
         WeightSide::Transformed(tile) => {
-            winograd::workspace_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+            winograd::workspace_len(winograd::gemm_cpu(cpu, geometry, tile), geometry, tile)
         }
     }
 }
@@ -164,22 +160,6 @@ fn unfolded(geometry: &ConvGeometry) -> usize {
         true => 0,
         false => unfolded_len(&geometry.window, geometry.group_channels()),
     }
-}
-
-/// The operands of a convolution.
-#[derive(Clone, Copy, Debug)]
-pub struct Input<'a> {
-    /// The images (N, C, D1, ...).
-    pub image: &'a [f32],
-    /// The packed weights, for the same `Cpu` and channels.
-    pub weights: &'a [f32],
-    /// The variant that the weights were packed for. A transposed convolution has only
-    /// [`WeightSide::Left`].
-    pub side: WeightSide,
-    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels.
-    /// [`Step::Residual`] holds an array of the size of the output, with a row stride of its
-    /// spatial size. [`Step::Held`] requires [`WeightSide::Left`].
-    pub epilogue: &'a [Step<'a>],
 }
 
 /// Computes the convolution into `output` (N, M, D1, ...).
@@ -195,10 +175,10 @@ pub fn forward(
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
     match input.side {
-        WeightSide::Left => {}
-        WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
+        WeightSide::Lhs => {}
+        WeightSide::Rhs => return forward_rhs(cpu, geometry, input, output, workspace),
         WeightSide::Transformed(tile) => {
-            let cpu = winograd::product_cpu(cpu, geometry, tile);
+            let cpu = winograd::gemm_cpu(cpu, geometry, tile);
             return winograd::forward(cpu, geometry, tile, input, output, workspace);
         }
     }
@@ -213,24 +193,27 @@ pub fn forward(
     let (pairs, workspace) = workspace.split_at_mut(paired.next_multiple_of(16));
     let pairs = &mut pairs[..paired];
     if paired > 0 {
+        // All images are converted before any GEMM starts, because the threads may share the GEMM
+        // of one image.
         pair_rows(cpu, input.image, window.input_len(), pairs)?;
     }
-    let pairs = &*pairs;
+    let (pairs, weights_len) = (&*pairs, group_len(cpu, geometry, input.side));
     let problem = |index: usize| {
-        let (pixels, weights) = operands(cpu, geometry, &input, index)?;
+        let (pixels, weights) = operands(geometry, &input, weights_len, index)?;
+        // The im2col matrix of a pointwise convolution is the image itself.
         let b = if window.is_pointwise() {
-            BOperand::Plain(Strided::row_major(pixels, channels, columns)?)
+            RhsOperand::Plain(Strided::row_major(pixels, channels, columns)?)
         } else if pairs_channels(cpu, geometry) {
             let len = channels / 2 * window.input_len();
-            BOperand::Im2col(Im2col::of_pairs(
+            RhsOperand::Im2col(Im2col::of_pairs(
                 part("pairs of channels", pairs, index * len, len)?,
                 channels,
                 *window,
             )?)
         } else {
-            BOperand::Im2col(Im2col::new(pixels, channels, *window)?)
+            RhsOperand::Im2col(Im2col::new(pixels, channels, *window)?)
         };
-        let a = AOperand::Packed(PackedA::new(cpu, weights, filters, steps)?);
+        let a = LhsOperand::Packed(PackedLhs::new(cpu, weights, filters, steps)?);
         Ok(Gemm { epilogue: input.epilogue, origin: origin(geometry, index), ..Gemm::new(a, b) })
     };
     let results = Batch {
@@ -242,29 +225,8 @@ pub fn forward(
     run_batch(cpu, &problem, results, workspace)
 }
 
-/// Returns the channels and the packed weights of one group of one image.
-pub(super) fn operands<'a>(
-    cpu: Cpu,
-    geometry: &ConvGeometry,
-    input: &Input<'a>,
-    index: usize,
-) -> Result<(&'a [f32], &'a [f32]), GemmError> {
-    let image_len = geometry.group_channels() * geometry.window.input_len();
-    let weights_len = group_len(cpu, geometry, input.side);
-    let pixels = part("a convolution's image", input.image, index * image_len, image_len)?;
-    let group = index % geometry.groups;
-    Ok((pixels, part("packed weights", input.weights, group * weights_len, weights_len)?))
-}
-
-/// Returns where the rows of one group of one image are in the slices of the epilogue.
-pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
-    let (image, group) = (index / geometry.groups, index % geometry.groups);
-    let bias_row = group * geometry.group_filters();
-    Origin { bias_row, residual_row: image * geometry.filters + bias_row }
-}
-
 /// Computes the convolution with pixels as rows.
-fn forward_right(
+fn forward_rhs(
     cpu: Cpu,
     geometry: &ConvGeometry,
     input: Input,
@@ -286,10 +248,13 @@ fn forward_right(
     if len < needed {
         return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
     }
-    let (sums, workspace) = workspace.split_at_mut(filters * pixels);
+    let weights_len = group_len(cpu, geometry, input.side);
+    let (transposed, workspace) = workspace.split_at_mut(filters * pixels);
     let (unfolded, workspace) = workspace.split_at_mut(unfolded(geometry));
     for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
-        let (image, weights) = operands(cpu, geometry, &input, index)?;
+        let (image, weights) = operands(geometry, &input, weights_len, index)?;
+        // The windows are the left operand here, which is read in place and cannot be virtual.
+        // Writing them out is cheap for images of so few pixels.
         let windows = match window.is_pointwise() {
             true => image,
             false => {
@@ -297,21 +262,23 @@ fn forward_right(
                 &*unfolded
             }
         };
-        let left = Strided::row_major(windows, steps, pixels)?.transposed();
-        let right = PackedB::new(cpu, weights, steps, filters)?;
+        let lhs = Strided::row_major(windows, steps, pixels)?.transposed();
+        let rhs = PackedRhs::new(cpu, weights, steps, filters)?;
         let origin = origin(geometry, index);
+        // Steps that work in both orientations run in the GEMM. A residual is NCHW, so it waits for
+        // the transposition.
         let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
-        let product =
-            Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
-        product.run(cpu, sums, filters, workspace)?;
-        let sums = &*sums;
+        let gemm =
+            Gemm { epilogue: &first_steps, ..Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)) };
+        gemm.run(cpu, transposed, filters, workspace)?;
+        let transposed = &*transposed;
         // Enough filters per task to be worth a thread.
         let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);
         for_each_chunk_mut(cpu.threads, output, at_once * pixels, |block, planes| {
             let first = block * at_once;
             let shape = [pixels, planes.len() / pixels];
             // The slices were cut to these sizes above, so this cannot fail.
-            if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
+            if transpose(cpu, &transposed[first..], shape, filters, planes).is_ok() {
                 let at_once = if by_planes(rest, pixels) { pixels } else { planes.len() };
                 for (run, planes) in planes.chunks_mut(at_once).enumerate() {
                     apply_steps(rest, origin, [first + run, 0], planes);

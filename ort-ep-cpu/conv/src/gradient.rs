@@ -4,13 +4,14 @@
 //! would not pay off for small images. im2col writes out a few rows of windows at a time. Their
 //! number depends on the sizes alone, so sums have the same order on any number of threads.
 
+use super::ConvGeometry;
+use super::input::{Input, WeightSide, part};
 use super::transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };
-use super::windows::{Lines, add_windows, take_rows, take_windows};
-use super::{ConvGeometry, Input, WeightSide, part};
+use super::windows::{OutputRows, add_windows, take_rows, take_windows};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
+    Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
 
 /// Output pixels of an image that fill vectors well without those of other images.
@@ -37,13 +38,14 @@ pub(super) fn check(geometry: &ConvGeometry, lens: [usize; 3]) -> Result<(), Gem
 
 /// Returns the `f32` elements of workspace that [`weights_gradient`] needs.
 pub fn weights_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     if is_by_images(geometry) {
         let shape = [filters, geometry.group_channels(), geometry.window.output_len()];
-        return workspace_len(cpu, 1, shape, BSource::Strided);
+        return workspace_len(cpu, 1, shape, RhsSource::Strided);
     }
-    let product = lines.most(|rows| workspace_len(cpu, 1, [filters, lines.steps, rows], BSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + product
+    let gemm_workspace =
+        output_rows.most(|rows| workspace_len(cpu, 1, [filters, output_rows.steps, rows], RhsSource::Rows));
+    output_rows.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the weights (M, C/group, k1, ...), from the image (N, C,
@@ -60,29 +62,32 @@ pub fn weights_gradient(
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
     check(geometry, [image.len(), gradient.len(), upstream.len()])?;
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     if upstream.is_empty() || gradient.is_empty() {
         gradient.fill(0.0);
         return Ok(());
     }
-    for (group, gradient) in gradient.chunks_mut(filters * lines.steps).enumerate() {
+    for (group, gradient) in gradient.chunks_mut(filters * output_rows.steps).enumerate() {
         if is_by_images(geometry) {
+            // A large pointwise image is its own im2col matrix, so nothing is copied.
             weights_by_images(cpu, geometry, group, [image, upstream], gradient, workspace)?;
             continue;
         }
-        let [windows_len, turned_len] = lines.lens(filters);
+        let [windows_len, turned_len] = output_rows.lens(filters);
         let (windows, rest) = workspace.split_at_mut(windows_len);
-        let (turned, product) = rest.split_at_mut(turned_len);
-        for (index, piece) in lines.pieces().enumerate() {
-            let rows = piece.len() * lines.len;
-            let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
+        let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
+        // k is the pixels of the whole batch. The pieces depend on sizes alone and are added in
+        // order, so the bits do not depend on the threads.
+        for (index, piece) in output_rows.pieces().enumerate() {
+            let rows = piece.len() * output_rows.len;
+            let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
             take_windows(cpu, geometry, (group, piece.start), image, windows);
-            take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
-            let a = AOperand::Plain(Strided::row_major(turned, filters, rows)?);
-            let b = BOperand::Plain(Strided::row_major(windows, rows, lines.steps)?);
+            take_rows(cpu, geometry, (group, piece.start * output_rows.len), upstream, turned);
+            let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?);
+            let b = RhsOperand::Plain(Strided::row_major(windows, rows, output_rows.steps)?);
             // The first piece overwrites the gradient, and the others accumulate.
             let beta = if index == 0 { 0.0 } else { 1.0 };
-            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, lines.steps, product)?;
+            Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, output_rows.steps, gemm_workspace)?;
         }
     }
     Ok(())
@@ -100,10 +105,12 @@ fn weights_by_images(
     let places = geometry.window.output_len();
     for index in 0..geometry.batch {
         let block = index * geometry.groups + group;
+        // One GEMM after another, because all of them add to the same gradient. The threads split
+        // each GEMM.
         let upstream = part("a gradient", upstream, block * filters * places, filters * places)?;
         let image = part("an image", image, block * channels * places, channels * places)?;
-        let a = AOperand::Plain(Strided::row_major(upstream, filters, places)?);
-        let b = BOperand::Plain(Strided::row_major(image, channels, places)?.transposed());
+        let a = LhsOperand::Plain(Strided::row_major(upstream, filters, places)?);
+        let b = RhsOperand::Plain(Strided::row_major(image, channels, places)?.transposed());
         // The first image overwrites the gradient, and the others accumulate.
         let beta = if index == 0 { 0.0 } else { 1.0 };
         Gemm { beta, ..Gemm::new(a, b) }.run(cpu, gradient, channels, workspace)?;
@@ -118,19 +125,20 @@ fn turned(geometry: &ConvGeometry) -> ConvGeometry {
 
 /// Returns the `f32` elements of workspace that [`image_gradient`] needs.
 pub fn image_gradient_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
     let places = geometry.window.output_len();
     if is_by_images(geometry) {
         let shape = [geometry.group_channels(), places, filters];
-        return workspace_len(cpu, geometry.batch, shape, BSource::Rows);
+        return workspace_len(cpu, geometry.batch, shape, RhsSource::Rows);
     }
     if places >= LARGE {
         let turned = turned(geometry);
         return packed_transposed_weights_len(cpu, &turned).next_multiple_of(16)
             + transposed_workspace_len(cpu, &turned);
     }
-    let product = lines.most(|rows| workspace_len(cpu, 1, [rows, lines.steps, filters], BSource::Rows));
-    lines.lens(filters).iter().sum::<usize>() + product
+    let gemm_workspace =
+        output_rows.most(|rows| workspace_len(cpu, 1, [rows, output_rows.steps, filters], RhsSource::Rows));
+    output_rows.lens(filters).iter().sum::<usize>() + gemm_workspace
 }
 
 /// Computes the gradient with respect to the image (N, C, D1, ...), from the weights (M, C/group,
@@ -160,22 +168,23 @@ pub fn image_gradient(
         let len = packed_transposed_weights_len(cpu, &turned).next_multiple_of(16);
         let (packed, workspace) = workspace.split_at_mut(len);
         pack_transposed_weights(cpu, &turned, weights, packed)?;
-        let input = Input { image: upstream, weights: packed, side: WeightSide::Left, epilogue: &[] };
+        let input = Input { image: upstream, weights: packed, side: WeightSide::Lhs, epilogue: &[] };
         return transposed(cpu, &turned, input, gradient, workspace);
     }
     gradient.fill(0.0);
-    let (filters, lines) = (geometry.group_filters(), Lines::of(geometry));
-    let [windows_len, turned_len] = lines.lens(filters);
+    let (filters, output_rows) = (geometry.group_filters(), OutputRows::of(geometry));
+    let [windows_len, turned_len] = output_rows.lens(filters);
     let (windows, rest) = workspace.split_at_mut(windows_len);
-    let (turned, product) = rest.split_at_mut(turned_len);
-    for (group, weights) in weights.chunks(filters * lines.steps).enumerate() {
-        for piece in lines.pieces() {
-            let rows = piece.len() * lines.len;
-            let (windows, turned) = (&mut windows[..rows * lines.steps], &mut turned[..rows * filters]);
-            take_rows(cpu, geometry, (group, piece.start * lines.len), upstream, turned);
-            let a = AOperand::Plain(Strided::row_major(turned, filters, rows)?.transposed());
-            let b = BOperand::Plain(Strided::row_major(weights, filters, lines.steps)?);
-            Gemm::new(a, b).run(cpu, windows, lines.steps, product)?;
+    let (turned, gemm_workspace) = rest.split_at_mut(turned_len);
+    for (group, weights) in weights.chunks(filters * output_rows.steps).enumerate() {
+        // Windows of neighbouring rows overlap in the image, so pieces are added one after another.
+        for piece in output_rows.pieces() {
+            let rows = piece.len() * output_rows.len;
+            let (windows, turned) = (&mut windows[..rows * output_rows.steps], &mut turned[..rows * filters]);
+            take_rows(cpu, geometry, (group, piece.start * output_rows.len), upstream, turned);
+            let a = LhsOperand::Plain(Strided::row_major(turned, filters, rows)?.transposed());
+            let b = RhsOperand::Plain(Strided::row_major(weights, filters, output_rows.steps)?);
+            Gemm::new(a, b).run(cpu, windows, output_rows.steps, gemm_workspace)?;
             add_windows(cpu, geometry, (group, piece), windows, gradient);
         }
     }
@@ -193,12 +202,13 @@ fn image_by_images(
     let places = geometry.window.output_len();
     for group in 0..groups {
         let weights = part("weights", weights, group * filters * channels, filters * channels)?;
+        // The GEMMs of all images write disjoint parts of the gradient, so they are one batch.
         let weights = Strided::row_major(weights, filters, channels)?.transposed();
         let problem = |index: usize| {
             let first = (index * groups + group) * filters * places;
             let upstream =
                 Strided::row_major(part("a gradient", upstream, first, filters * places)?, filters, places)?;
-            Ok(Gemm::new(AOperand::Plain(weights), BOperand::Plain(upstream)))
+            Ok(Gemm::new(LhsOperand::Plain(weights), RhsOperand::Plain(upstream)))
         };
         let values = &mut gradient[group * channels * places..];
         let batch_stride = geometry.channels * places;

@@ -10,12 +10,13 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::{part, parts_of_image};
+use super::input::part;
+use super::parts_of_image;
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Pairing, Step, Strided, check_steps,
-    workspace_len_beside_ready,
+    Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, Pairing, RhsOperand, RhsSource, Step, Strided,
+    check_steps, workspace_len_beside_ready,
 };
-use ort_cpu_threads::parallel::{LineBlock, Lines};
+use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 use ort_cpu_vector::activation::Activation;
 use ort_cpu_vector::depthwise::DepthwisePlan;
 use ort_cpu_vector::window::Window;
@@ -70,7 +71,7 @@ pub struct SeparableInput<'a> {
     /// The images (N, K, H, W).
     pub image: &'a [f32],
     /// The packed weights (C, K) of the pointwise convolution.
-    pub pointwise: PackedA<'a>,
+    pub pointwise: PackedLhs<'a>,
     /// Its epilogue: bias and activation.
     pub epilogue: &'a [Step<'a>],
     /// The filters (C, h, w) of the depthwise convolution.
@@ -118,13 +119,17 @@ struct Cut {
 impl Cut {
     fn new(cpu: Cpu, geometry: SeparableGeometry) -> Cut {
         let SeparableGeometry { batch, channels, filters, window } = geometry;
+        // A task computes both convolutions of its channels, so what lies between them stays in the
+        // core's cache. Its GEMMs are too small to share.
         let one = Cpu { threads: 1, ..cpu };
-        let height = PackedA::height_of(cpu, filters);
+        let height = PackedLhs::height_of(cpu, filters);
+        // The pointwise part packs no image in `f32`, so short GEMMs are cheap there.
         let sizes = if Pairing::of(cpu).is_some() { OF_PAIRS } else { OF_NUMBERS };
         let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
         // Whole groups of `ROWS`, but at most `MOST_BANDS` bands.
         let rows = (rows / ROWS * ROWS).max(ROWS).max(window.output[0].div_ceil(MOST_BANDS));
         let rows = rows.min(window.output[0].max(1));
+        // A depthwise tap is bound by loads, so it counts as several multiply-adds.
         let steps = channels + STEPS_IN_A_TAP * window.kernel[0] * window.kernel[1];
         let work = [batch, window.input[0], window.input[1], filters, steps];
         let work = work.iter().fold(1_usize, |work, size| work.saturating_mul(*size));
@@ -133,6 +138,7 @@ impl Cut {
         let part = window.output[0].div_ceil(parts).max(1);
         let mut cut =
             Cut { geometry, cpu: one, rows, part, plane: 0, panels: 1, channels: 0, threads, slot: [0; 3] };
+        // Bands at the edges of an image read fewer rows. The slot must hold the tallest.
         let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
         // The channel stride is whole cache lines, and padded so that it is no power of two, which
         // would put all channels in the same cache sets.
@@ -153,15 +159,16 @@ impl Cut {
         let most = self.channels.min(filters);
         // The last task may have fewer channels, and may then be the only one that packs B.
         let counts = [most, if most > 0 { filters % most } else { 0 }];
-        let (mut product, mut scratch) = (0, 0);
+        let (mut gemm_workspace, mut scratch) = (0, 0);
         for band in self.bands() {
             scratch = scratch.max(DepthwisePlan::new(self.cpu.isa, band.window).scratch_len());
             for rows in counts {
                 let shape = [rows, band.fresh.len() * window.input[1], channels];
-                product = product.max(workspace_len_beside_ready(self.cpu, 1, shape, BSource::Rows));
+                gemm_workspace =
+                    gemm_workspace.max(workspace_len_beside_ready(self.cpu, 1, shape, RhsSource::Rows));
             }
         }
-        [most * self.plane, product, scratch].map(|len| len.next_multiple_of(16))
+        [most * self.plane, gemm_workspace, scratch].map(|len| len.next_multiple_of(16))
     }
 
     fn slot_len(&self) -> usize {
@@ -190,6 +197,8 @@ impl Band {
     /// Creates the band of `rows`, which follows that of the rows `before`.
     fn new(window: Window, before: Range<usize>, rows: Range<usize>) -> Band {
         let ((there, _), (between, own)) = (window.band(before.clone()), window.band(rows.clone()));
+        // Windows of neighbouring bands overlap. What the band before has computed is moved, not
+        // computed twice.
         let (fresh, moved) = match before.is_empty() {
             true => (between.clone(), 0),
             false => (between.start.max(there.end)..between.end, between.start - there.start),
@@ -218,7 +227,7 @@ pub fn forward(
 ) -> Result<(), GemmError> {
     let SeparableGeometry { batch, channels, filters, window } = geometry;
     let [between, plane] = [window.input, window.output].map(|[height, width]| height * width);
-    if AOperand::Packed(input.pointwise).shape() != [filters, channels] {
+    if LhsOperand::Packed(input.pointwise).shape() != [filters, channels] {
         return Err(GemmError::Shape("pointwise weights are not as many as the channels"));
     }
     part("images", input.image, 0, batch * channels * between)?;
@@ -233,18 +242,18 @@ pub fn forward(
         len,
     })?;
     let [height, width] = window.output;
-    let lines = Lines::new(output, [batch, height, filters], [filters * plane, width, plane], width);
-    let lines = lines.ok_or(GemmError::Shape("a convolution's result is too short"))?;
+    let results = StridedRows::new(output, [batch, height, filters], [filters * plane, width, plane], width);
+    let results = results.ok_or(GemmError::Shape("a convolution's result is too short"))?;
     if batch * filters * plane == 0 {
         return Ok(());
     }
     let failure = Mutex::new(None);
-    lines.for_each_block(
+    results.for_each_block(
         cut.threads,
         [cut.part, cut.channels],
         (workspace, cut.slot_len()),
-        |lines, slot| {
-            if let Err(error) = cut.run(&input, lines, slot) {
+        |block, slot| {
+            if let Err(error) = cut.run(&input, block, slot) {
                 *failure.lock() = Some(error);
             }
         },
@@ -253,29 +262,29 @@ pub fn forward(
 }
 
 impl Cut {
-    /// Runs one task: the channels of `lines`, band by band.
+    /// Runs one task: the channels of `block`, band by band.
     fn run(
         &self,
         input: &SeparableInput<'_>,
-        mut lines: LineBlock<'_, f32>,
+        mut block: RowBlock<'_, f32>,
         slot: &mut [f32],
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], output: [_, columns], kernel, .. } = self.geometry.window;
         let (planes, rest) = slot.split_at_mut(self.slot[0]);
-        let (product, scratch) = rest.split_at_mut(self.slot[1]);
+        let (gemm_workspace, scratch) = rest.split_at_mut(self.slot[1]);
         let (taps, image) = (kernel[0] * kernel[1], self.geometry.channels * height * width);
-        let image = &input.image[lines.outer * image..][..image];
-        let [part, channels] = lines.ranges.clone();
+        let image = &input.image[block.outer * image..][..image];
+        let [part, channels] = block.ranges.clone();
         let planes = &mut planes[..channels.len() * self.plane];
         for band in self.bands_of(part.clone()) {
-            self.fill(input, (image, &band), (channels.start, planes), product)?;
+            self.fill(input, (image, &band), (channels.start, planes), gemm_workspace)?;
             let plan = DepthwisePlan::new(self.cpu.isa, band.window);
             for (channel, plane) in channels.clone().zip(planes.chunks(self.plane)) {
                 let from = &plane[..band.between.len() * width];
                 let filter = &input.depthwise[channel * taps..][..taps];
                 let bias = input.bias.map_or(0.0, |bias| bias[channel]);
                 let rows = band.rows.start - part.start..band.rows.end - part.start;
-                let to = &mut lines.adjacent_lines(channel)[rows.start * columns..rows.end * columns];
+                let to = &mut block.adjacent_rows(channel)[rows.start * columns..rows.end * columns];
                 plan.run(from, filter, bias, input.activation, to, scratch);
             }
         }
@@ -288,7 +297,7 @@ impl Cut {
         input: &SeparableInput<'_>,
         (image, band): (&[f32], &Band),
         (first, planes): (usize, &mut [f32]),
-        product: &mut [f32],
+        gemm_workspace: &mut [f32],
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], .. } = self.geometry.window;
         let stay = (band.fresh.start - band.between.start) * width;
@@ -302,11 +311,11 @@ impl Cut {
         }
         let shape = [self.geometry.channels, band.fresh.len() * width];
         let image = image.get(band.fresh.start * width..).unwrap_or(&[]);
-        let right = BOperand::Plain(Strided::new(image, shape, [height * width, 1])?);
+        let rhs = RhsOperand::Plain(Strided::new(image, shape, [height * width, 1])?);
         let panel = first / input.pointwise.height();
-        let left = AOperand::Packed(input.pointwise.panels(panel..panel + self.panels));
+        let lhs = LhsOperand::Packed(input.pointwise.panels(panel..panel + self.panels));
         let origin = Origin { bias_row: first, residual_row: first };
-        let gemm = Gemm { epilogue: input.epilogue, origin, ..Gemm::new(left, right) };
-        gemm.run(self.cpu, &mut planes[stay..], self.plane, product)
+        let gemm = Gemm { epilogue: input.epilogue, origin, ..Gemm::new(lhs, rhs) };
+        gemm.run(self.cpu, &mut planes[stay..], self.plane, gemm_workspace)
     }
 }

@@ -1,22 +1,12 @@
 //! Tests of convolution against a plain sum over windows in `f64`.
 
+use ort_testkit::random_values;
 use proptest::prelude::*;
 
-use super::WeightSide::{Left, Right, Transformed};
+use super::WeightSide::{Lhs, Rhs, Transformed};
 use super::*;
-use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step};
+use ort_cpu_gemm::{Activation, Cpu, Precision, STEPS, Step, Window};
 use ort_cpu_vector::simd::isa::Isa;
-
-/// Deterministic pseudo-random values of both signs for a seed.
-fn values(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
 
@@ -107,11 +97,11 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
         true => ConvGeometry::transposed(&case.image, &case.weight, &attributes).unwrap(),
         false => ConvGeometry::new(&case.image, &case.weight, &attributes).unwrap(),
     };
-    let image = exact(precision, values(case.image.iter().product(), 1));
-    let weights = exact(precision, values(case.weight.iter().product(), 2));
+    let image = exact(precision, random_values(case.image.iter().product(), 1));
+    let weights = exact(precision, random_values(case.weight.iter().product(), 2));
     let product = reference(&geometry, &image, &weights, transpose);
     let plane = product.len() / (geometry.batch * geometry.filters).max(1);
-    let (bias, residual) = (values(geometry.filters, 3), values(product.len(), 4));
+    let (bias, residual) = (random_values(geometry.filters, 3), random_values(product.len(), 4));
     let steps = [
         Step::RowBias(&bias),
         Step::Residual { values: &residual, row_stride: plane },
@@ -119,9 +109,9 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
     ];
     for isa in ISAS {
         let mut alone = vec![0.0; 0];
-        let mut sides = vec![Left];
+        let mut sides = vec![Lhs];
         if !transpose {
-            sides.push(Right);
+            sides.push(Rhs);
             let square = case.weight.len() == 4 && case.weight[2..] == [3, 3];
             let plain =
                 [&case.strides, &case.dilations].iter().all(|sizes| sizes.iter().all(|size| *size == 1));
@@ -148,7 +138,7 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
                 true => transposed(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
                 false => forward(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
             }
-            if !transpose && side == Left {
+            if !transpose && side == Lhs {
                 let steps = [steps[0], Step::Held, steps[2]];
                 let input = Input { epilogue: &steps, ..input };
                 let (mut held, mut workspace) = (residual.clone(), vec![f32::NAN; workspace_len]);
@@ -238,7 +228,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(80))]
     #[test]
     fn any_small_convolution(
-        (channels, filters, groups) in (1_usize..6, 1_usize..12, 1_usize..4),
+        counts in (1_usize..6, 1_usize..12, 1_usize..4),
         size in (3_usize..60, 3_usize..60),
         kernel in (1_usize..4, 1_usize..4),
         stride in (1_usize..4, 1_usize..4),
@@ -246,6 +236,7 @@ proptest! {
         pads in (0_usize..3, 0_usize..3, 0_usize..3, 0_usize..3),
         transpose in any::<bool>(),
     ) {
+        let (channels, filters, groups) = counts;
         let size = match transpose {
             true => (size.0 / 4 + 2, size.1 / 4 + 2),
             false => (size.0.max((kernel.0 - 1) * dilation.0 + 1), size.1.max((kernel.1 - 1) * dilation.1 + 1)),

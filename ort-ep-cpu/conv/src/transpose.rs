@@ -4,10 +4,11 @@
 //! sums the contributions to each output element. If kernels do not overlap, each contribution is
 //! stored directly.
 
-use super::{ConvGeometry, Input, part};
+use super::ConvGeometry;
+use super::input::{Input, part};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
-    pack_a,
+    Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, RhsOperand, RhsSource, Strided, Weight, Window,
+    apply_steps, pack_lhs,
 };
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut, for_each_row_chunk_mut};
@@ -18,7 +19,7 @@ fn rows(geometry: &ConvGeometry) -> usize {
 }
 
 fn group_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
-    PackedA::len(cpu, rows(geometry), geometry.group_channels())
+    PackedLhs::len(cpu, rows(geometry), geometry.group_channels())
 }
 
 /// Returns the length of packed weights.
@@ -50,7 +51,9 @@ pub fn pack_transposed_weights<T: Weight>(
     }
     let groups = weights.chunks(channels * rows).zip(packed.chunks_mut(group_len(cpu, geometry)));
     for (weights, packed) in groups {
-        pack_a(cpu, weights, [rows, channels], [1, rows], packed)?;
+        // ONNX stores them as channels by (filters and positions). The GEMM needs the transpose,
+        // which packing does for free.
+        pack_lhs(cpu, weights, [rows, channels], [1, rows], packed)?;
     }
     Ok(())
 }
@@ -60,7 +63,7 @@ pub fn pack_transposed_weights<T: Weight>(
 pub fn transposed_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
     let (rows, columns) = (rows(geometry), geometry.window.output_len());
     let shape = [rows, columns, geometry.group_channels()];
-    rows * columns + ort_cpu_gemm::workspace_len(cpu, 1, shape, BSource::Rows)
+    rows * columns + ort_cpu_gemm::workspace_len(cpu, 1, shape, RhsSource::Rows)
 }
 
 /// Computes the transposed convolution into `output` (N, M, D1, ...). The weights come from
@@ -96,10 +99,12 @@ pub fn transposed(
         let pixels = part("an image", input.image, index * channels * columns, channels * columns)?;
         let weights_len = group_len(cpu, geometry);
         let weights = part("packed weights", input.weights, group * weights_len, weights_len)?;
-        let left = PackedA::new(cpu, weights, rows(geometry), channels)?;
-        let right = Strided::row_major(pixels, channels, columns)?;
-        let product = Gemm::new(AOperand::Packed(left), BOperand::Plain(right));
-        product.run(cpu, contributions, columns, workspace)?;
+        let lhs = PackedLhs::new(cpu, weights, rows(geometry), channels)?;
+        let rhs = Strided::row_major(pixels, channels, columns)?;
+        let gemm = Gemm::new(LhsOperand::Packed(lhs), RhsOperand::Plain(rhs));
+        // The GEMM runs without the epilogue: an element is complete only after col2im has added
+        // all contributions to it.
+        gemm.run(cpu, contributions, columns, workspace)?;
         let bias_row = group * filters;
         let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
         let contributions = &*contributions;
@@ -107,16 +112,18 @@ pub fn transposed(
         if lies_side_by_side(window) {
             let rows = window.input[0] * window.input[1];
             let least = WORTH_A_THREAD.div_ceil(window.input[2]);
-            for_each_row_chunk_mut(cpu.threads, output, window.input[2], least, |first, lines| {
-                for (row, line) in lines.chunks_exact_mut(window.input[2]).enumerate() {
+            for_each_row_chunk_mut(cpu.threads, output, window.input[2], least, |first, chunk| {
+                for (row, to) in chunk.chunks_exact_mut(window.input[2]).enumerate() {
                     let (filter, row) = ((first + row) / rows, (first + row) % rows);
                     let len = window.kernel_len() * columns;
-                    place_line(window, &contributions[filter * len..][..len], row, line);
-                    apply_steps(input.epilogue, origin, [filter, row * window.input[2]], line);
+                    place_row(window, &contributions[filter * len..][..len], row, to);
+                    apply_steps(input.epilogue, origin, [filter, row * window.input[2]], to);
                 }
             });
             continue;
         }
+        // Contributions overlap within a plane, so a plane belongs to one thread. This also fixes
+        // the order of the additions.
         for_each_chunk_mut(cpu.threads, output, plane, |filter, plane| {
             plane.fill(0.0);
             let len = window.kernel_len() * columns;
@@ -145,21 +152,21 @@ fn lies_side_by_side(window: &Window) -> bool {
 }
 
 /// Writes one row of an output channel from the contributions of kernels that do not overlap.
-fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f32]) {
+fn place_row(window: &Window, contributions: &[f32], row: usize, to: &mut [f32]) {
     let ([_, height, _], [_, rows, len]) = (window.input, window.output);
     let [depths, heights, widths] = window.kernel;
     let (depth, y) = (row / height, row % height);
     let position = (depth % depths * heights + y % heights) * widths;
     let first = (depth / depths * rows + y / heights) * len;
     let values = |across: usize| &contributions[(position + across) * window.output_len() + first..][..len];
-    // Interleaves two rows in one pass over the line, instead of two strided passes.
+    // Interleaves two rows in one pass over the row, instead of two strided passes.
     if widths == 2 {
-        let pairs = line.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
+        let pairs = to.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
         pairs.for_each(|(pair, (even, odd))| pair.copy_from_slice(&[*even, *odd]));
         return;
     }
     for across in 0..widths {
-        line.iter_mut().skip(across).step_by(widths).zip(values(across)).for_each(|(to, value)| *to = *value);
+        to.iter_mut().skip(across).step_by(widths).zip(values(across)).for_each(|(to, value)| *to = *value);
     }
 }
 
@@ -176,16 +183,18 @@ fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) 
         let (first_depth, end_depth) = window.inside(0, at[0]);
         let (first_height, end_height) = window.inside(1, at[1]);
         let (first, end) = window.inside(2, at[2]);
+        // This kernel position falls into the cropped border everywhere.
         if first >= end {
             continue;
         }
         spend(columns / 4);
         for depth in first_depth..end_depth {
             for height in first_height..end_height {
-                let line = (depth * window.output[1] + height) * window.output[2];
-                let values = &values[line + first..line + end];
+                let row = (depth * window.output[1] + height) * window.output[2];
+                let values = &values[row + first..row + end];
                 let row = window.source(0, depth, at[0]) * window.input[1] + window.source(1, height, at[1]);
                 let to = &mut plane[row * window.input[2] + window.source(2, first, at[2])..];
+                // A stride of 1 has a loop of its own, because the compiler vectorises it.
                 match window.stride[2] {
                     1 => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
                     stride => {

@@ -16,7 +16,7 @@ const AT_ONCE: usize = 384 << 10;
 
 /// The output rows of a batch, and how many of them are processed at a time.
 #[derive(Clone, Copy)]
-pub(super) struct Lines {
+pub(super) struct OutputRows {
     count: usize,
     at_once: usize,
     /// Output pixels in a row.
@@ -25,8 +25,8 @@ pub(super) struct Lines {
     pub(super) steps: usize,
 }
 
-impl Lines {
-    pub(super) fn of(geometry: &ConvGeometry) -> Lines {
+impl OutputRows {
+    pub(super) fn of(geometry: &ConvGeometry) -> OutputRows {
         let [depth, height, len] = geometry.window.output;
         let steps = geometry.group_channels() * geometry.window.kernel_len();
         let count = geometry.batch * depth * height;
@@ -34,7 +34,7 @@ impl Lines {
         let most = (AT_ONCE / values.max(1)).max(1);
         // Pieces of nearly equal size.
         let at_once = count.div_ceil(count.div_ceil(most).max(1)).max(1);
-        Lines { count, at_once, len, steps }
+        OutputRows { count, at_once, len, steps }
     }
 
     /// Splits the rows into pieces.
@@ -46,7 +46,7 @@ impl Lines {
     pub(super) fn most(self, len: impl Fn(usize) -> usize) -> usize {
         let rest = self.count % self.at_once;
         [self.at_once.min(self.count), rest]
-            .map(|lines| if lines == 0 { 0 } else { len(lines * self.len) })
+            .map(|output_rows| if output_rows == 0 { 0 } else { len(output_rows * self.len) })
             .into_iter()
             .max()
             .unwrap_or(0)
@@ -111,9 +111,9 @@ pub(super) fn give_rows(
 }
 
 /// Returns the image, and the depth and height, of an output row.
-fn place_of(window: &Window, line: usize) -> (usize, [usize; 2]) {
+fn place_of(window: &Window, output_row: usize) -> (usize, [usize; 2]) {
     let [depth, height, _] = window.output;
-    (line / (depth * height), [line / height % depth, line % height])
+    (output_row / (depth * height), [output_row / height % depth, output_row % height])
 }
 
 /// im2col: writes the windows of a group's channels as rows, starting with output row `first`.
@@ -125,15 +125,15 @@ pub(super) fn take_windows(
     to: &mut [f32],
 ) {
     let (window, channels) = (&geometry.window, geometry.group_channels());
-    let line_len = window.output[2] * channels * window.kernel_len();
-    let least = WORTH_A_THREAD.div_ceil(line_len.max(1));
-    for_each_row_chunk_mut(cpu.threads, to, line_len, least, |line, lines| {
-        for (index, windows) in lines.chunks_exact_mut(line_len).enumerate() {
-            let (batch, at) = place_of(window, first + line + index);
+    let row_len = window.output[2] * channels * window.kernel_len();
+    let least = WORTH_A_THREAD.div_ceil(row_len.max(1));
+    for_each_row_chunk_mut(cpu.threads, to, row_len, least, |output_row, output_rows| {
+        for (index, windows) in output_rows.chunks_exact_mut(row_len).enumerate() {
+            let (batch, at) = place_of(window, first + output_row + index);
             let len = channels * window.input_len();
             let image = &image[(batch * geometry.groups + group) * len..][..len];
-            spend(line_len / 4);
-            LineOfWindows::new(window, at).take(image, windows);
+            spend(row_len / 4);
+            RowOfWindows::new(window, at).take(image, windows);
         }
     });
 }
@@ -143,18 +143,18 @@ pub(super) fn take_windows(
 pub(super) fn add_windows(
     cpu: Cpu,
     geometry: &ConvGeometry,
-    (group, lines): (usize, Range<usize>),
+    (group, output_rows): (usize, Range<usize>),
     windows: &[f32],
     to: &mut [f32],
 ) {
     let (window, channels, group_channels) = (&geometry.window, geometry.channels, geometry.group_channels());
     let (plane, taps) = (window.input_len(), window.kernel_len());
     let of_image = window.output[0] * window.output[1];
-    let (steps, first) = (group_channels * taps, lines.start / of_image);
-    let images = first..lines.end.div_ceil(of_image);
+    let (steps, first) = (group_channels * taps, output_rows.start / of_image);
+    let images = first..output_rows.end.div_ceil(of_image);
     // The offsets depend only on the output row, so all images and channels share them.
-    let of_lines: SmallVec<[LineOfWindows<'_>; 8]> =
-        (0..of_image).map(|line| LineOfWindows::new(window, place_of(window, line).1)).collect();
+    let of_rows: SmallVec<[RowOfWindows<'_>; 8]> =
+        (0..of_image).map(|output_row| RowOfWindows::new(window, place_of(window, output_row).1)).collect();
     let least = WORTH_A_THREAD.div_ceil((window.output_len() * taps).max(1));
     let planes = &mut to[images.start * channels * plane..images.end * channels * plane];
     for_each_row_chunk_mut(cpu.threads, planes, plane, least, |row, rows| {
@@ -166,24 +166,25 @@ pub(super) fn add_windows(
                 continue;
             }
             let from_tap = channel % group_channels * taps;
-            let range = lines.start.max(image * of_image)..lines.end.min((image + 1) * of_image);
-            for line in range {
-                let windows = &windows[(line - lines.start) * window.output[2] * steps + from_tap..];
+            let range = output_rows.start.max(image * of_image)..output_rows.end.min((image + 1) * of_image);
+            for output_row in range {
+                let windows =
+                    &windows[(output_row - output_rows.start) * window.output[2] * steps + from_tap..];
                 spend(window.output[2] * taps / 4);
-                of_lines[line % of_image].add((windows, steps), to);
+                of_rows[output_row % of_image].add((windows, steps), to);
             }
         }
     });
 }
 
 /// The windows of one output row.
-struct LineOfWindows<'a> {
+struct RowOfWindows<'a> {
     window: &'a Window,
     /// Where each row of the kernel starts to read in a channel's plane; `None` in the padding.
     rows: SmallVec<[Option<usize>; 8]>,
 }
 
-impl<'a> LineOfWindows<'a> {
+impl<'a> RowOfWindows<'a> {
     fn new(window: &'a Window, at: [usize; 2]) -> Self {
         let place = |axis: usize, tap: usize| {
             let from = at[axis] * window.stride[axis] + tap * window.dilation[axis];
@@ -194,7 +195,7 @@ impl<'a> LineOfWindows<'a> {
             let (z, y) = (place(0, z)?, place(1, y)?);
             Some((z * window.input[1] + y) * window.input[2])
         };
-        LineOfWindows { window, rows: taps.map(row).collect() }
+        RowOfWindows { window, rows: taps.map(row).collect() }
     }
 
     /// Returns the kernel positions along the width for which window `index` is inside the image,

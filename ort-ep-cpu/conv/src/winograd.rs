@@ -2,9 +2,9 @@
 //!
 //! A block of tiles at a time goes through three steps. The input transform comes first. Then one
 //! GEMM per point of a tile sums over the channels, with tiles as rows and filters as columns. The
-//! output transform turns those sums into results. Blocks are sized so that both operands of the
-//! GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole blocks
-//! through all steps; otherwise the threads share each step of a block.
+//! output transform turns those accumulators into results. Blocks are sized so that both operands
+//! of the GEMMs stay in L2. If the transformed weights stay there too, each thread takes whole
+//! blocks through all steps; otherwise the threads share each step of a block.
 //!
 //! bf16 GEMMs round the transformed inputs and weights. For tiles of 2 by 2, whose transforms add 4
 //! inputs, that costs about as much accuracy as rounding the inputs. For larger tiles it would cost
@@ -12,17 +12,17 @@
 
 use std::ops::Range;
 
-use super::forward::{Input, operands, origin};
-use super::{ConvGeometry, part};
+use super::ConvGeometry;
+use super::input::{Input, operands, origin, part};
 use ort_cpu_gemm::{
-    AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Pairing, Precision, Step,
-    Strided, Weight, apply_steps, check_steps, run_batch,
+    Activation, Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, PackedRhs, Pairing, Precision, RhsOperand,
+    Step, Strided, Weight, apply_steps, check_steps, run_batch,
 };
-use ort_cpu_threads::parallel::{LineBlock, Lines, for_each_chunk_mut};
+use ort_cpu_threads::parallel::{RowBlock, StridedRows, for_each_chunk_mut};
 use ort_cpu_vector::activation::Clamp;
 use ort_cpu_vector::simd::MAX_LANES;
 use ort_cpu_vector::transpose::{self, strided};
-use ort_cpu_vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
+use ort_cpu_vector::winograd::{self, Finish, MOST_REACH, Points, Tile, TileRow, lanes};
 
 /// Elements of the points of a block, which stay in the L2 of each thread.
 const BLOCK: usize = 192 << 10;
@@ -63,7 +63,7 @@ pub(super) fn refused() -> GemmError {
 
 /// Returns what the GEMMs compute with, if the session uses `cpu`: only tiles of 2 by 2 with an
 /// even number of channels may use bf16.
-pub(super) fn product_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
+pub(super) fn gemm_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
     match tile == Tile::Two && geometry.group_channels().is_multiple_of(2) {
         true => cpu,
         false => cpu.in_precision(Precision::Fp32),
@@ -120,8 +120,8 @@ struct Tiling {
     /// Strides from one point of a tile to the next, and from one tile to the next.
     point: usize,
     stride: usize,
-    /// Stride from one tile's sums to the next tile's.
-    sums: usize,
+    /// Stride from one tile's accumulators to the next tile's.
+    accumulator: usize,
 }
 
 impl Tiling {
@@ -131,7 +131,7 @@ impl Tiling {
         let size = [height.div_ceil(tile.side()), width.div_ceil(tile.side())];
         let count = geometry.batch * size[0] * size[1];
         let terms = if Pairing::of(cpu).is_some() { 2 } else { 1 };
-        let (point, sums) =
+        let (point, accumulator) =
             (channels.next_multiple_of(MAX_LANES) / terms, filters.next_multiple_of(MAX_LANES));
         // GEMM rows at a multiple of the page size would compete for the same cache sets, so a
         // vector of padding is added.
@@ -147,11 +147,11 @@ impl Tiling {
             terms,
             point,
             stride,
-            sums,
+            accumulator,
         };
         let weights = tile.points() * channels * filters / terms;
         let values = if weights <= 2 * BLOCK { BLOCK_OF_FEW_WEIGHTS } else { BLOCK };
-        let most = values / (tile.points() * (point + sums)).max(1);
+        let most = values / (tile.points() * (point + accumulator)).max(1);
         // Enough blocks that the threads finish together.
         let rows = (most / size[1].max(1))
             .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
@@ -168,9 +168,9 @@ impl Tiling {
         tiling
     }
 
-    /// Returns the elements of the points of a block, and of the sums.
+    /// Returns the elements of the points of a block, and of the accumulators.
     fn lens(&self) -> [usize; 2] {
-        [self.block * self.stride, self.tile.points() * self.block * self.sums]
+        [self.block * self.stride, self.tile.points() * self.block * self.accumulator]
     }
 
     /// Splits a range of tiles into runs within rows.
@@ -198,7 +198,7 @@ struct Run {
 
 /// Returns the length of the packed weights of a group.
 pub(super) fn group_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
-    tile.points() * PackedB::len(cpu, geometry.group_channels(), geometry.group_filters())
+    tile.points() * PackedRhs::len(cpu, geometry.group_channels(), geometry.group_filters())
 }
 
 /// Transforms and packs the weights of one group: for each point, a B of channels by filters.
@@ -211,12 +211,12 @@ pub(super) fn pack<T: Weight>(
 ) {
     const POINTS: usize = MOST_REACH * MOST_REACH * MAX_LANES;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
-    let (width, lanes, pairing) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
+    let (width, lanes, pairing) = (PackedRhs::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
     let terms = if pairing.is_some() { 2 } else { 1 };
     // The panels of all points that hold the same filters are packed together, because one
     // transform yields all of them.
-    let points = packed.chunks_mut(PackedB::len(cpu, channels, filters));
-    let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedB::len(cpu, channels, 1))).collect();
+    let points = packed.chunks_mut(PackedRhs::len(cpu, channels, filters));
+    let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedRhs::len(cpu, channels, 1))).collect();
     let panels = filters.div_ceil(width);
     let mut panels: Vec<Vec<&mut [f32]>> =
         (0..panels).map(|_| points.iter_mut().filter_map(Iterator::next).collect()).collect();
@@ -227,6 +227,7 @@ pub(super) fn pack<T: Weight>(
             for channel in (0..channels).step_by(terms) {
                 for (term, values) in values.chunks_exact_mut(POINTS).enumerate().take(terms) {
                     for lane in 0..lanes {
+                        // Lanes beyond the last filter transform zeros, which pad the panel.
                         let inside = filter + lane < filters;
                         let from = ((filter + lane) * channels + channel + term) * 9;
                         for tap in 0..9 {
@@ -276,20 +277,23 @@ pub(super) fn forward(
     let short = GemmError::TooShort { what: "a convolution's workspace", needed, len };
     let workspace = workspace.get_mut(..needed).ok_or(short)?;
     if tiling.by_rows {
+        // Each thread takes blocks of its own, so its GEMMs are not split further.
         let one = Cpu { threads: 1, ..cpu };
         return (0..geometry.groups).try_for_each(|group| {
             let block = Block { cpu: one, geometry, tiling, input, group, tiles: 0..0 };
             block.for_each_rows(cpu.threads, output, workspace)
         });
     }
-    let (points, sums) = workspace.split_at_mut(tiling.lens()[0]);
+    // One thread, or weights too large for the L2 of each core: all threads share each step, so the
+    // weights are read once per block.
+    let (points, accumulators) = workspace.split_at_mut(tiling.lens()[0]);
     for group in 0..geometry.groups {
         for first in (0..tiling.count).step_by(tiling.block.max(1)) {
             let tiles = first..(first + tiling.block).min(tiling.count);
             let block = Block { cpu, geometry, tiling, input, group, tiles };
             block.transform_places(points)?;
-            block.multiply(points, sums)?;
-            block.transform_sums(sums, output)?;
+            block.multiply(points, accumulators)?;
+            block.transform_output(accumulators, output)?;
         }
     }
     Ok(())
@@ -316,6 +320,12 @@ impl Block<'_> {
         image * self.geometry.groups + self.group
     }
 
+    /// Returns the channels of one group of one image, and the group's packed weights.
+    fn operands(&self, index: usize) -> Result<(&[f32], &[f32]), GemmError> {
+        let weights_len = group_len(self.cpu, self.geometry, self.tiling.tile);
+        operands(self.geometry, &self.input, weights_len, index)
+    }
+
     /// Computes all results of the group. Each thread processes some rows of tiles at a time.
     fn for_each_rows(
         &self,
@@ -327,7 +337,7 @@ impl Block<'_> {
         let [_, height, width] = self.geometry.window.output;
         let plane = height * width;
         let strides = [self.geometry.filters * plane, plane, width];
-        let lines = Lines::new(
+        let results = StridedRows::new(
             &mut output[self.group * filters * plane..],
             [self.geometry.batch, filters, height],
             strides,
@@ -335,22 +345,22 @@ impl Block<'_> {
         )
         .ok_or(GemmError::Shape("the planes of a result overlap"))?;
         // All operands are checked here, so that the threads cannot fail.
-        operands(self.cpu, self.geometry, &self.input, self.index(self.geometry.batch - 1))?;
+        self.operands(self.index(self.geometry.batch - 1))?;
         let rows = self.tiling.block / size[1].max(1);
-        let [points, sums] = self.tiling.lens();
-        lines.for_each_block(
+        let [points, accumulators] = self.tiling.lens();
+        results.for_each_block(
             threads,
             [filters, rows * tile.side()],
-            (workspace, points + sums),
-            |mut lines, scratch| {
-                let (points, sums) = scratch.split_at_mut(points);
-                let of_image = lines.outer * self.image_tiles();
-                let [first, end] =
-                    [lines.ranges[1].start / tile.side(), lines.ranges[1].end.div_ceil(tile.side())]
-                        .map(|row| of_image + row * size[1]);
+            (workspace, points + accumulators),
+            |mut to, scratch| {
+                let (points, accumulators) = scratch.split_at_mut(points);
+                let of_image = to.outer * self.image_tiles();
+                let [first, end] = [to.ranges[1].start / tile.side(), to.ranges[1].end.div_ceil(tile.side())]
+                    .map(|row| of_image + row * size[1]);
                 let block = Block { tiles: first..end, ..*self };
-                if block.transform_places(points).and_then(|()| block.multiply(points, sums)).is_ok() {
-                    block.transform_sums_to_lines(sums, &mut lines);
+                if block.transform_places(points).and_then(|()| block.multiply(points, accumulators)).is_ok()
+                {
+                    block.transform_output_rows(accumulators, &mut to);
                 }
             },
         );
@@ -361,8 +371,9 @@ impl Block<'_> {
         let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
         // All images are checked here, so that the threads cannot fail.
         let last = self.index(self.geometry.batch - 1);
-        operands(self.cpu, self.geometry, &self.input, last)?;
+        self.operands(last)?;
         let count = self.tiles.len();
+        // At most a row of tiles, so that a run is not cut, but enough chunks for all threads.
         let chunk = tiling.size[1].min(count.div_ceil(self.cpu.threads));
         let points = &mut points[..count * tiling.stride];
         for_each_chunk_mut(self.cpu.threads, points, chunk * tiling.stride, |index, points| {
@@ -370,14 +381,17 @@ impl Block<'_> {
             let first = self.tiles.start + index * chunk;
             for run in tiling.runs(first..first + points.len() / tiling.stride) {
                 let image = self.index(run.first / self.image_tiles());
-                let Ok((image, _)) = operands(self.cpu, self.geometry, &self.input, image) else { return };
+                let Ok((image, _)) = self.operands(image) else { return };
+                // Neighbouring tiles share two columns of input. `SQUARE` more are slack for the
+                // transposition.
                 let columns = run.count * tiling.tile.side() + 2 + SQUARE;
                 for channel in (0..tiling.channels).step_by(lanes) {
                     self.read_places(&run, image, channel, (&mut pixels, columns));
                     let at = (run.first - first) * tiling.stride + channel / tiling.terms;
                     let to = Points { values: &mut points[at..], tile: tiling.stride, point: tiling.point };
-                    let cpu = (self.cpu.isa, tiling.terms > 1);
-                    winograd::input(cpu, tiling.tile, (run.count, columns), &pixels, to);
+                    let paired = tiling.terms > 1;
+                    let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                    winograd::input(self.cpu.isa, paired, row, &pixels, to);
                 }
             }
         });
@@ -404,6 +418,7 @@ impl Block<'_> {
             let from = &image[channel * plane + y * width + (first + before as isize) as usize..];
             // Reading whole squares is faster. The excess columns are overwritten below.
             let whole = (end - before).next_multiple_of(SQUARE);
+            // The last channels of an image have no slack behind them.
             let fits = (count - 1) * plane + whole <= from.len();
             let read = if fits { whole } else { end - before };
             let matrix =
@@ -415,35 +430,39 @@ impl Block<'_> {
     }
 
     /// Runs one GEMM per point, which sums over the channels.
-    fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
-        let Tiling { tile, channels, filters, terms, point, stride, sums: sums_stride, .. } = self.tiling;
-        let (rows, packed) = (self.tiles.len(), PackedB::len(self.cpu, channels, filters));
-        let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
+    fn multiply(&self, points: &[f32], accumulators: &mut [f32]) -> Result<(), GemmError> {
+        let Tiling { tile, channels, filters, terms, point, stride, accumulator, .. } = self.tiling;
+        let (rows, packed) = (self.tiles.len(), PackedRhs::len(self.cpu, channels, filters));
+        let (_, weights) = self.operands(self.group)?;
+        // One GEMM per point. Its rows are the tiles, `stride` apart, because the transform writes
+        // all points of a tile next to each other.
         let problem = |index: usize| {
             let len = (rows - 1) * stride + channels / terms;
             let places = part("transformed places", points, index * point, len)?;
-            let left = match terms {
+            let lhs = match terms {
                 1 => Strided::new(places, [rows, channels], [stride, 1])?,
                 _ => Strided::of_pairs(places, [rows, channels], stride)?,
             };
-            let right = part("packed weights", weights, index * packed, packed)?;
-            let right = PackedB::new(self.cpu, right, channels, filters)?;
-            Ok(Gemm::new(AOperand::Plain(left), BOperand::Packed(right)))
+            let rhs = part("packed weights", weights, index * packed, packed)?;
+            let rhs = PackedRhs::new(self.cpu, rhs, channels, filters)?;
+            Ok(Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Packed(rhs)))
         };
         let results = Batch {
-            values: sums,
+            values: accumulators,
             count: tile.points(),
-            row_stride: sums_stride,
-            batch_stride: rows * sums_stride,
+            row_stride: accumulator,
+            batch_stride: rows * accumulator,
         };
+        // Weights are packed and points are read in place, so the GEMMs need no workspace.
         run_batch(self.cpu, &problem, results, &mut [])
     }
 
-    fn transform_sums(&self, sums: &[f32], output: &mut [f32]) -> Result<(), GemmError> {
+    fn transform_output(&self, accumulators: &[f32], output: &mut [f32]) -> Result<(), GemmError> {
         let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
         let (plane, tiles) = (self.geometry.window.output_len(), self.image_tiles());
         let planes = tiling.filters * plane;
         for image in self.tiles.start / tiles..self.tiles.end.div_ceil(tiles) {
+            // A block may begin and end within an image.
             let of_image = (image * tiles).max(self.tiles.start)..((image + 1) * tiles).min(self.tiles.end);
             let index = self.index(image);
             let (epilogue, origin) = (self.input.epilogue, origin(self.geometry, index));
@@ -453,11 +472,12 @@ impl Block<'_> {
                 let count = planes.len() / plane;
                 let (finish, rest) = in_registers(epilogue, origin.bias_row + filter, count);
                 for run in tiling.runs(of_image.clone()) {
-                    let at = (run.first - self.tiles.start) * tiling.sums + filter;
-                    let point = self.tiles.len() * tiling.sums;
-                    let from = Points { values: &sums[at..], tile: tiling.sums, point };
-                    let size = (run.count, run.count * tiling.tile.side());
-                    winograd::output(self.cpu.isa, tiling.tile, size, from, finish, &mut pixels);
+                    let at = (run.first - self.tiles.start) * tiling.accumulator + filter;
+                    let point = self.tiles.len() * tiling.accumulator;
+                    let from = Points { values: &accumulators[at..], tile: tiling.accumulator, point };
+                    let columns = run.count * tiling.tile.side();
+                    let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                    winograd::output(self.cpu.isa, row, from, finish, &mut pixels);
                     self.write_places(&run, &pixels, planes, (rest, origin, filter));
                 }
             });
@@ -466,20 +486,21 @@ impl Block<'_> {
     }
 
     /// Output transform of rows of tiles of an image, to rows of its results.
-    fn transform_sums_to_lines(&self, sums: &[f32], lines: &mut LineBlock<'_, f32>) {
+    fn transform_output_rows(&self, accumulators: &[f32], to: &mut RowBlock<'_, f32>) {
         let (tiling, lanes, side) = (&self.tiling, lanes(self.cpu.isa), self.tiling.tile.side());
         let [_, height, width] = self.geometry.window.output;
-        let origin = origin(self.geometry, self.index(lines.outer));
-        let point = self.tiles.len() * tiling.sums;
+        let origin = origin(self.geometry, self.index(to.outer));
+        let point = self.tiles.len() * tiling.accumulator;
         let (mut pixels, mut turned): (Pixels, Pixels) = ([0.0; _], [0.0; _]);
         for filter in (0..tiling.filters).step_by(lanes) {
             let count = lanes.min(tiling.filters - filter);
             let (finish, rest) = in_registers(self.input.epilogue, origin.bias_row + filter, count);
             for run in tiling.runs(self.tiles.clone()) {
-                let from = &sums[(run.first - self.tiles.start) * tiling.sums + filter..];
-                let from = Points { values: from, tile: tiling.sums, point };
+                let from = &accumulators[(run.first - self.tiles.start) * tiling.accumulator + filter..];
+                let from = Points { values: from, tile: tiling.accumulator, point };
                 let (columns, first) = (run.count * side, run.column * side);
-                winograd::output(self.cpu.isa, tiling.tile, (run.count, columns), from, finish, &mut pixels);
+                let row = TileRow { tile: tiling.tile, tiles: run.count, columns };
+                winograd::output(self.cpu.isa, row, from, finish, &mut pixels);
                 let wanted = columns.min(width - first);
                 for (index, y) in (run.row * side..height.min((run.row + 1) * side)).enumerate() {
                     let matrix = transpose::Strided {
@@ -490,9 +511,9 @@ impl Block<'_> {
                     };
                     strided(self.cpu.isa, &matrix, &pixels[index * columns * lanes..], &mut turned);
                     for (at, values) in turned.chunks_exact(wanted).take(count).enumerate() {
-                        let line = &mut lines.line([filter + at, y])[first..first + wanted];
-                        line.copy_from_slice(values);
-                        apply_steps(rest, origin, [filter + at, y * width + first], line);
+                        let row = &mut to.row([filter + at, y])[first..first + wanted];
+                        row.copy_from_slice(values);
+                        apply_steps(rest, origin, [filter + at, y * width + first], row);
                     }
                 }
             }

@@ -2,20 +2,20 @@
 
 use super::blocks::STEPS_ALIGNED;
 use super::kernels::{Grid, Kernel, SlotLens};
-use super::{BSource, Cpu};
+use super::{Cpu, RhsSource};
 
 /// KC in elements: a k block has at most this many elements of one or two k steps each. A panel of
 /// B then fits L2 many times over, and C is updated seldom enough.
 pub const STEPS: usize = 384;
 
 /// The elements of the A block and of the B block, which should stay in L2 together.
-const BLOCK_A: usize = 64 << 10;
-const BLOCK_B: usize = 96 << 10;
+const LHS_BLOCK: usize = 64 << 10;
+const RHS_BLOCK: usize = 96 << 10;
 
 /// The B block if A has at most `FEW_WEIGHTS` elements. Such a GEMM is bound by memory anyway, and
 /// the block may be most of the memory that a small convolution needs. The value is a multiple of
 /// every kernel's panel width.
-const BLOCK_B_OF_FEW_WEIGHTS: usize = 36 << 10;
+const RHS_BLOCK_OF_FEW_WEIGHTS: usize = 36 << 10;
 const FEW_WEIGHTS: usize = 8 << 10;
 
 /// NC if B is not packed: columns that finish a k block before any of them starts the next, so that
@@ -38,13 +38,13 @@ const TASKS_PER_THREAD: usize = 8;
 const WORTH_A_THREAD: usize = 1 << 19;
 
 /// Returns the `f32` elements of workspace for a batch of `count` GEMMs of `shape` (M, N, K).
-pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
+pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: RhsSource) -> usize {
     let grid = grid(cpu, count, shape, (false, source));
     grid.threads * grid.slot.len()
 }
 
 /// The same if A is packed or already in bf16 pairs.
-pub fn workspace_len_beside_ready(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
+pub fn workspace_len_beside_ready(cpu: Cpu, count: usize, shape: [usize; 3], source: RhsSource) -> usize {
     let grid = grid(cpu, count, shape, (true, source));
     grid.threads * grid.slot.len()
 }
@@ -52,7 +52,7 @@ pub fn workspace_len_beside_ready(cpu: Cpu, count: usize, shape: [usize; 3], sou
 /// Chooses block sizes and the split into tasks. The k block depends on K alone, so that the
 /// summation order, and with it the bits of the result, does not depend on the split. If elements
 /// are bf16 pairs and A is not packed, it is converted in the workspace.
-pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source): (bool, BSource)) -> Grid {
+pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source): (bool, RhsSource)) -> Grid {
     let [m, n, k] = shape;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(m);
@@ -61,42 +61,48 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     // An element must not straddle two k blocks.
     let steps = steps.next_multiple_of(kernel.terms());
     // Block-quantized weights are dequantized in whole blocks.
-    let steps = if source == BSource::Blocks { steps.next_multiple_of(STEPS_ALIGNED) } else { steps };
+    let steps = if source == RhsSource::Blocks { steps.next_multiple_of(STEPS_ALIGNED) } else { steps };
     let elements = kernel.elements(steps);
     // B is packed if the kernel cannot read it in place, or if its elements are reused often enough
     // to pay for the copy.
     let packs = match source {
-        BSource::Packed => false,
+        RhsSource::Packed => false,
         _ if kernel.terms() > 1 => true,
-        BSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
-        BSource::Rows => m > DIRECT_ROWS && n > 1,
-        BSource::Strided | BSource::Im2col | BSource::Blocks => true,
+        RhsSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
+        RhsSource::Rows => m > DIRECT_ROWS && n > 1,
+        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks => true,
     };
-    let block = if packs && m.saturating_mul(k) <= FEW_WEIGHTS { BLOCK_B_OF_FEW_WEIGHTS } else { BLOCK_B };
+    let block =
+        if packs && m.saturating_mul(k) <= FEW_WEIGHTS { RHS_BLOCK_OF_FEW_WEIGHTS } else { RHS_BLOCK };
+    // At least two panels, so that each block of A is read for more than one.
     let at_once = (block / (elements * kernel.width())).max(2);
+    // A packed block bounds memory. Without packing only the caches matter: C must stay in cache
+    // between k blocks, or rows of B between tiles.
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
         false if k > steps => COLUMNS.div_ceil(kernel.width()),
-        false if source == BSource::Rows => at_once,
+        false if source == RhsSource::Rows => at_once,
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
+    // A thread needs enough work to repay its wake-up, and a tile to work on.
     let threads = cpu.threads.min(work / WORTH_A_THREAD).clamp(1, tiles * panels * count.max(1));
     // A batch with a GEMM for each thread needs no split inside a GEMM.
     let is_cut = !packs && threads > 1 && count < threads;
-    let columns_first = is_cut && is_ready && source == BSource::Rows && by_columns(threads, n);
+    let columns_first = is_cut && is_ready && source == RhsSource::Rows && by_columns(threads, n);
     let rows_first = is_cut && !columns_first && prefers_rows(shape, source);
     let parts = match (rows_first, source) {
         (false, _) if columns_first => [TASKS_PER_THREAD.min(tiles), threads.min(panels)],
         (false, _) => parts(threads, count, [tiles, panels], packs),
-        (true, BSource::Packed) => [(threads * TASKS_PER_THREAD).min(tiles), 1],
+        (true, RhsSource::Packed) => [(threads * TASKS_PER_THREAD).min(tiles), 1],
         (true, _) => [threads.min(tiles), TASKS_PER_THREAD.min(panels)],
     };
+    // A task packs no more panels than it has. This bounds the workspace of small GEMMs.
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
-    let tiles_at_once = (BLOCK_A / (elements * height)).max(1);
+    let tiles_at_once = (LHS_BLOCK / (elements * height)).max(1);
     let slot = SlotLens {
         block: if packs { panels_at_once * kernel.width() * elements } else { 0 },
-        left: if is_ready || kernel.terms() == 1 { 0 } else { tiles_at_once.min(tiles) * height * elements },
+        lhs: if is_ready || kernel.terms() == 1 { 0 } else { tiles_at_once.min(tiles) * height * elements },
         stage: if is_ready && !packs { 0 } else { kernel.stage_len() },
     };
     Grid {
@@ -129,11 +135,11 @@ pub fn by_columns(threads: usize, columns: usize) -> bool {
 /// Whether threads should split rows instead of columns. Rows are better if threads then share the
 /// smaller operand. They are also better if a thread's output, by channel or by row, is its next
 /// input.
-fn prefers_rows([m, n, k]: [usize; 3], source: BSource) -> bool {
+fn prefers_rows([m, n, k]: [usize; 3], source: RhsSource) -> bool {
     match source {
-        BSource::Packed => m > n,
-        BSource::Rows => m > k,
-        BSource::Strided | BSource::Im2col | BSource::Blocks => false,
+        RhsSource::Packed => m > n,
+        RhsSource::Rows => m > k,
+        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks => false,
     }
 }
 

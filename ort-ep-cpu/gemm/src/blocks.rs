@@ -70,7 +70,7 @@ pub enum Zeros<'a> {
     /// The middle of the range, such as 8 for 4 bits.
     Middle,
     /// Quantized zero points, bit-packed column by column as the weights are.
-    Codes(&'a [u8]),
+    Quantized(&'a [u8]),
     /// Floating-point zero points.
     Numbers(Numbers<'a>),
 }
@@ -79,7 +79,7 @@ pub enum Zeros<'a> {
 /// contiguous in blocks, and so are its scales and zero points.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
-    codes: &'a [u8],
+    quantized: &'a [u8],
     scales: Numbers<'a>,
     zeros: Zeros<'a>,
     /// The group index of each row, which selects its scale and zero point. If empty, a row's block
@@ -103,7 +103,7 @@ impl<'a> Blocks<'a> {
     pub fn new(
         layout: BlockLayout,
         [k, columns]: [usize; 2],
-        codes: &'a [u8],
+        quantized: &'a [u8],
         scales: Numbers<'a>,
         zeros: Zeros<'a>,
     ) -> Result<Self, GemmError> {
@@ -113,11 +113,11 @@ impl<'a> Blocks<'a> {
             ));
         }
         let blocks = k.div_ceil(layout.block);
-        check("block-quantized weights", product(&[columns, blocks, layout.bytes()]), codes.len())?;
+        check("block-quantized weights", product(&[columns, blocks, layout.bytes()]), quantized.len())?;
         check("the scales of blocks", product(&[columns, blocks]), scales.len())?;
         match zeros {
             Zeros::Middle => {}
-            Zeros::Codes(bytes) => {
+            Zeros::Quantized(bytes) => {
                 let row = (blocks * layout.bits).div_ceil(8);
                 check("the zero points of blocks", product(&[columns, row]), bytes.len())?;
             }
@@ -125,7 +125,7 @@ impl<'a> Blocks<'a> {
                 check("the zero points of blocks", product(&[columns, blocks]), numbers.len())?;
             }
         }
-        Ok(Blocks { codes, scales, zeros, groups: &[], layout, k, columns })
+        Ok(Blocks { quantized, scales, zeros, groups: &[], layout, k, columns })
     }
 
     /// Returns the same weights with one group index for each of the k rows. A row then has the
@@ -160,9 +160,9 @@ impl<'a> Blocks<'a> {
     }
 
     /// The quantized values of some blocks of a column.
-    fn codes(&self, column: usize, blocks: &Range<usize>) -> &'a [u8] {
+    fn quantized(&self, column: usize, blocks: &Range<usize>) -> &'a [u8] {
         let bytes = self.layout.bytes();
-        &self.codes[(column * self.blocks() + blocks.start) * bytes..][..blocks.len() * bytes]
+        &self.quantized[(column * self.blocks() + blocks.start) * bytes..][..blocks.len() * bytes]
     }
 
     /// Reads the scales and zero points of some blocks of a column.
@@ -181,7 +181,7 @@ impl<'a> Blocks<'a> {
             Zeros::Middle => zeros.fill((1_u32 << (bits - 1)) as f32),
             Zeros::Numbers(numbers) => numbers.read(isa, first, zeros),
             // Fast path for the common case: two 4-bit zero points to a byte.
-            Zeros::Codes(bytes) if bits == 4 && blocks.start.is_multiple_of(2) => {
+            Zeros::Quantized(bytes) if bits == 4 && blocks.start.is_multiple_of(2) => {
                 let row = &bytes[column * self.blocks().div_ceil(2) + blocks.start / 2..];
                 for (pair, byte) in zeros.chunks_mut(2).zip(row) {
                     pair[0] = f32::from(byte & 15);
@@ -190,7 +190,7 @@ impl<'a> Blocks<'a> {
                     }
                 }
             }
-            Zeros::Codes(bytes) => {
+            Zeros::Quantized(bytes) => {
                 let row = &bytes[column * (self.blocks() * bits).div_ceil(8)..];
                 let mask = ((1_u32 << bits) - 1) as u8;
                 for (zero, block) in zeros.iter_mut().zip(blocks.clone()) {
@@ -202,7 +202,7 @@ impl<'a> Blocks<'a> {
 
     /// The blocks that are dequantized together: whole blocks, or parts of large ones.
     fn unit(&self) -> BlockLayout {
-        BlockLayout { block: self.layout.block.min(CODES), ..self.layout }
+        BlockLayout { block: self.layout.block.min(TILE_STEPS), ..self.layout }
     }
 
     /// Dequantizes `steps` and `columns` (at most a panel's `width`) into a panel: k step by k
@@ -216,11 +216,11 @@ impl<'a> Blocks<'a> {
         to: &mut [f32],
         width: usize,
     ) {
-        // `SIDE` columns by `CODES` k steps are what the stack buffer of `pack_tile` holds.
+        // `SIDE` columns by `TILE_STEPS` k steps are what the stack buffer of `pack_tile` holds.
         for column in columns.clone().step_by(SIDE) {
             let count = SIDE.min(columns.end - column);
-            for step in steps.clone().step_by(CODES) {
-                let end = (step + CODES).min(steps.end);
+            for step in steps.clone().step_by(TILE_STEPS) {
+                let end = (step + TILE_STEPS).min(steps.end);
                 let to = &mut to[(step - steps.start) * width + column - columns.start..];
                 if self.groups.is_empty() {
                     self.pack_tile(isa, step..end, column..column + count, to, width);
@@ -234,7 +234,7 @@ impl<'a> Blocks<'a> {
     fn pack_tile(&self, isa: Isa, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], width: usize) {
         let (unit, block) = (self.unit(), self.layout.block);
         let units = steps.len().div_ceil(unit.block);
-        let (mut scales, mut zeros) = ([[0.0; CODES / 16]; SIDE], [[0.0; CODES / 16]; SIDE]);
+        let (mut scales, mut zeros) = ([[0.0; TILE_STEPS / 16]; SIDE], [[0.0; TILE_STEPS / 16]; SIDE]);
         let blocks = steps.start / block..(steps.start / block + units);
         for (at, column) in columns.clone().enumerate() {
             self.parameters(isa, column, &blocks, &mut scales[at][..units], &mut zeros[at][..units]);
@@ -244,22 +244,22 @@ impl<'a> Blocks<'a> {
             // A part of a large block is treated as a block of its own.
             let first = column * self.blocks() * self.layout.bytes() + steps.start * self.layout.bits / 8;
             rows[at] = BlockRow {
-                codes: &self.codes[first..][..units * unit.bytes()],
+                codes: &self.quantized[first..][..units * unit.bytes()],
                 scales: &scales[at][..units],
                 zeros: &zeros[at][..units],
             };
         }
-        let mut weights = [0.0; SIDE * CODES];
-        decode_rows(isa, unit, &rows[..columns.len()], &mut weights, CODES);
+        let mut weights = [0.0; SIDE * TILE_STEPS];
+        decode_rows(isa, unit, &rows[..columns.len()], &mut weights, TILE_STEPS);
         let (places, bytes) = (unit.places(), unit.bytes());
         for index in 0..units {
-            let codes = unit.block.min(steps.len() - index * unit.block);
+            let count = unit.block.min(steps.len() - index * unit.block);
             // `decode_rows` orders a block by bit position, so each position yields every
             // `places`-th k step.
-            for place in 0..places.min(codes) {
+            for place in 0..places.min(count) {
                 let from = &weights[index * unit.block + place * bytes..];
                 let to = &mut to[(index * unit.block + place) * width..];
-                let shape = (columns.len(), (codes - place).div_ceil(places));
+                let shape = (columns.len(), (count - place).div_ceil(places));
                 spread(isa, shape, from, to, places * width);
             }
         }
@@ -270,13 +270,13 @@ impl<'a> Blocks<'a> {
         let bits = self.layout.bits;
         let mask = ((1_u32 << bits) - 1) as u8;
         for (at, column) in columns.enumerate() {
-            let codes = self.codes(column, &(0..self.blocks()));
+            let quantized = self.quantized(column, &(0..self.blocks()));
             for (row, step) in steps.clone().enumerate() {
                 let group = self.groups[step] as usize;
                 let (mut scale, mut zero) = ([0.0], [0.0]);
                 self.parameters(Isa::Scalar, column, &(group..group + 1), &mut scale, &mut zero);
-                let code = (codes[step * bits / 8] >> (step * bits % 8)) & mask;
-                to[row * width + at] = (f32::from(code) - zero[0]) * scale[0];
+                let value = (quantized[step * bits / 8] >> (step * bits % 8)) & mask;
+                to[row * width + at] = (f32::from(value) - zero[0]) * scale[0];
             }
         }
     }
@@ -317,10 +317,10 @@ impl<'a> Blocks<'a> {
         check("the rows on the left", Some(rows * self.side_len()), sides.len())?;
         check("a result", Some(rows * self.columns), to.len())?;
         let least = (WORTH_A_TASK / (rows * self.k)).next_multiple_of(TILE[0]).max(TILE[0]);
-        for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, sums| {
-            for (tile, sums) in sums.chunks_mut(TILE[0] * rows).enumerate() {
+        for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, results| {
+            for (tile, results) in results.chunks_mut(TILE[0] * rows).enumerate() {
                 let column = first + tile * TILE[0];
-                self.few_columns(cpu.isa, column..column + sums.len() / rows, sides, sums);
+                self.few_columns(cpu.isa, column..column + results.len() / rows, sides, results);
             }
         });
         Ok(())
@@ -339,7 +339,7 @@ impl<'a> Blocks<'a> {
         numbers.div_ceil(4) + 2 * scales
     }
 
-    /// Small-M GEMM in 8 bits: `to[column * rows + row]` is the dot product of a row of `left` (k
+    /// Small-M GEMM in 8 bits: `to[column * rows + row]` is the dot product of a row of `lhs` (k
     /// elements) and a column. The rows are first quantized to 8 bits, block by block. `memory`
     /// holds [`Blocks::bytes_side_len`] elements for each row.
     ///
@@ -349,7 +349,7 @@ impl<'a> Blocks<'a> {
     pub fn multiply_few_bytes(
         &self,
         cpu: Cpu,
-        left: &[f32],
+        lhs: &[f32],
         rows: usize,
         memory: &mut [f32],
         to: &mut [f32],
@@ -358,14 +358,14 @@ impl<'a> Blocks<'a> {
             return Err(GemmError::Shape("these rows and weights are not multiplied in 8 bits"));
         };
         let len = Blocks::bytes_side_len(self.layout, self.k);
-        check("the rows on the left", Some(rows * self.k), left.len())?;
+        check("the rows on the left", Some(rows * self.k), lhs.len())?;
         check("the memory of the rows on the left", Some(rows * len), memory.len())?;
         check("a result", Some(rows * self.columns), to.len())?;
         let block = self.layout.block;
         let [numbers_len, scales_len] = side_lens(block, self.blocks());
         let mut sides = [Side { numbers: &[], scales: &[], sums: &[] }; FEW];
         for ((side, memory), from) in
-            sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(left.chunks(self.k))
+            sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(lhs.chunks(self.k))
         {
             // The scratch of a row: scales, sums, then the quantized numbers as bytes.
             let (of_blocks, numbers) = memory.split_at_mut(2 * scales_len);
@@ -376,18 +376,18 @@ impl<'a> Blocks<'a> {
         }
         let row = self.blocks().div_ceil(2);
         let least = (WORTH_A_TASK / (rows * self.k)).next_multiple_of(TILE[0]).max(TILE[0]);
-        for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, sums| {
+        for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, results| {
             let columns = Columns {
                 block,
                 blocks: self.blocks(),
-                codes: &self.codes[first * self.blocks() * self.layout.bytes()..],
+                codes: &self.quantized[first * self.blocks() * self.layout.bytes()..],
                 scales: &scales[first * self.blocks() * 4..],
                 zeros: match self.zeros {
-                    Zeros::Codes(zeros) => Some(&zeros[first * row..]),
+                    Zeros::Quantized(zeros) => Some(&zeros[first * row..]),
                     _ => None,
                 },
             };
-            multiply(cpu.isa, &columns, &sides[..rows], sums);
+            multiply(cpu.isa, &columns, &sides[..rows], results);
         });
         Ok(())
     }
@@ -395,7 +395,7 @@ impl<'a> Blocks<'a> {
     fn few_columns(&self, isa: Isa, columns: Range<usize>, sides: &[f32], to: &mut [f32]) {
         let (all, block, len) = (self.blocks(), self.layout.block, self.side_len());
         let rows = sides.len() / len;
-        let mut sums = [[[0.0; TILE[1]]; TILE[0]]; FEW / TILE[1]];
+        let mut accumulators = [[[0.0; TILE[1]]; TILE[0]]; FEW / TILE[1]];
         for start in (0..all).step_by(AT_ONCE) {
             let blocks = start..(start + AT_ONCE).min(all);
             let count = blocks.len();
@@ -404,31 +404,37 @@ impl<'a> Blocks<'a> {
                 self.parameters(isa, column, &blocks, &mut scales[at][..count], &mut zeros[at][..count]);
             }
             let weights: [BlockRow<'_>; TILE[0]] = std::array::from_fn(|at| BlockRow {
-                codes: if at < columns.len() { self.codes(columns.start + at, &blocks) } else { &[] },
+                codes: if at < columns.len() { self.quantized(columns.start + at, &blocks) } else { &[] },
                 scales: &scales[at][..count],
                 zeros: &zeros[at][..count],
             });
-            for (part, sums) in (0..rows).step_by(TILE[1]).zip(&mut sums) {
+            for (part, accumulators) in (0..rows).step_by(TILE[1]).zip(&mut accumulators) {
                 let side = |row: usize| &sides[row * len + start * block..][..count * block];
                 // Missing rows repeat the last one, and the slice below drops them.
                 let all: [&[f32]; TILE[1]] = std::array::from_fn(|at| side((part + at).min(rows - 1)));
-                dot(isa, self.layout, &weights[..columns.len()], &all[..TILE[1].min(rows - part)], sums);
+                dot(
+                    isa,
+                    self.layout,
+                    &weights[..columns.len()],
+                    &all[..TILE[1].min(rows - part)],
+                    accumulators,
+                );
             }
         }
         for (column, to) in to.chunks_mut(rows).enumerate() {
             for (row, to) in to.iter_mut().enumerate() {
-                *to = sums[row / TILE[1]][column][row % TILE[1]];
+                *to = accumulators[row / TILE[1]][column][row % TILE[1]];
             }
         }
     }
 }
 
 /// Quantized values of a column that are dequantized at a time.
-const CODES: usize = 128;
+const TILE_STEPS: usize = 128;
 
 /// k blocks start at multiples of this. Those are whole bytes and, unless a block is larger, whole
 /// quantization blocks.
-pub(super) const STEPS_ALIGNED: usize = CODES;
+pub(super) const STEPS_ALIGNED: usize = TILE_STEPS;
 
 /// Columns that are dequantized at a time.
 const SIDE: usize = 8;
@@ -453,15 +459,15 @@ fn check(what: &'static str, needed: Option<usize>, len: usize) -> Result<(), Ge
 }
 
 /// Writes the transpose of a matrix of `shape` (panel columns, k steps), whose columns start
-/// [`CODES`] apart.
+/// [`TILE_STEPS`] apart.
 fn spread(isa: Isa, (columns, steps): (usize, usize), from: &[f32], to: &mut [f32], stride: usize) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
-    let (done, done_steps) = transpose_tiles(isa, (columns, steps), source, CODES, target, stride);
+    let (done, done_steps) = transpose_tiles(isa, [columns, steps], source, TILE_STEPS, target, stride);
     // What the 8-by-8 tiles did not cover.
     for column in 0..columns {
         let first = if column < done { done_steps } else { 0 };
         for step in first..steps {
-            to[step * stride + column] = from[column * CODES + step];
+            to[step * stride + column] = from[column * TILE_STEPS + step];
         }
     }
 }

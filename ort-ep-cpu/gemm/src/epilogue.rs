@@ -3,22 +3,24 @@
 //! Steps in the usual order run on the register tile inside the micro-kernel. The rest run on the
 //! finished block while it is in cache.
 
-use super::kernels::Ending;
-use super::operand::check_extent;
-use super::{GemmError, Origin};
+use super::GemmError;
+use super::kernels::RegisterActivation;
+use super::matrix::check_extent;
 /// The function that a [`Step`] applies to each element.
 pub use ort_cpu_vector::elementwise::Unary as Activation;
 use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
 use ort_cpu_vector::simd::Isa;
 
 /// Returns the activation as the micro-kernel evaluates it in registers, or `None` if it cannot.
-fn ending(activation: Activation) -> Option<Ending> {
+fn in_registers(activation: Activation) -> Option<RegisterActivation> {
     Some(match activation {
-        Activation::Relu => Ending::Clip { low: 0.0, high: f32::INFINITY },
-        Activation::Clip { min, max } => Ending::Clip { low: min, high: max },
-        Activation::LeakyRelu { alpha } => Ending::LeakyRelu { slope: alpha },
-        Activation::HardSigmoid { alpha, beta } => Ending::HardSigmoid { slope: alpha, offset: beta },
-        Activation::HardSwish => Ending::HardSwish,
+        Activation::Relu => RegisterActivation::Clip { low: 0.0, high: f32::INFINITY },
+        Activation::Clip { min, max } => RegisterActivation::Clip { low: min, high: max },
+        Activation::LeakyRelu { alpha } => RegisterActivation::LeakyRelu { slope: alpha },
+        Activation::HardSigmoid { alpha, beta } => {
+            RegisterActivation::HardSigmoid { slope: alpha, offset: beta }
+        }
+        Activation::HardSwish => RegisterActivation::HardSwish,
         _ => return None,
     })
 }
@@ -50,6 +52,16 @@ pub enum Step<'a> {
     Activate(Activation),
 }
 
+/// The position of a GEMM's first row in the slices that its epilogue names. It lets the GEMMs of a
+/// batch share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
+}
+
 /// An epilogue, split into what the micro-kernel does in registers and the rest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish<'a> {
@@ -58,7 +70,7 @@ pub(super) struct Finish<'a> {
     pub(super) residual: Option<(&'a [f32], usize)>,
     /// Whether the old C is the residual.
     pub(super) is_held: bool,
-    pub(super) ending: Ending,
+    pub(super) activation: RegisterActivation,
     pub(super) rest: &'a [Step<'a>],
 }
 
@@ -70,13 +82,15 @@ impl<'a> Finish<'a> {
         rows: usize,
         columns: usize,
     ) -> Result<Self, GemmError> {
+        // All slices are checked once per GEMM, so that tiles index them without checks of their
+        // own.
         check_lengths(steps, [origin.bias_row + rows, origin.residual_row + rows, columns])?;
         let mut finish = Finish {
             row_bias: None,
             column_bias: None,
             residual: None,
             is_held: false,
-            ending: Ending::None,
+            activation: RegisterActivation::None,
             rest: steps,
         };
         // The position in the fixed order of register steps.
@@ -88,12 +102,13 @@ impl<'a> Finish<'a> {
                 }
                 Step::ColumnBias(values) if stage < 2 => (finish.column_bias, stage) = (Some(values), 2),
                 Step::Residual { values, row_stride } if stage < 3 => {
+                    // An empty result may start beyond the end of its residual.
                     let first = (origin.residual_row * row_stride).min(values.len());
                     (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
                 Step::Held if stage < 3 => (finish.is_held, stage) = (true, 3),
-                Step::Activate(activation) if stage < 4 => match ending(activation) {
-                    Some(ending) => (finish.ending, stage) = (ending, 4),
+                Step::Activate(activation) if stage < 4 => match in_registers(activation) {
+                    Some(activation) => (finish.activation, stage) = (activation, 4),
                     None => break,
                 },
                 // Out of order: this step and all later ones run on the finished block.
@@ -101,6 +116,7 @@ impl<'a> Finish<'a> {
             }
             finish.rest = rest;
         }
+        // Steps of the rest run after the store, when the old C is gone.
         refuse_held(finish.rest)?;
         Ok(finish)
     }

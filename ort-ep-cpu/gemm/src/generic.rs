@@ -4,7 +4,7 @@
 
 use super::kernels::add_four_rows;
 pub use super::kernels::{Number, Widen};
-use super::operand::check_extent;
+use super::matrix::check_extent;
 use super::{Cpu, GemmError};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -58,7 +58,7 @@ pub fn multiply<T: Number>(cpu: Cpu, a: View<T>, b: View<T>, c: &mut [T]) -> Res
 pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     cpu: Cpu,
     [rows, k]: [usize; 2],
-    left: impl Fn(usize, usize) -> T + Sync,
+    lhs: impl Fn(usize, usize) -> T + Sync,
     b: View<S>,
     c: &mut [T],
 ) -> Result<(), GemmError> {
@@ -69,41 +69,48 @@ pub(super) fn multiply_by<T: Number, S: Widen<T>>(
     let needed = rows * columns;
     let len = c.len();
     let c = c.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    // Rows are independent, and each has a fixed order of additions, so the split changes no bits.
     let min_rows = (WORTH_A_TASK / (columns * k).max(1)).max(1);
     for_each_row_chunk_mut(cpu.threads, c, columns, min_rows, |first, chunk| {
-        for (at, sums) in chunk.chunks_mut(columns).enumerate() {
-            multiply_row(cpu, |step| left(first + at, step), &b, sums);
+        for (at, accumulators) in chunk.chunks_mut(columns).enumerate() {
+            multiply_row(cpu, |step| lhs(first + at, step), &b, accumulators);
         }
     });
     Ok(())
 }
 
 /// Computes one row of the result.
-fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: &View<S>, sums: &mut [T]) {
+fn multiply_row<T: Number, S: Widen<T>>(
+    cpu: Cpu,
+    lhs: impl Fn(usize) -> T,
+    b: &View<S>,
+    accumulators: &mut [T],
+) {
     let k = b.shape[0];
-    sums.fill(T::ZERO);
+    accumulators.fill(T::ZERO);
     // Strided columns do not vectorise, so each element is its own dot product.
-    if b.strides[1] != 1 && sums.len() > 1 {
-        for (column, sum) in sums.iter_mut().enumerate() {
+    if b.strides[1] != 1 && accumulators.len() > 1 {
+        for (column, sum) in accumulators.iter_mut().enumerate() {
             spend(k);
-            *sum = (0..k).fold(T::ZERO, |sum, step| sum.add_product(left(step), b.at(step, column).widen()));
+            *sum = (0..k).fold(T::ZERO, |sum, step| sum.add_product(lhs(step), b.at(step, column).widen()));
         }
         return;
     }
-    for (block, sums) in sums.chunks_mut(COLUMNS).enumerate() {
-        let len = sums.len();
+    for (block, accumulators) in accumulators.chunks_mut(COLUMNS).enumerate() {
+        let len = accumulators.len();
+        // A unit of work is about four of these vectorised multiply-adds.
         spend(k * len / 4);
         let row = |step: usize| &b.values[step * b.strides[0] + block * COLUMNS..][..len];
         // Four rows of B per pass load and store each accumulator once for four multiply-adds.
         let whole = k - k % 4;
         for step in (0..whole).step_by(4) {
-            let factors = [left(step), left(step + 1), left(step + 2), left(step + 3)];
+            let factors = [lhs(step), lhs(step + 1), lhs(step + 2), lhs(step + 3)];
             let rows = [row(step), row(step + 1), row(step + 2), row(step + 3)];
-            add_four_rows(cpu.isa, sums, factors, rows);
+            add_four_rows(cpu.isa, accumulators, factors, rows);
         }
         for step in whole..k {
-            let (factor, row) = (left(step), &b.values[step * b.strides[0] + block * COLUMNS..]);
-            for (sum, value) in sums.iter_mut().zip(row) {
+            let (factor, row) = (lhs(step), &b.values[step * b.strides[0] + block * COLUMNS..]);
+            for (sum, value) in accumulators.iter_mut().zip(row) {
                 *sum = sum.add_product(factor, value.widen());
             }
         }

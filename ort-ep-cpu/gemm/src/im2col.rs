@@ -29,6 +29,7 @@ impl<'a> Im2col<'a> {
         if image.len() < needed {
             return Err(GemmError::TooShort { what: "an image", needed, len: image.len() });
         }
+        // Packing divides by the stride.
         if window.stride.contains(&0) {
             return Err(GemmError::Shape("a convolution's stride is zero"));
         }
@@ -46,6 +47,7 @@ impl<'a> Im2col<'a> {
         if !channels.is_multiple_of(2) {
             return Err(GemmError::Shape("a channel has no other to pair with"));
         }
+        // A pair is one element, so for addresses the image has half as many channels.
         let windows = Im2col::new(image, channels / 2, window)?;
         Ok(Im2col { channels, terms: 2, ..windows })
     }

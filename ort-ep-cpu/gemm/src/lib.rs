@@ -1,4 +1,4 @@
-//! GEMM: `C = epilogue(alpha * A * B + beta * C)`.
+//! GEMM: `C = epilogue(alpha * A * B + beta * C)`. A is the `lhs`, B the `rhs`.
 //!
 //! The `f32` GEMM follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly
 //! Instantiating BLAS Functionality"). A micro-kernel accumulates a register tile of C from a panel
@@ -14,22 +14,22 @@
 //!
 //! ```
 //! use ort_cpu_gemm::{
-//!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
+//!     LhsOperand, Activation, RhsOperand, Cpu, Gemm, PackedRhs, Step, Strided, pack_rhs, workspace_len,
 //! };
 //!
 //! // C (2 by 2) = Relu(A (2 by 3) * B (3 by 2) + bias), with B packed once.
 //! let cpu = Cpu::with_threads(1);
 //! let (a, b) = ([1.0, 2.0, 3.0, -1.0, -2.0, -3.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
-//! let mut packed = vec![0.0; PackedB::len(cpu, 3, 2)];
-//! pack_b(cpu, &b, [3, 2], [2, 1], &mut packed)?;
+//! let mut packed = vec![0.0; PackedRhs::len(cpu, 3, 2)];
+//! pack_rhs(cpu, &b, [3, 2], [2, 1], &mut packed)?;
 //! let gemm = Gemm {
 //!     epilogue: &[Step::ColumnBias(&[0.5, 0.5]), Step::Activate(Activation::Relu)],
 //!     ..Gemm::new(
-//!         AOperand::Plain(Strided::row_major(&a, 2, 3)?),
-//!         BOperand::Packed(PackedB::new(cpu, &packed, 3, 2)?),
+//!         LhsOperand::Plain(Strided::row_major(&a, 2, 3)?),
+//!         RhsOperand::Packed(PackedRhs::new(cpu, &packed, 3, 2)?),
 //!     )
 //! };
-//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.b.source())];
+//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.rhs.source())];
 //! let mut c = [0.0; 4];
 //! gemm.run(cpu, &mut c, 2, &mut workspace)?;
 //! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
@@ -52,45 +52,38 @@
 
 mod blocking;
 pub mod blocks;
+mod cpu;
 mod epilogue;
+mod error;
 pub mod generic;
 mod im2col;
 pub mod integer;
 mod kernels;
+mod matrix;
 mod operand;
+mod problem;
 #[cfg(test)]
 mod tests;
-
-use std::fmt;
 
 pub use blocking::workspace_len;
 pub use blocking::workspace_len_beside_ready;
 pub use blocking::{STEPS, by_columns};
 pub use blocks::{Blocks, Numbers, Zeros};
-pub use epilogue::{Activation, Step};
+pub use cpu::Cpu;
+pub use epilogue::{Activation, Origin, Step};
 pub use epilogue::{apply as apply_steps, check as check_steps};
+pub use error::GemmError;
 pub use im2col::{Im2col, Window};
-pub use operand::pack_a_by;
-pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
+pub use matrix::{Strided, Weight};
+pub use operand::pack_lhs_by;
+pub use operand::{LhsOperand, PackedLhs, PackedRhs, RhsOperand, RhsSource, pack_lhs, pack_rhs};
+pub use problem::{Batch, Gemm};
 
 pub use ort_core::ep::Precision;
 
 use kernels::{Kernel, Output, execute};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::simd::isa::Isa;
-
-/// What to compute with: the instruction set, the number of threads including the calling one, and
-/// the precision of the operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cpu {
-    /// The instruction set to use. If this CPU lacks it, the widest one below it is used.
-    pub isa: Isa,
-    /// The maximum number of threads.
-    pub threads: usize,
-    /// The precision that `f32` GEMM operands are rounded to. Without [`Isa::has_bf16_products`] it
-    /// is float32.
-    pub precision: Precision,
-}
 
 /// Returns a key of the packed layout: the tile shapes that this CPU computes with. CPUs of one
 /// instruction set differ in it, because not all of them have VNNI or AVX512-BF16.
@@ -100,100 +93,7 @@ pub fn packed_layout(isa: Isa) -> String {
     format!("fp32={fp32} bf16={bf16} bytes={}", kernels::ByteKernel::of(isa).layout())
 }
 
-impl Cpu {
-    /// The widest allowed instruction set, on `threads` threads, in float32.
-    pub fn with_threads(threads: usize) -> Self {
-        Cpu { isa: Isa::current(), threads: threads.max(1), precision: Precision::Fp32 }
-    }
-
-    /// Returns the precisions that this CPU has instructions for.
-    pub fn precisions() -> impl Iterator<Item = Precision> {
-        let bf16 = Isa::current().has_bf16_products();
-        [Precision::Fp32, Precision::Bf16].into_iter().take(if bf16 { 2 } else { 1 })
-    }
-
-    /// Returns the same configuration with another precision.
-    #[must_use]
-    pub fn in_precision(self, precision: Precision) -> Self {
-        Cpu { precision, ..self }
-    }
-}
-
-/// Why a GEMM was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GemmError {
-    /// A slice is shorter than its shape requires.
-    TooShort {
-        /// The slice.
-        what: &'static str,
-        /// The length it needs, in elements.
-        needed: usize,
-        /// The length it has, in elements.
-        len: usize,
-    },
-    /// Shapes or layouts that do not match.
-    Shape(&'static str),
-}
-
-impl fmt::Display for GemmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GemmError::TooShort { what, needed, len } => {
-                write!(f, "{what} needs {needed} values and has {len}")
-            }
-            GemmError::Shape(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for GemmError {}
-
-/// One GEMM.
-#[derive(Clone, Copy, Debug)]
-pub struct Gemm<'a> {
-    /// The left operand, M by K.
-    pub a: AOperand<'a>,
-    /// The right operand, K by N.
-    pub b: BOperand<'a>,
-    /// Scales the product `A * B`.
-    pub alpha: f32,
-    /// Scales the old C. If it is zero, C is only written and never read.
-    pub beta: f32,
-    /// Applied to each element once its accumulation is complete.
-    pub epilogue: &'a [Step<'a>],
-    /// Where this GEMM's first row is in the slices of the epilogue.
-    pub origin: Origin,
-}
-
-/// The position of a GEMM's first row in the slices that its epilogue names. It lets the GEMMs of a
-/// batch share one list of steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
-    /// Index of the first row's bias.
-    pub bias_row: usize,
-    /// Rows of a residual before the first row.
-    pub residual_row: usize,
-}
-
-impl<'a> Gemm<'a> {
-    /// Creates the plain GEMM `a * b`.
-    pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
-        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
-    }
-
-    /// Returns M, N and K.
-    ///
-    /// # Errors
-    ///
-    /// If the operands differ in K.
-    pub fn shape(&self) -> Result<[usize; 3], GemmError> {
-        let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
-        if k != rows {
-            return Err(GemmError::Shape("A has a different number of columns than B has rows"));
-        }
-        Ok([m, n, k])
-    }
-
+impl Gemm<'_> {
     /// Computes the GEMM into `c`, whose rows start `row_stride` apart. `workspace` must have at
     /// least the length that [`workspace_len`] returns for a batch of one.
     ///
@@ -210,19 +110,6 @@ impl<'a> Gemm<'a> {
         let c = Batch { values: c, count: 1, row_stride, batch_stride: 0 };
         run_batch(cpu, &|_| Ok(*self), c, workspace)
     }
-}
-
-/// The results of a batch of GEMMs of one shape, at equal distances in one slice.
-#[derive(Debug)]
-pub struct Batch<'a> {
-    /// Holds all results.
-    pub values: &'a mut [f32],
-    /// The number of results.
-    pub count: usize,
-    /// Stride from one row to the next.
-    pub row_stride: usize,
-    /// Stride from one result to the next.
-    pub batch_stride: usize,
 }
 
 /// Computes a batch of GEMMs of one shape, with operands of one kind; `problem` returns each of
@@ -256,17 +143,17 @@ pub fn run_batch<'a>(
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
-    let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
+    let sources = |gemm: &Gemm<'_>| (gemm.lhs.is_ready(kernel), gemm.rhs.source());
     let grid = blocking::grid(cpu, c.count, shape, sources(&first));
     // `Step::Held` reads the old C at the end of the accumulation. A second k block, or GEMV, would
     // have overwritten it by then.
-    let one_block = grid.steps >= shape[2] && matches!(first.a, AOperand::Packed(_));
+    let one_block = grid.steps >= shape[2] && matches!(first.lhs, LhsOperand::Packed(_));
     if epilogue::has_held(first.epilogue) && !one_block {
         return Err(GemmError::Shape("what a result holds is lost before it would be added"));
     }
     let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
-        return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
+        return Err(GemmError::TooShort { what: "the workspace of a GEMM", needed, len: workspace.len() });
     }
     // Only the first GEMM was checked above. The others are checked when their tasks start.
     let checked = |index: usize| {
@@ -274,7 +161,7 @@ pub fn run_batch<'a>(
         check_packing(kernel, &gemm)?;
         match sources(&gemm) == sources(&first) {
             true => Ok(gemm),
-            false => Err(GemmError::Shape("the products of a batch differ in layout")),
+            false => Err(GemmError::Shape("the GEMMs of a batch differ in layout")),
         }
     };
     let output = Output { values: c.values, row_stride: c.row_stride, batch_stride: c.batch_stride };
@@ -283,19 +170,19 @@ pub fn run_batch<'a>(
 
 /// Checks that packed operands were packed for this kernel's tile shape and precision.
 fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
-    let a = match &gemm.a {
-        AOperand::Packed(packed) => {
+    let lhs = match &gemm.lhs {
+        LhsOperand::Packed(packed) => {
             packed.height == kernel.height(packed.of) && packed.terms == kernel.terms()
         }
-        AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
+        LhsOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
     };
-    let b = match &gemm.b {
-        BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
-        BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
-        BOperand::Plain(matrix) => matrix.terms == 1,
-        BOperand::Blocks(_) => true,
+    let rhs = match &gemm.rhs {
+        RhsOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
+        RhsOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
+        RhsOperand::Plain(matrix) => matrix.terms == 1,
+        RhsOperand::Blocks(_) => true,
     };
-    match a && b {
+    match lhs && rhs {
         true => Ok(()),
         false => Err(GemmError::Shape("an operand was packed for another instruction set or precision")),
     }

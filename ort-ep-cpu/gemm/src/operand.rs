@@ -5,138 +5,14 @@ use std::ops::Range;
 use super::blocks::Blocks;
 use super::im2col::Im2col;
 use super::kernels::Kernel;
+use super::matrix::check_extent;
+pub(super) use super::matrix::{Strided, Weight};
 use super::{Cpu, GemmError};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
-/// A strided matrix view. Transposing it swaps the two strides.
-#[derive(Clone, Copy, Debug)]
-pub struct Strided<'a> {
-    /// The slice that holds all elements.
-    pub values: &'a [f32],
-    /// The number of rows.
-    pub rows: usize,
-    /// The number of columns.
-    pub columns: usize,
-    /// Elements from one row to the next.
-    pub row_stride: usize,
-    /// Elements from one column to the next.
-    pub column_stride: usize,
-    /// Columns per element: 2 for bf16 pairs.
-    pub terms: usize,
-}
-
-impl<'a> Strided<'a> {
-    /// Creates a matrix of `[rows, columns]` whose element (i, j) is
-    /// `values[i * strides[0] + j * strides[1]]`.
-    ///
-    /// # Errors
-    ///
-    /// If the last element is outside `values`.
-    pub fn new(values: &'a [f32], shape: [usize; 2], strides: [usize; 2]) -> Result<Self, GemmError> {
-        let [rows, columns] = shape;
-        let [row_stride, column_stride] = strides;
-        check_extent("a matrix", values.len(), shape, strides)?;
-        Ok(Strided { values, rows, columns, row_stride, column_stride, terms: 1 })
-    }
-
-    /// Creates an A of `[rows, columns]` whose elements are bf16 pairs of neighbours, as
-    /// [`super::Pairing`] makes them. The pairs of a row are contiguous, and rows start
-    /// `row_stride` apart.
-    ///
-    /// # Errors
-    ///
-    /// If the last pair is outside `values`, or the number of columns is odd.
-    pub fn of_pairs(
-        values: &'a [f32],
-        [rows, columns]: [usize; 2],
-        row_stride: usize,
-    ) -> Result<Self, GemmError> {
-        if !columns.is_multiple_of(2) {
-            return Err(GemmError::Shape("a column has no other to pair with"));
-        }
-        let pairs = Strided::new(values, [rows, columns / 2], [row_stride, 1])?;
-        Ok(Strided { columns, terms: 2, ..pairs })
-    }
-
-    /// Creates a contiguous row-major matrix.
-    ///
-    /// # Errors
-    ///
-    /// If `values` is shorter than `rows * columns`.
-    pub fn row_major(values: &'a [f32], rows: usize, columns: usize) -> Result<Self, GemmError> {
-        Strided::new(values, [rows, columns], [columns, 1])
-    }
-
-    /// Returns the transpose, without copying.
-    #[must_use]
-    pub fn transposed(self) -> Self {
-        Strided {
-            rows: self.columns,
-            columns: self.rows,
-            row_stride: self.column_stride,
-            column_stride: self.row_stride,
-            ..self
-        }
-    }
-}
-
-/// Checks that a strided matrix is inside a slice of `len` elements.
-pub(super) fn check_extent(
-    what: &'static str,
-    len: usize,
-    shape: [usize; 2],
-    strides: [usize; 2],
-) -> Result<(), GemmError> {
-    // An empty matrix needs no elements, whatever its strides.
-    if shape.contains(&0) {
-        return Ok(());
-    }
-    let along = |axis: usize| (shape[axis] - 1).checked_mul(strides[axis]);
-    let needed = along(0).zip(along(1)).and_then(|(x, y)| x.checked_add(y)?.checked_add(1));
-    match needed {
-        Some(needed) if needed <= len => Ok(()),
-        _ => Err(GemmError::TooShort { what, needed: needed.unwrap_or(usize::MAX), len }),
-    }
-}
-
-/// A storage type of weights, widened to `f32` during packing.
-pub trait Weight: Copy + Send + Sync {
-    /// Returns the value as `f32`, exactly.
-    fn widen(self) -> f32;
-}
-
-impl Weight for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-/// A float as little-endian bytes, as ONNX stores it: weights in a mapped file may be unaligned.
-impl Weight for [u8; 4] {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_le_bytes(self)
-    }
-}
-
-impl Weight for half::f16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Weight for half::bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
 /// A packed A: panels of a tile's height, for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
-pub struct PackedA<'a> {
+pub struct PackedLhs<'a> {
     pub(super) values: &'a [f32],
     pub(super) rows: usize,
     pub(super) k: usize,
@@ -147,25 +23,26 @@ pub struct PackedA<'a> {
     pub(super) of: usize,
 }
 
-impl<'a> PackedA<'a> {
+impl<'a> PackedLhs<'a> {
     /// Returns the length of a packed matrix of `rows` by `k`.
     pub fn len(cpu: Cpu, rows: usize, k: usize) -> usize {
         let kernel = Kernel::of(cpu);
         rows.next_multiple_of(kernel.height(rows)) * kernel.elements(k)
     }
 
-    /// Wraps what [`pack_a`] wrote.
+    /// Wraps what [`pack_lhs`] wrote.
     ///
     /// # Errors
     ///
-    /// If `values` is shorter than [`PackedA::len`].
+    /// If `values` is shorter than [`PackedLhs::len`].
     pub fn new(cpu: Cpu, values: &'a [f32], rows: usize, k: usize) -> Result<Self, GemmError> {
-        let needed = PackedA::len(cpu, rows, k);
+        let needed = PackedLhs::len(cpu, rows, k);
         if values.len() < needed {
             return Err(GemmError::TooShort { what: "a packed A", needed, len: values.len() });
         }
         let kernel = Kernel::of(cpu);
-        Ok(PackedA { values, rows, k, height: kernel.height(rows), terms: kernel.terms(), of: rows })
+        // The layout is kept with the matrix, so that `run` can refuse one of another kernel.
+        Ok(PackedLhs { values, rows, k, height: kernel.height(rows), terms: kernel.terms(), of: rows })
     }
 
     /// Returns the panel height of a matrix of `rows`.
@@ -182,15 +59,16 @@ impl<'a> PackedA<'a> {
     pub fn panels(self, panels: Range<usize>) -> Self {
         let all = self.rows.div_ceil(self.height);
         let [first, end] = [panels.start, panels.end].map(|panel| panel.min(all));
+        // A panel holds whole elements: with an odd k, the last pair is half empty.
         let len = self.k.div_ceil(self.terms) * self.height;
         let rows = (end * self.height).min(self.rows).saturating_sub(first * self.height);
-        PackedA { values: &self.values[first * len..], rows, ..self }
+        PackedLhs { values: &self.values[first * len..], rows, ..self }
     }
 }
 
 /// A packed B: panels of a tile's width, for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
-pub struct PackedB<'a> {
+pub struct PackedRhs<'a> {
     pub(super) values: &'a [f32],
     pub(super) k: usize,
     pub(super) columns: usize,
@@ -199,34 +77,34 @@ pub struct PackedB<'a> {
     pub(super) terms: usize,
 }
 
-impl<'a> PackedB<'a> {
+impl<'a> PackedRhs<'a> {
     /// Returns the length of a packed matrix of `k` by `columns`.
     pub fn len(cpu: Cpu, k: usize, columns: usize) -> usize {
         let kernel = Kernel::of(cpu);
         columns.next_multiple_of(kernel.width()) * kernel.elements(k)
     }
 
-    /// Wraps what [`pack_b`] wrote.
+    /// Wraps what [`pack_rhs`] wrote.
     ///
     /// # Errors
     ///
-    /// If `values` is shorter than [`PackedB::len`].
+    /// If `values` is shorter than [`PackedRhs::len`].
     pub fn new(cpu: Cpu, values: &'a [f32], k: usize, columns: usize) -> Result<Self, GemmError> {
-        let needed = PackedB::len(cpu, k, columns);
+        let needed = PackedRhs::len(cpu, k, columns);
         if values.len() < needed {
             return Err(GemmError::TooShort { what: "a packed B", needed, len: values.len() });
         }
         let kernel = Kernel::of(cpu);
-        Ok(PackedB { values, k, columns, width: kernel.width(), terms: kernel.terms() })
+        Ok(PackedRhs { values, k, columns, width: kernel.width(), terms: kernel.terms() })
     }
 }
 
-/// Packs an A of `shape` (rows, k) into `packed`, which has the length [`PackedA::len`].
+/// Packs an A of `shape` (rows, k) into `packed`, which has the length [`PackedLhs::len`].
 ///
 /// # Errors
 ///
 /// If either slice is too short.
-pub fn pack_a<T: Weight>(
+pub fn pack_lhs<T: Weight>(
     cpu: Cpu,
     values: &[T],
     shape: [usize; 2],
@@ -235,45 +113,46 @@ pub fn pack_a<T: Weight>(
 ) -> Result<(), GemmError> {
     let [rows, k] = shape;
     check_extent("a matrix", values.len(), shape, strides)?;
-    PackedA::new(cpu, packed, rows, k)?;
+    PackedLhs::new(cpu, packed, rows, k)?;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(rows);
-    let packed = &mut packed[..PackedA::len(cpu, rows, k)];
+    let packed = &mut packed[..PackedLhs::len(cpu, rows, k)];
     for_each_chunk_mut(cpu.threads, packed, (height * kernel.elements(k)).max(1), |panel, to| {
-        kernel.pack_a_panel(values, [rows, k], strides, panel * height, to);
+        // Panels are contiguous in the packed matrix, so threads write disjoint memory.
+        kernel.pack_lhs_panel(values, [rows, k], strides, panel * height, to);
     });
     Ok(())
 }
 
-/// [`pack_a`] for a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every index
-/// must be inside `values`.
+/// [`pack_lhs`] for a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every
+/// index must be inside `values`.
 ///
 /// # Errors
 ///
 /// If `packed` is too short.
-pub fn pack_a_by<T: Weight>(
+pub fn pack_lhs_by<T: Weight>(
     cpu: Cpu,
     values: &[T],
     [rows, k]: [usize; 2],
     (row_stride, place): (usize, impl Fn(usize) -> usize + Sync),
     packed: &mut [f32],
 ) -> Result<(), GemmError> {
-    PackedA::new(cpu, packed, rows, k)?;
+    PackedLhs::new(cpu, packed, rows, k)?;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(rows);
-    let packed = &mut packed[..PackedA::len(cpu, rows, k)];
+    let packed = &mut packed[..PackedLhs::len(cpu, rows, k)];
     for_each_chunk_mut(cpu.threads, packed, (height * kernel.elements(k)).max(1), |panel, to| {
-        kernel.pack_a_panel_by(values, [rows, k], (row_stride, &place), panel * height, to);
+        kernel.pack_lhs_panel_by(values, [rows, k], (row_stride, &place), panel * height, to);
     });
     Ok(())
 }
 
-/// Packs a B of `shape` (k, columns) into `packed`, which has the length [`PackedB::len`].
+/// Packs a B of `shape` (k, columns) into `packed`, which has the length [`PackedRhs::len`].
 ///
 /// # Errors
 ///
 /// If either slice is too short.
-pub fn pack_b<T: Weight>(
+pub fn pack_rhs<T: Weight>(
     cpu: Cpu,
     values: &[T],
     shape: [usize; 2],
@@ -282,91 +161,92 @@ pub fn pack_b<T: Weight>(
 ) -> Result<(), GemmError> {
     let [k, columns] = shape;
     check_extent("a matrix", values.len(), shape, strides)?;
-    PackedB::new(cpu, packed, k, columns)?;
+    PackedRhs::new(cpu, packed, k, columns)?;
     let kernel = Kernel::of(cpu);
     let width = kernel.width();
-    let packed = &mut packed[..PackedB::len(cpu, k, columns)];
+    let packed = &mut packed[..PackedRhs::len(cpu, k, columns)];
     for_each_chunk_mut(cpu.threads, packed, (width * kernel.elements(k)).max(1), |panel, to| {
-        kernel.pack_b_panel(values, [k, columns], strides, panel * width, to);
+        kernel.pack_rhs_panel(values, [k, columns], strides, panel * width, to);
     });
     Ok(())
 }
 
 /// The left operand of a GEMM.
 #[derive(Clone, Copy, Debug)]
-pub enum AOperand<'a> {
+pub enum LhsOperand<'a> {
     /// Read in place.
     Plain(Strided<'a>),
     /// Packed ahead of time.
-    Packed(PackedA<'a>),
+    Packed(PackedLhs<'a>),
 }
 
-impl AOperand<'_> {
+impl LhsOperand<'_> {
     /// Returns rows and k.
     pub fn shape(&self) -> [usize; 2] {
         match self {
-            AOperand::Plain(matrix) => [matrix.rows, matrix.columns],
-            AOperand::Packed(packed) => [packed.rows, packed.k],
+            LhsOperand::Plain(matrix) => [matrix.rows, matrix.columns],
+            LhsOperand::Packed(packed) => [packed.rows, packed.k],
         }
     }
 
     /// Rows of a tile.
     pub(super) fn height(&self, kernel: &Kernel) -> usize {
         match self {
-            AOperand::Plain(matrix) => kernel.height(matrix.rows),
-            AOperand::Packed(packed) => packed.height,
+            LhsOperand::Plain(matrix) => kernel.height(matrix.rows),
+            LhsOperand::Packed(packed) => packed.height,
         }
     }
 
     /// Whether GEMM reads it without converting it first.
     pub(super) fn is_ready(&self, kernel: &Kernel) -> bool {
         match self {
-            AOperand::Plain(matrix) => matrix.terms == kernel.terms(),
-            AOperand::Packed(_) => true,
+            // A bf16 kernel reads pairs, so an `f32` matrix is converted block by block.
+            LhsOperand::Plain(matrix) => matrix.terms == kernel.terms(),
+            LhsOperand::Packed(_) => true,
         }
     }
 }
 
 /// The right operand of a GEMM.
 #[derive(Clone, Copy, Debug)]
-pub enum BOperand<'a> {
+pub enum RhsOperand<'a> {
     /// Read in place, or packed block by block into the workspace.
     Plain(Strided<'a>),
     /// Packed ahead of time.
-    Packed(PackedB<'a>),
+    Packed(PackedRhs<'a>),
     /// The im2col matrix of a convolution, packed block by block from the image.
     Im2col(Im2col<'a>),
     /// Block-quantized weights, dequantized block by block.
     Blocks(Blocks<'a>),
 }
 
-impl BOperand<'_> {
+impl RhsOperand<'_> {
     /// Returns k and columns.
     pub fn shape(&self) -> [usize; 2] {
         match self {
-            BOperand::Plain(matrix) => [matrix.rows, matrix.columns],
-            BOperand::Packed(packed) => [packed.k, packed.columns],
-            BOperand::Im2col(windows) => [windows.rows(), windows.columns()],
-            BOperand::Blocks(blocks) => blocks.shape(),
+            RhsOperand::Plain(matrix) => [matrix.rows, matrix.columns],
+            RhsOperand::Packed(packed) => [packed.k, packed.columns],
+            RhsOperand::Im2col(windows) => [windows.rows(), windows.columns()],
+            RhsOperand::Blocks(blocks) => blocks.shape(),
         }
     }
 
     /// Returns the kind of storage, on which the workspace size depends.
-    pub fn source(&self) -> BSource {
+    pub fn source(&self) -> RhsSource {
         match self {
             // The stride of a single column is never used.
-            BOperand::Plain(matrix) if matrix.column_stride == 1 || matrix.columns <= 1 => BSource::Rows,
-            BOperand::Plain(_) => BSource::Strided,
-            BOperand::Packed(_) => BSource::Packed,
-            BOperand::Im2col(_) => BSource::Im2col,
-            BOperand::Blocks(_) => BSource::Blocks,
+            RhsOperand::Plain(matrix) if matrix.column_stride == 1 || matrix.columns <= 1 => RhsSource::Rows,
+            RhsOperand::Plain(_) => RhsSource::Strided,
+            RhsOperand::Packed(_) => RhsSource::Packed,
+            RhsOperand::Im2col(_) => RhsSource::Im2col,
+            RhsOperand::Blocks(_) => RhsSource::Blocks,
         }
     }
 }
 
 /// The kind of storage of a B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BSource {
+pub enum RhsSource {
     /// Plain, with contiguous rows.
     Rows,
     /// Plain, with a column stride other than 1.

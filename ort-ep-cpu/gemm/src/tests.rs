@@ -1,21 +1,11 @@
 //! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
 
+use ort_testkit::random_values;
 use proptest::prelude::*;
 
 use super::*;
 
 const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
-
-/// Deterministic pseudo-random values of both signs for a seed.
-fn values(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 /// Rounds values to a precision, so that products are exact and only accumulation rounds.
 fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
@@ -31,9 +21,9 @@ fn reference(a: &Strided, b: &Strided) -> Vec<f64> {
         for column in 0..b.columns {
             c[row * b.columns + column] = (0..a.columns)
                 .map(|step| {
-                    let left = a.values[row * a.row_stride + step * a.column_stride];
-                    let right = b.values[step * b.row_stride + column * b.column_stride];
-                    f64::from(left) * f64::from(right)
+                    let lhs = a.values[row * a.row_stride + step * a.column_stride];
+                    let rhs = b.values[step * b.row_stride + column * b.column_stride];
+                    f64::from(lhs) * f64::from(rhs)
                 })
                 .sum();
         }
@@ -80,22 +70,24 @@ fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
 fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
     let [m, n, k] = shape;
     let (a_strides, b_strides) = (a_layout.strides(m, k), b_layout.strides(k, n));
-    let a_values = rounded(precision, values(needed([m, k], a_strides), 1));
-    let b_values = rounded(precision, values(needed([k, n], b_strides), 2));
+    let a_values = rounded(precision, random_values(needed([m, k], a_strides), 1));
+    let b_values = rounded(precision, random_values(needed([k, n], b_strides), 2));
     let a = Strided::new(&a_values, [m, k], a_strides).unwrap();
     let b = Strided::new(&b_values, [k, n], b_strides).unwrap();
     let expected = reference(&a, &b);
     for isa in ISAS {
         for threads in [1, 2] {
             let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
-            let mut packed_a = vec![f32::NAN; PackedA::len(cpu, m, k)];
-            pack_a(cpu, &a_values, [m, k], a_strides, &mut packed_a).unwrap();
-            let mut packed_b = vec![f32::NAN; PackedB::len(cpu, k, n)];
-            pack_b(cpu, &b_values, [k, n], b_strides, &mut packed_b).unwrap();
-            let left = [AOperand::Plain(a), AOperand::Packed(PackedA::new(cpu, &packed_a, m, k).unwrap())];
-            let right = [BOperand::Plain(b), BOperand::Packed(PackedB::new(cpu, &packed_b, k, n).unwrap())];
-            for a in left {
-                for b in right {
+            let mut packed_lhs = vec![f32::NAN; PackedLhs::len(cpu, m, k)];
+            pack_lhs(cpu, &a_values, [m, k], a_strides, &mut packed_lhs).unwrap();
+            let mut packed_rhs = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+            pack_rhs(cpu, &b_values, [k, n], b_strides, &mut packed_rhs).unwrap();
+            let lhs =
+                [LhsOperand::Plain(a), LhsOperand::Packed(PackedLhs::new(cpu, &packed_lhs, m, k).unwrap())];
+            let rhs =
+                [RhsOperand::Plain(b), RhsOperand::Packed(PackedRhs::new(cpu, &packed_rhs, k, n).unwrap())];
+            for a in lhs {
+                for b in rhs {
                     let gemm = Gemm::new(a, b);
                     let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, shape, b.source())];
                     let mut c = vec![f32::NAN; m * n];
@@ -146,17 +138,17 @@ proptest! {
 #[test]
 fn same_bits_on_any_number_of_threads() {
     let [m, n, k] = [150, 333, 777];
-    let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
+    let (a_values, b_values) = (random_values(m * k, 3), random_values(k * n, 4));
     for (isa, precision) in
         ISAS.into_iter().flat_map(|isa| Cpu::precisions().map(move |precision| (isa, precision)))
     {
         let run = |threads: usize| {
             let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
             let gemm = Gemm::new(
-                AOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
-                BOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
+                LhsOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
+                RhsOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
             );
-            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
             let mut c = vec![0.0; m * n];
             gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
             c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
@@ -173,24 +165,24 @@ fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
     let [m, n, k] = [19, 67, 301];
     let ties = |seed| -> Vec<f32> {
         let ends = [0x8000, 0x7FFF, 0x8001, 0];
-        let numbers = values(m.max(n) * k, seed);
+        let numbers = random_values(m.max(n) * k, seed);
         let tie = |(at, value): (usize, f32)| f32::from_bits(value.to_bits() & 0xFFFF_0000 | ends[at % 4]);
         numbers.into_iter().enumerate().map(tie).collect()
     };
     for precision in Cpu::precisions().skip(1) {
         let cpu = Cpu { precision, ..Cpu::with_threads(1) };
-        assert_eq!(PackedB::len(cpu, k, n), PackedB::len(Cpu::with_threads(1), k.div_ceil(2), n));
-        assert_eq!(PackedA::len(cpu, m, k), PackedA::len(Cpu::with_threads(1), m, k.div_ceil(2)));
+        assert_eq!(PackedRhs::len(cpu, k, n), PackedRhs::len(Cpu::with_threads(1), k.div_ceil(2), n));
+        assert_eq!(PackedLhs::len(cpu, m, k), PackedLhs::len(Cpu::with_threads(1), m, k.div_ceil(2)));
         let (a, b) = (ties(13), ties(14));
         let run = |a: &[f32], b: &[f32], strides: [[usize; 2]; 2], packs: bool| {
-            let mut packed = vec![f32::NAN; PackedB::len(cpu, k, n)];
-            pack_b(cpu, b, [k, n], strides[1], &mut packed).unwrap();
-            let right = match packs {
-                true => BOperand::Packed(PackedB::new(cpu, &packed, k, n).unwrap()),
-                false => BOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
+            let mut packed = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+            pack_rhs(cpu, b, [k, n], strides[1], &mut packed).unwrap();
+            let rhs = match packs {
+                true => RhsOperand::Packed(PackedRhs::new(cpu, &packed, k, n).unwrap()),
+                false => RhsOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
             };
-            let gemm = Gemm::new(AOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), right);
-            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let gemm = Gemm::new(LhsOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), rhs);
+            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
             let mut c = vec![f32::NAN; m * n];
             gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
             c
@@ -223,9 +215,12 @@ fn epilogues() {
         (Activation::Silu, |x| x / (1.0 + (-x).exp())),
     ];
     for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
-        let (a_values, b_values) =
-            (rounded(Precision::Bf16, values(m * k, 5)), rounded(Precision::Bf16, values(k * n, 6)));
-        let (rows, columns, residual) = (values(m, 7), values(n, 8), values(m * (n + 2), 9));
+        let (a_values, b_values) = (
+            rounded(Precision::Bf16, random_values(m * k, 5)),
+            rounded(Precision::Bf16, random_values(k * n, 6)),
+        );
+        let (rows, columns, residual) =
+            (random_values(m, 7), random_values(n, 8), random_values(m * (n + 2), 9));
         let a = Strided::row_major(&a_values, m, k).unwrap();
         let b = Strided::row_major(&b_values, k, n).unwrap();
         let product = reference(&a, &b);
@@ -242,7 +237,7 @@ fn epilogues() {
                 Step::Residual { values: &residual, row_stride: n + 2 },
                 Step::Activate(activation),
             ];
-            let before = values(m * n, 10);
+            let before = random_values(m * n, 10);
             let expected: Vec<f64> = (0..m * n)
                 .map(|index| {
                     let (row, column) = (index / n, index % n);
@@ -261,9 +256,9 @@ fn epilogues() {
                     alpha: 0.5,
                     beta: 0.25,
                     epilogue: &steps,
-                    ..Gemm::new(AOperand::Plain(a), BOperand::Plain(b))
+                    ..Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(b))
                 };
-                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.rhs.source())];
                 let mut c = before.clone();
                 gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
                 assert_close(&c, &expected, 4 * k, &format!("{cpu:?} {activation:?}"));
@@ -281,8 +276,8 @@ fn nan_passes_through_activations() {
         let gemm = Gemm {
             epilogue: &steps,
             ..Gemm::new(
-                AOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
-                BOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
+                LhsOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
+                RhsOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
             )
         };
         let mut c = [0.0; 40];
@@ -294,26 +289,26 @@ fn nan_passes_through_activations() {
 #[test]
 fn batches_and_half_precision_weights() {
     let (count, [m, n, k]) = (5, [33, 40, 24]);
-    let a_values = values(count * m * k, 11);
-    let halves: Vec<half::f16> = values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
+    let a_values = random_values(count * m * k, 11);
+    let halves: Vec<half::f16> = random_values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
     let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
     for isa in ISAS {
         let cpu = Cpu { isa, ..Cpu::with_threads(2) };
-        let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
-        pack_b(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
-        let right = PackedB::new(cpu, &packed, k, n).unwrap();
-        let left = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
+        let mut packed = vec![0.0; PackedRhs::len(cpu, k, n)];
+        pack_rhs(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
+        let rhs = PackedRhs::new(cpu, &packed, k, n).unwrap();
+        let lhs = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
         let mut c = vec![0.0; count * m * n];
         let batch = Batch { values: &mut c, count, row_stride: n, batch_stride: m * n };
         run_batch(
             cpu,
-            &|index| Ok(Gemm::new(AOperand::Plain(left(index)?), BOperand::Packed(right))),
+            &|index| Ok(Gemm::new(LhsOperand::Plain(lhs(index)?), RhsOperand::Packed(rhs))),
             batch,
             &mut [],
         )
         .unwrap();
         for (index, c) in c.chunks(m * n).enumerate() {
-            let expected = reference(&left(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
+            let expected = reference(&lhs(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
             assert_close(c, &expected, k, &format!("{isa:?} product {index}"));
         }
     }
@@ -325,9 +320,9 @@ fn refusals() {
     let numbers = [0.0; 12];
     assert!(Strided::row_major(&numbers, 4, 4).is_err());
     let a = Strided::row_major(&numbers, 3, 4).unwrap();
-    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a));
+    let gemm = Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(a));
     assert!(gemm.run(cpu, &mut [0.0; 12], 4, &mut []).is_err());
-    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a.transposed()));
+    let gemm = Gemm::new(LhsOperand::Plain(a), RhsOperand::Plain(a.transposed()));
     assert!(gemm.run(cpu, &mut [0.0; 8], 3, &mut [0.0; 4096]).is_err());
     assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut []).is_err());
     let steps = [Step::RowBias(&numbers[..2])];
@@ -344,14 +339,14 @@ fn other_number_types() {
                 let a: Vec<i64> = (0..m * k).map(|index| (index as i64 * 7919) % 101 - 50).collect();
                 let b: Vec<i64> = (0..k * n).map(|index| (index as i64 * 104_729) % 97 - 48).collect();
                 let at = |row: usize, column: usize| -> i64 {
-                    let right = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
-                    (0..k).map(|step| a[row * k + step] * right(step)).sum()
+                    let rhs = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
+                    (0..k).map(|step| a[row * k + step] * rhs(step)).sum()
                 };
                 let expected: Vec<i64> = (0..m * n).map(|index| at(index / n, index % n)).collect();
                 let mut c = vec![1; m * n];
                 let view = |values| generic::View::new(values, [m, k], [k, 1]).unwrap();
-                let right = |values| generic::View::new(values, [k, n], b_strides).unwrap();
-                generic::multiply(cpu, view(&a), right(&b), &mut c).unwrap();
+                let rhs = |values| generic::View::new(values, [k, n], b_strides).unwrap();
+                generic::multiply(cpu, view(&a), rhs(&b), &mut c).unwrap();
                 assert_eq!(c, expected);
             }
         }

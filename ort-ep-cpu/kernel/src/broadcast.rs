@@ -10,8 +10,8 @@ use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
 use ort_cpu_threads::interrupt::{PIECE, Pace};
-use ort_cpu_threads::kept::{Keep, with_kept};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_threads::thread_scratch::{ThreadScratch, with_thread_scratch};
 
 /// Sizes or strides, outermost first.
 pub type Sizes = SmallVec<[usize; 6]>;
@@ -159,6 +159,7 @@ impl Broadcast {
     #[inline]
     pub fn block_len(&self, start: usize, limit: usize) -> usize {
         let inner = self.inner();
+        // A block within one row needs no copy: each operand is a slice or a single element there.
         if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
     }
 
@@ -178,6 +179,7 @@ impl Broadcast {
         let strides = &self.strides[operand];
         let inner = self.inner();
         let stride = strides[strides.len() - 1];
+        // A division is slow next to the work of a short block, and most tensors are flat.
         let (row, column) = if self.is_flat() { (0, start) } else { (start / inner, start % inner) };
         if column + len <= inner {
             let offset = self.row_offset(operand, row);
@@ -186,6 +188,8 @@ impl Broadcast {
                 _ => Block::Slice(&data[offset + column..offset + column + len]),
             };
         }
+        // One element per row, such as a bias per channel, is written with `fill`, which is faster
+        // than copying row by row.
         match self.repeated(operand, data, start, len) {
             Some(rows) => rows.write(len, buffer),
             None => self.expand(operand, data, (row, column, len), buffer),
@@ -256,6 +260,8 @@ impl Broadcast {
             }
             column = 0;
             for dim in (0..outer).rev() {
+                // An odometer instead of divisions: the next row usually differs in the last
+                // coordinate only.
                 place[dim] += 1;
                 offset += strides[dim];
                 if place[dim] < self.sizes[dim] {
@@ -270,7 +276,7 @@ impl Broadcast {
     /// Splits `output` into blocks of at most `limit` elements. Calls `task` with scratch that the
     /// blocks of one thread share, the index of the first element, and the block. Large outputs are
     /// split among `threads`.
-    pub fn for_each_block<T: Send, S: Keep>(
+    pub fn for_each_block<T: Send, S: ThreadScratch>(
         &self,
         threads: usize,
         limit: usize,
@@ -290,9 +296,10 @@ impl Broadcast {
     ) {
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
-            with_kept(|scratch: &mut S| {
+            with_thread_scratch(|scratch: &mut S| {
                 let (mut start, mut rest, pace) = (index * chunk, piece, Pace::default());
                 while !rest.is_empty() {
+                    // At most a piece, so that work is counted often enough for deadlines.
                     let len = self.block_len(start, limit.min(PIECE)).min(rest.len());
                     pace.step(len);
                     let (block, tail) = std::mem::take(&mut rest).split_at_mut(len);
@@ -307,6 +314,7 @@ impl Broadcast {
 
 /// Returns how many of `len` elements one task of a simple kernel takes.
 pub fn chunk_len(threads: usize, len: usize) -> usize {
+    // Four chunks per thread balance threads of unequal speed.
     if threads <= 1 { len.max(1) } else { len.div_ceil(threads * 4).max(LEAST_CHUNK) }
 }
 

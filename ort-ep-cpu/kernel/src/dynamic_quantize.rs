@@ -18,6 +18,7 @@ const CHUNK: usize = 1 << 14;
 fn range(isa: Isa, threads: usize, values: &[f32]) -> (f32, f32) {
     let all = Mutex::new((f32::INFINITY, f32::NEG_INFINITY));
     for_each_chunk(threads, values.len(), CHUNK, |chunk| {
+        // The extremes do not depend on the order of chunks, so a lock in any order keeps the bits.
         let (least, greatest) = dispatch(isa, Range(&values[chunk]));
         let mut all = all.lock();
         *all = (min_or_nan(all.0, least), max_or_nan(all.1, greatest));
@@ -55,25 +56,28 @@ impl SimdOp for Range<'_> {
     }
 }
 
-/// Computes `round(from / scale) + zero` as bytes, clamped to `range`. NaN becomes 0.
-pub fn quantize(
-    isa: Isa,
-    threads: usize,
-    from: &[f32],
-    (scale, zero, range): (f32, f32, [f32; 2]),
-    to: &mut [u8],
-) {
+/// An affine map from numbers to quantized values.
+#[derive(Clone, Copy, Debug)]
+pub struct AffineMap {
+    /// The difference between the numbers of neighbouring quantized values.
+    pub scale: f32,
+    /// The quantized value of zero.
+    pub zero: f32,
+    /// The least and the greatest quantized value.
+    pub range: [f32; 2],
+}
+
+/// Computes `round(from / scale) + zero` as bytes, clamped to the range. NaN becomes 0.
+pub fn quantize(isa: Isa, threads: usize, from: &[f32], map: AffineMap, to: &mut [u8]) {
     for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
         let from = &from[chunk * CHUNK..][..to.len()];
-        dispatch_bytes(isa, Encode { from, scale, zero, range, to });
+        dispatch_bytes(isa, Encode { from, map, to });
     });
 }
 
 struct Encode<'a> {
     from: &'a [f32],
-    scale: f32,
-    zero: f32,
-    range: [f32; 2],
+    map: AffineMap,
     to: &'a mut [u8],
 }
 
@@ -83,8 +87,9 @@ impl ByteOp for Encode<'_> {
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let (simd, step) = (lanes.base(), L::Base::LANES);
-        let (scale, zero) = (simd.splat(self.scale), simd.splat(self.zero));
-        let (least, greatest) = (simd.splat(self.range[0]), simd.splat(self.range[1]));
+        let AffineMap { scale, zero, range } = self.map;
+        let (scale, zero) = (simd.splat(scale), simd.splat(zero));
+        let (least, greatest) = (simd.splat(range[0]), simd.splat(range[1]));
         let mut at = 0;
         while at < self.to.len() {
             let count = (self.to.len() - at).min(step);
@@ -92,10 +97,12 @@ impl ByteOp for Encode<'_> {
                 true => simd.load(self.from, at),
                 false => simd.load_partial(self.from, at, count, 0.0),
             };
-            let codes = simd.add(simd.round_even(simd.div(values, scale)), zero);
-            let codes = simd.select(simd.is_nan(codes), simd.splat(0.0), codes);
-            let codes = simd.min_or_second(simd.max_or_second(codes, least), greatest);
-            lanes.store_low_bytes(self.to, at, count, simd.to_i32(codes));
+            // A division, as the standard defines it: a reciprocal would round some values to a
+            // neighbour.
+            let quantized = simd.add(simd.round_even(simd.div(values, scale)), zero);
+            let quantized = simd.select(simd.is_nan(quantized), simd.splat(0.0), quantized);
+            let quantized = simd.min_or_second(simd.max_or_second(quantized, least), greatest);
+            lanes.store_low_bytes(self.to, at, count, simd.to_i32(quantized));
             at += count;
         }
     }
@@ -103,27 +110,29 @@ impl ByteOp for Encode<'_> {
 
 /// The scale and zero point of 8-bit quantized values.
 #[derive(Debug, Clone, Copy)]
-pub struct ByteCodes {
+pub struct ByteQuantizer {
     /// The difference between neighbouring values.
     pub scale: f32,
     /// A whole number from 0 to 255.
     pub zero: f32,
 }
 
-impl ByteCodes {
+impl ByteQuantizer {
     /// Covers the range of `values`, which always includes zero, so that zero is exact.
-    pub fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteCodes {
+    pub fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteQuantizer {
         let (least, greatest) = range(isa, threads, values);
         let (least, greatest) = (least.min(0.0), greatest.max(0.0));
         let scale = (greatest - least) / 255.0;
         // All values are zero.
         let quotient = if scale == 0.0 { 0.0 } else { -least / scale };
-        ByteCodes { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
+        ByteQuantizer { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
     }
 
     /// Quantizes `from`, as many values as `to` takes.
     pub fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
+        // All values are zero then, and 0 / 0 would be NaN.
         let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
-        quantize(isa, threads, from, (divisor, self.zero, [0.0, 255.0]), to);
+        let map = AffineMap { scale: divisor, zero: self.zero, range: [0.0, 255.0] };
+        quantize(isa, threads, from, map, to);
     }
 }

@@ -54,6 +54,7 @@ impl Layout {
         let mut stride = 1usize;
         for (&size, &reduced) in shape.iter().zip(mask).rev() {
             match merged.last_mut() {
+                // A dimension of size 1 neither separates its neighbours nor needs a loop.
                 _ if size == 1 => {}
                 Some((run, _, kind)) if *kind == reduced => *run *= size,
                 _ => merged.push((size, stride, reduced)),
@@ -93,6 +94,7 @@ pub fn count(dimensions: &Dimensions) -> usize {
 #[inline]
 pub fn offset(dimensions: &[(usize, usize)], mut index: usize) -> usize {
     let mut offset = 0;
+    // Innermost first, so that each division yields one coordinate.
     for &(size, stride) in dimensions.iter().rev() {
         offset += index % size * stride;
         index /= size;

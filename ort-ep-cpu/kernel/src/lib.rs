@@ -12,20 +12,22 @@
 )]
 
 pub mod activation;
+pub mod axis_lanes;
 pub mod broadcast;
-pub mod code;
-pub mod coded;
-pub mod codes;
 pub mod dynamic_quantize;
+pub mod half_precision;
 pub mod heap;
 pub mod idioms;
+pub mod lane_fn;
 pub mod layout;
-pub mod lines;
+pub mod matrix;
 pub mod number;
 pub mod packed;
+pub mod quantized_byte;
+pub mod quantized_convert;
+pub mod quantized_gemm;
 pub mod real;
 pub mod units;
-pub mod widened;
 pub mod workspace;
 
 use ort_core::ep::KernelDef;

@@ -42,22 +42,23 @@ pub trait Number: Element + PartialOrd + Default {
 
 /// A floating-point element type.
 pub trait Real: Number<Wide = f64> {
-    /// Applies the function to the line, through `scratch` if it has no loop for this type.
-    fn apply(function: &impl crate::lines::LineFn, line: &mut [Self], scratch: &mut Vec<f64>) {
+    /// Applies the function to the lane, through `scratch` if it has no loop for this type.
+    fn apply(function: &impl crate::lane_fn::LaneFn, lane: &mut [Self], scratch: &mut Vec<f64>) {
+        // The scratch is the caller's, so that many lanes share one allocation.
         scratch.clear();
-        scratch.reserve(line.len());
-        for piece in pieces(line) {
+        scratch.reserve(lane.len());
+        for piece in pieces(lane) {
             scratch.extend(piece.iter().map(|&x| x.to_f64()));
         }
         function.f64(scratch);
-        for (piece, from) in pieces_mut(line).zip(scratch.chunks(PIECE)) {
+        for (piece, from) in pieces_mut(lane).zip(scratch.chunks(PIECE)) {
             piece.iter_mut().zip(from).for_each(|(to, &from)| *to = Self::from_f64(from));
         }
     }
 
     /// Applies the function to all columns of a block at once. Returns false if it has no loop for
     /// this type.
-    fn apply_columns(_: &impl crate::lines::LineFn, _block: &mut [Self], _inner: usize) -> bool {
+    fn apply_columns(_: &impl crate::lane_fn::LaneFn, _block: &mut [Self], _inner: usize) -> bool {
         false
     }
 }
@@ -140,6 +141,7 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn narrow(wide: i128) -> $type {
+                // Keeps the low bits, which makes sums of any order wrap as in the type itself.
                 wide as $type
             }
             #[inline(always)]
@@ -193,18 +195,18 @@ impl Real for f16 {}
 impl Real for bf16 {}
 
 impl Real for f32 {
-    fn apply(function: &impl crate::lines::LineFn, line: &mut [f32], _: &mut Vec<f64>) {
-        function.f32(line);
+    fn apply(function: &impl crate::lane_fn::LaneFn, lane: &mut [f32], _: &mut Vec<f64>) {
+        function.f32(lane);
     }
 
-    fn apply_columns(function: &impl crate::lines::LineFn, block: &mut [f32], inner: usize) -> bool {
+    fn apply_columns(function: &impl crate::lane_fn::LaneFn, block: &mut [f32], inner: usize) -> bool {
         function.f32_columns(block, inner)
     }
 }
 
 impl Real for f64 {
-    fn apply(function: &impl crate::lines::LineFn, line: &mut [f64], _: &mut Vec<f64>) {
-        function.f64(line);
+    fn apply(function: &impl crate::lane_fn::LaneFn, lane: &mut [f64], _: &mut Vec<f64>) {
+        function.f64(lane);
     }
 }
 

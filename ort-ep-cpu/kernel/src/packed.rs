@@ -28,6 +28,7 @@ impl<T: bytemuck::Pod> Packed<T> {
         len: usize,
         fill: impl FnOnce(&mut [T]) -> Result<()>,
     ) -> Result<Packed<T>> {
+        // A weight without values still gets memory, so that its pointer can be aligned and cast.
         let bytes = bytes_of::<T>(len)?.max(4);
         let packed = cx.pack(bytes, |bytes| fill(&mut scratch::<T>(bytes)?[..len]))?;
         Ok(Packed(packed, PhantomData))
@@ -44,6 +45,7 @@ impl<T: bytemuck::Pod> Packed<T> {
     /// Returns the packed values.
     pub fn values(&self) -> &[T] {
         let bytes = self.0.bytes();
+        // The minimum above may leave a part of an element.
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
         bytemuck::try_cast_slice(bytes.get(..whole).unwrap_or(&[])).unwrap_or(&[])
     }
@@ -84,14 +86,16 @@ pub fn is_weight(dtype: Option<DType>) -> bool {
 /// Returns the CPU configuration of a GEMM with `rows` rows, for a session that asks for
 /// `precision`. A right side that is not packed ahead is converted in each run, which pays only
 /// with enough rows.
-pub fn product_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
+pub fn gemm_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
     const FEWEST_ROWS: usize = 32;
+    // The conversion to bf16 pairs is linear in the right side, and the GEMM saves time in
+    // proportion to the rows.
     let pays = is_packed || rows >= FEWEST_ROWS;
     Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
 }
 
 /// A constant right side of a GEMM, packed.
-pub struct PackedRight {
+pub struct PackedWeight {
     values: PackedFloats,
     /// The rows of the right side.
     pub k: usize,
@@ -99,7 +103,7 @@ pub struct PackedRight {
     pub columns: usize,
 }
 
-impl PackedRight {
+impl PackedWeight {
     /// Packs the constant input at `index`, a matrix of `shape` (k, columns) under `strides`, and
     /// consumes it.
     pub fn of_input(
@@ -107,10 +111,11 @@ impl PackedRight {
         index: usize,
         [k, columns]: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<PackedRight> {
+    ) -> Result<PackedWeight> {
         let view = cx.constant(index).ok_or_else(|| error!(Fail, "input {index} is no constant"))?;
+        // The precision is fixed here, because it decides the packed layout.
         let cpu = Cpu::with_threads(cx.threads).in_precision(cx.precision);
-        let packed = PackedRight::pack(cx, cpu, (view, 0), [k, columns], strides)?;
+        let packed = PackedWeight::pack(cx, cpu, (view, 0), [k, columns], strides)?;
         cx.consume(index);
         Ok(packed)
     }
@@ -123,8 +128,8 @@ impl PackedRight {
         first: usize,
         [k, columns]: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<PackedRight> {
-        PackedRight::pack(cx, Cpu::with_threads(cx.threads), (view, first), [k, columns], strides)
+    ) -> Result<PackedWeight> {
+        PackedWeight::pack(cx, Cpu::with_threads(cx.threads), (view, first), [k, columns], strides)
     }
 
     fn pack(
@@ -133,20 +138,20 @@ impl PackedRight {
         (view, first): (TensorView<'_>, usize),
         [k, columns]: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<PackedRight> {
-        let len = ort_cpu_gemm::PackedB::len(cpu, k, columns);
+    ) -> Result<PackedWeight> {
+        let len = ort_cpu_gemm::PackedRhs::len(cpu, k, columns);
         let values = PackedFloats::new(
             cx,
             len,
             |packed| with_weight!(view, weights => pack(cpu, weights, first, [k, columns], strides, packed)),
         )?;
-        Ok(PackedRight { values, k, columns })
+        Ok(PackedWeight { values, k, columns })
     }
 
     /// Returns the packed matrix as an operand of GEMM.
-    pub fn operand(&self, cpu: Cpu) -> Result<ort_cpu_gemm::BOperand<'_>> {
-        let packed = ort_cpu_gemm::PackedB::new(cpu, self.values.values(), self.k, self.columns);
-        Ok(ort_cpu_gemm::BOperand::Packed(packed.map_err(refused)?))
+    pub fn operand(&self, cpu: Cpu) -> Result<ort_cpu_gemm::RhsOperand<'_>> {
+        let packed = ort_cpu_gemm::PackedRhs::new(cpu, self.values.values(), self.k, self.columns);
+        Ok(ort_cpu_gemm::RhsOperand::Packed(packed.map_err(refused)?))
     }
 }
 
@@ -160,5 +165,5 @@ fn pack<T: Weight>(
 ) -> Result<()> {
     let weights =
         weights.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is shorter than its shape"))?;
-    ort_cpu_gemm::pack_b(cpu, weights, shape, strides, packed).map_err(refused)
+    ort_cpu_gemm::pack_rhs(cpu, weights, shape, strides, packed).map_err(refused)
 }

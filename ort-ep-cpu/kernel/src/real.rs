@@ -8,48 +8,26 @@
 use ort_core::Result;
 use ort_core::dtype::Element;
 
-use crate::coded::CodedRight;
-use crate::packed::PackedRight;
+pub use crate::matrix::{GemmTarget, Matrix};
+use crate::packed::PackedWeight;
+use crate::quantized_gemm::QuantizedRhs;
 use crate::workspace::refused;
 use ort_cpu_gemm::generic::{self, Number, View};
-use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
+use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Strided, workspace_len};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut, spend, spending};
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::softmax::{Softmax, softmax_row_in_place};
 
-/// A strided matrix: its values, its shape (rows, columns), and its strides.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a, T> {
-    /// The elements.
-    pub values: &'a [T],
-    /// Rows and columns.
-    pub shape: [usize; 2],
-    /// Elements from one row to the next, and from one column to the next.
-    pub strides: [usize; 2],
-}
-
-impl<'a, T> Matrix<'a, T> {
-    /// Creates a row-major matrix.
-    pub fn rows(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
-        Matrix { values, shape: [rows, columns], strides: [columns, 1] }
-    }
-
-    /// Creates the transpose of a row-major matrix of shape `[columns, rows]`.
-    pub fn transposed(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
-        Matrix { values, shape: [rows, columns], strides: [1, rows] }
-    }
-}
-
 /// The right side of a GEMM.
 #[derive(Clone, Copy)]
-pub enum Right<'a, T> {
+pub enum Rhs<'a, T> {
     /// A matrix that is not packed.
     Plain(Matrix<'a, T>),
     /// A packed weight, for `float` only.
-    Packed(&'a PackedRight),
+    Packed(&'a PackedWeight),
     /// An 8-bit quantized weight, for `float` only. The left side is quantized dynamically.
-    Coded(CodedRight<'a>),
+    Quantized(QuantizedRhs<'a>),
 }
 
 /// A type to compute in.
@@ -72,14 +50,13 @@ pub trait Real:
     fn softmax(row: &mut [Self]);
     /// Returns the workspace in values that [`Real::multiply`] needs for a shape (rows, columns,
     /// k).
-    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
-    /// Computes `result = a * b`, or `result + a * b` if `add`. The rows of `result` are
-    /// `row_stride` apart.
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: RhsSource) -> usize;
+    /// Computes the GEMM `lhs * rhs`.
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, Self>,
-        b: Right<'_, Self>,
-        result: (&mut [Self], usize, bool),
+        lhs: Matrix<'_, Self>,
+        rhs: Rhs<'_, Self>,
+        target: GemmTarget<'_, Self>,
         workspace: &mut [Self],
     ) -> Result<()>;
 }
@@ -103,6 +80,8 @@ impl Real for f32 {
     }
 
     fn divide(values: &mut [f32], divisor: f32) {
+        // One division for all values; a product with the inverse is within one rounding of the
+        // quotient.
         Self::map(Unary::Affine { scale: 1.0 / divisor, shift: 0.0 }, values);
     }
 
@@ -114,27 +93,32 @@ impl Real for f32 {
         softmax_row_in_place(Isa::current(), Softmax::Linear, row);
     }
 
-    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize {
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: RhsSource) -> usize {
         workspace_len(cpu, 1, shape, source)
     }
 
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, f32>,
-        b: Right<'_, f32>,
-        (result, row_stride, add): (&mut [f32], usize, bool),
+        lhs: Matrix<'_, f32>,
+        rhs: Rhs<'_, f32>,
+        target: GemmTarget<'_, f32>,
         workspace: &mut [f32],
     ) -> Result<()> {
-        let left = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let right = match b {
-            Right::Plain(b) => BOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
-            Right::Packed(packed) => packed.operand(cpu)?,
-            Right::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
+        let rhs = match rhs {
+            Rhs::Plain(rhs) => RhsOperand::Plain(strided(rhs)?),
+            Rhs::Packed(packed) => packed.operand(cpu)?,
+            Rhs::Quantized(weights) => return weights.multiply(cpu, lhs, target, workspace),
         };
-        let beta = if add { 1.0 } else { 0.0 };
-        let gemm = Gemm { beta, ..Gemm::new(AOperand::Plain(left), right) };
-        gemm.run(cpu, result, row_stride, workspace).map_err(refused)
+        // With a beta of 0 the GEMM never reads the old values, which may be uninitialized scratch.
+        let beta = if target.add { 1.0 } else { 0.0 };
+        let lhs = LhsOperand::Plain(strided(lhs)?);
+        let gemm = Gemm { beta, ..Gemm::new(lhs, rhs) };
+        gemm.run(cpu, target.values, target.row_stride, workspace).map_err(refused)
     }
+}
+
+fn strided(matrix: Matrix<'_, f32>) -> Result<Strided<'_>> {
+    Strided::new(matrix.values, matrix.shape, matrix.strides).map_err(refused)
 }
 
 impl Real for f64 {
@@ -165,34 +149,36 @@ impl Real for f64 {
 
     fn softmax(row: &mut [f64]) {
         spend(8 * row.len().min(PIECE));
+        // `f64::max` drops NaN, but `exp(NaN - max)` brings it back for the whole row.
         let max = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
         pieces_mut(row).flatten().for_each(|value| *value = (*value - max).exp());
         let sum: f64 = pieces(row).flatten().sum();
         pieces_mut(row).flatten().for_each(|value| *value /= sum);
     }
 
-    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: BSource) -> usize {
+    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: RhsSource) -> usize {
         rows * columns
     }
 
     fn multiply(
         cpu: Cpu,
-        a: Matrix<'_, f64>,
-        b: Right<'_, f64>,
-        (result, row_stride, add): (&mut [f64], usize, bool),
+        lhs: Matrix<'_, f64>,
+        rhs: Rhs<'_, f64>,
+        target: GemmTarget<'_, f64>,
         workspace: &mut [f64],
     ) -> Result<()> {
-        let Right::Plain(b) = b else {
-            return Err(ort_core::error!(Fail, "packed and coded weights are of float"));
+        let Rhs::Plain(rhs) = rhs else {
+            return Err(ort_core::error!(Fail, "packed and quantized weights are of float"));
         };
-        let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
-        let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
-        let (rows, columns) = (a.shape[0], b.shape[1]);
+        let GemmTarget { values: result, row_stride, add } = target;
+        let lhs = View::new(lhs.values, lhs.shape, lhs.strides).map_err(refused)?;
+        let rhs = View::new(rhs.values, rhs.shape, rhs.strides).map_err(refused)?;
+        let (rows, columns) = (lhs.shape()[0], rhs.shape()[1]);
         // The generic GEMM writes contiguous rows, so the result goes through the workspace.
         let product = workspace
             .get_mut(..rows * columns)
             .ok_or_else(|| ort_core::error!(Fail, "the workspace is too small"))?;
-        generic::multiply(cpu, left, right, product).map_err(refused)?;
+        generic::multiply(cpu, lhs, rhs, product).map_err(refused)?;
         if columns == 0 {
             return Ok(());
         }
@@ -239,10 +225,13 @@ fn evaluate(function: Unary, x: f64) -> f64 {
             }
         }
         Unary::Softsign => x / (1.0 + x.abs()),
+        // `exp` of a large number would overflow; this form takes only that of a negative one.
         Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
         Unary::Clip { min, max } => x.clamp(wide(min), wide(max)),
         Unary::Silu => x / (1.0 + (-x).exp()),
         Unary::Exp => x.exp(),
+        // No kernel in double precision asks for other functions. NaN would show a mistake in every
+        // test.
         _ => f64::NAN,
     }
 }

@@ -14,10 +14,10 @@
     clippy::unreachable
 )]
 
+mod affinity;
 pub mod environment;
 pub mod interrupt;
-pub mod kept;
 pub mod parallel;
 mod pool;
-mod processors;
 mod sync;
+pub mod thread_scratch;

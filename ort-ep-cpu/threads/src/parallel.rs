@@ -143,7 +143,7 @@ fn chunking(threads: usize, len: usize, min_chunk: usize) -> (usize, usize) {
 /// Rows of `len` elements at regular strides along three axes, such as the rows of all heads of a
 /// batch. No two overlap.
 #[derive(Debug)]
-pub struct Lines<'a, T> {
+pub struct StridedRows<'a, T> {
     values: &'a mut [T],
     extents: [usize; 3],
     strides: [usize; 3],
@@ -151,7 +151,7 @@ pub struct Lines<'a, T> {
 }
 
 #[allow(clippy::indexing_slicing, reason = "axes are counted, and scratch is cut to its own length")]
-impl<'a, T: Send> Lines<'a, T> {
+impl<'a, T: Send> StridedRows<'a, T> {
     /// Creates the rows that start at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`,
     /// `j` and `k` below the extents. Returns `None` if rows overlap or one reaches beyond
     /// `values`.
@@ -172,10 +172,10 @@ impl<'a, T: Send> Lines<'a, T> {
                 return None;
             }
         }
-        Some(Lines { values, extents, strides, len })
+        Some(StridedRows { values, extents, strides, len })
     }
 
-    /// Returns how many blocks [`Lines::for_each_block`] makes.
+    /// Returns how many blocks [`StridedRows::for_each_block`] makes.
     pub fn block_count(extents: [usize; 3], block: [usize; 2]) -> usize {
         extents[0] * extents[1].div_ceil(block[0].max(1)) * extents[2].div_ceil(block[1].max(1))
     }
@@ -188,9 +188,9 @@ impl<'a, T: Send> Lines<'a, T> {
         threads: usize,
         block: [usize; 2],
         (scratch, scratch_len): (&mut [S], usize),
-        task: impl Fn(LineBlock<'_, T>, &mut [S]) + Sync,
+        task: impl Fn(RowBlock<'_, T>, &mut [S]) + Sync,
     ) {
-        let Lines { values, extents, strides, len } = self;
+        let StridedRows { values, extents, strides, len } = self;
         let block = block.map(|size| size.max(1));
         let parts = [extents[1].div_ceil(block[0]), extents[2].div_ceil(block[1])];
         let count = Self::block_count(extents, block);
@@ -205,14 +205,14 @@ impl<'a, T: Send> Lines<'a, T> {
                 let starts = [rest / parts[1] * block[0], rest % parts[1] * block[1]];
                 let ranges =
                     [0, 1].map(|axis| starts[axis]..(starts[axis] + block[axis]).min(extents[axis + 1]));
-                task(LineBlock { pieces: &pieces, outer, ranges, strides, len }, scratch);
+                task(RowBlock { pieces: &pieces, outer, ranges, strides, len }, scratch);
             }
         });
     }
 }
 
-/// A block of [`Lines`] that one task has to itself.
-pub struct LineBlock<'a, T> {
+/// A block of [`StridedRows`] that one task has to itself.
+pub struct RowBlock<'a, T> {
     pieces: &'a Pieces<'a, T>,
     /// Index along the first axis.
     pub outer: usize,
@@ -222,28 +222,28 @@ pub struct LineBlock<'a, T> {
     len: usize,
 }
 
-impl<T> LineBlock<'_, T> {
+impl<T> RowBlock<'_, T> {
     /// Returns the row at these indices of the last two axes, or an empty slice if they are not in
     /// the block.
-    pub fn line(&mut self, places: [usize; 2]) -> &mut [T] {
+    pub fn row(&mut self, places: [usize; 2]) -> &mut [T] {
         // A row outside the block may belong to another thread.
         let is_inside = self.ranges.iter().zip(places).all(|(range, place)| range.contains(&place));
         let [first, second, third] = self.strides;
         let start = self.outer * first + places[0] * second + places[1] * third;
-        // SAFETY: `Lines::new` checked that rows do not overlap, no two blocks share a row, and
-        // `&mut self` borrows the block.
+        // SAFETY: `StridedRows::new` checked that rows do not overlap, no two blocks share a row,
+        // and `&mut self` borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
     }
 
     /// Returns all rows of the block at one index of the last axis as one slice. The slice is empty
     /// if the rows are not contiguous or the index is not in the block.
-    pub fn adjacent_lines(&mut self, place: usize) -> &mut [T] {
+    pub fn adjacent_rows(&mut self, place: usize) -> &mut [T] {
         let [first, second, third] = self.strides;
-        let lines = self.ranges[0].clone();
-        let is_one = self.ranges[1].contains(&place) && (second == self.len || lines.len() == 1);
-        let start = self.outer * first + lines.start * second + place * third;
-        // SAFETY: as in `line`. The rows are contiguous, so the slice covers nothing else.
-        unsafe { self.pieces.range(start, if is_one { lines.len() * self.len } else { 0 }) }
+        let rows = self.ranges[0].clone();
+        let is_one = self.ranges[1].contains(&place) && (second == self.len || rows.len() == 1);
+        let start = self.outer * first + rows.start * second + place * third;
+        // SAFETY: as in `row`. The rows are contiguous, so the slice covers nothing else.
+        unsafe { self.pieces.range(start, if is_one { rows.len() * self.len } else { 0 }) }
     }
 }
 
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_lines_cover_all_lines_once() {
+    fn blocks_of_rows_cover_all_rows_once() {
         // Extents, strides, row length, and whether the rows are valid.
         let cases: [([usize; 3], [usize; 3], usize, bool); 7] = [
             ([2, 3, 5], [75, 5, 15], 5, true),
@@ -340,23 +340,23 @@ mod tests {
         for (extents, strides, len, fits) in cases {
             for (threads, block) in [(1, [1, 2]), (2, [2, 2]), (3, [3, 5])] {
                 let mut values = vec![0_usize; 155];
-                let lines = Lines::new(&mut values, extents, strides, len);
-                assert_eq!(lines.is_some(), fits, "{extents:?} {strides:?} {len}");
-                let Some(lines) = lines else { continue };
-                lines.for_each_block(threads, block, (&mut vec![0_u8; threads], 1), |mut block, _| {
-                    assert!(block.line([extents[1], 0]).is_empty());
+                let rows = StridedRows::new(&mut values, extents, strides, len);
+                assert_eq!(rows.is_some(), fits, "{extents:?} {strides:?} {len}");
+                let Some(rows) = rows else { continue };
+                rows.for_each_block(threads, block, (&mut vec![0_u8; threads], 1), |mut block, _| {
+                    assert!(block.row([extents[1], 0]).is_empty());
                     let [seconds, thirds] = block.ranges.clone();
                     for k in thirds.clone() {
                         let together = if strides[1] == len { seconds.len() * len } else { 0 };
                         let together = if seconds.len() == 1 { len } else { together };
-                        assert_eq!(block.adjacent_lines(k).len(), together);
-                        let first = block.line([seconds.start, k]).as_ptr();
-                        assert!(together == 0 || block.adjacent_lines(k).as_ptr() == first);
+                        assert_eq!(block.adjacent_rows(k).len(), together);
+                        let first = block.row([seconds.start, k]).as_ptr();
+                        assert!(together == 0 || block.adjacent_rows(k).as_ptr() == first);
                     }
-                    assert!(block.adjacent_lines(extents[2]).is_empty());
+                    assert!(block.adjacent_rows(extents[2]).is_empty());
                     for (j, k) in seconds.flat_map(|j| thirds.clone().map(move |k| (j, k))) {
                         let name = 1 + (block.outer * extents[1] + j) * extents[2] + k;
-                        block.line([j, k]).iter_mut().for_each(|value| *value += name);
+                        block.row([j, k]).iter_mut().for_each(|value| *value += name);
                     }
                 });
                 for (i, j, k) in (0..extents[0])

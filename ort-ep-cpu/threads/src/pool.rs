@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 
+use crate::affinity::Affinity;
 use crate::interrupt;
-use crate::processors::Processors;
 use crate::sync::{self, AtomicUsize, Condvar, Mutex, Ordering, thread, thread_local};
 
 thread_local! {
@@ -93,7 +93,7 @@ struct Shared {
     open: AtomicUsize,
     /// Workers parked on `wake`. Changes only under the lock of `queue`.
     parked: AtomicUsize,
-    processors: Processors,
+    affinity: Affinity,
 }
 
 /// A region that still wants `places` more workers.
@@ -191,7 +191,7 @@ impl Pool {
             wake: Condvar::new(),
             open: AtomicUsize::new(0),
             parked: AtomicUsize::new(0),
-            processors: Processors::new(),
+            affinity: Affinity::new(),
         };
         Pool { shared: Box::leak(Box::new(shared)), capacity, started: Mutex::new(0) }
     }
@@ -277,7 +277,7 @@ impl Shared {
         if parked > 0 {
             // A woken worker should not land on the caller's core; spinning workers already have
             // theirs.
-            self.processors.leave_this_one_to_the_caller();
+            self.affinity.leave_this_one_to_the_caller();
         }
         // Spinning workers see `open` by themselves; only parked ones need a wake-up.
         for _ in 0..places.min(parked) {
@@ -311,7 +311,7 @@ impl Shared {
 
     /// The main loop of a worker.
     fn serve(&self, number: usize) {
-        self.processors.add_this_worker();
+        self.affinity.add_this_worker();
         while sync::worker_goes_on() {
             self.turn(number);
         }

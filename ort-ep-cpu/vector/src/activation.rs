@@ -29,6 +29,7 @@ impl Activation {
     pub fn split(self) -> (Clamp, Option<Unary>) {
         match self {
             Activation::None => (Clamp::NONE, None),
+            // Both spellings, because callers translate the operator's name or a formula.
             Activation::Relu | Activation::Unary(Unary::Relu) => (Clamp { min: 0.0, ..Clamp::NONE }, None),
             Activation::Clip { min, max } | Activation::Unary(Unary::Clip { min, max }) => {
                 (Clamp { min, max }, None)
@@ -65,6 +66,7 @@ impl Clamp {
 impl UnaryOp for Clamp {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        // The second operand is the result if one is NaN, so `x` comes second.
         s.min_or_second(s.splat(self.max), s.max_or_second(s.splat(self.min), x))
     }
 }

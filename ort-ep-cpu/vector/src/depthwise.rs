@@ -11,7 +11,7 @@ use super::elementwise::{Unary, unary_in_place};
 use super::window::Window;
 use crate::simd::plane::{FlatPlan, square};
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
+use crate::simd::stencil::{Filter, Input, SLACK, Taps, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 use ort_cpu_threads::interrupt::spend;
 
@@ -124,7 +124,7 @@ impl DepthwisePlan {
             (clamp, rest) => (Epilogue::Clamp(clamp), rest),
         };
         let filter = Filter { weights, bias };
-        dispatch(self.isa, Plane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
+        dispatch(self.isa, DepthwisePlane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
         if let Some(function) = rest {
             unary_in_place(self.isa, function, to);
         }
@@ -139,6 +139,8 @@ impl Phases {
         for ky in 0..kernel[0] {
             for kx in 0..kernel[1] {
                 let (y, x) = (ky * dilations[0], kx * dilations[1]);
+                // Positions with equal remainders are adjacent in a phase, so a tap reads
+                // contiguous values at any stride.
                 let plane = (y % strides[0]) * strides[1] + x % strides[1];
                 offsets.push(plane * (size[0] * size[1] + SLACK) + y / strides[0] * size[1] + x / strides[1]);
             }
@@ -148,6 +150,7 @@ impl Phases {
 
     fn len(&self, window: &Window) -> usize {
         let [sy, sx] = window.strides;
+        // Each phase has slack, because the taps read whole vectors beyond its end.
         sy * sx * (self.size[0] * self.size[1] + SLACK) + SLACK
     }
 }
@@ -178,8 +181,8 @@ pub(super) struct HardSwish;
 impl UnaryOp for HardSwish {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
-        let line = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
-        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, line))
+        let linear = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
+        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, linear))
     }
 }
 
@@ -195,7 +198,7 @@ impl UnaryOp for Silu {
 }
 
 /// One plane, for dispatch to SIMD code.
-struct Plane<'a> {
+struct DepthwisePlane<'a> {
     plan: &'a DepthwisePlan,
     epilogue: Epilogue,
     from: &'a [f32],
@@ -204,15 +207,17 @@ struct Plane<'a> {
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for DepthwisePlane<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Plane { plan, epilogue, from, filter, to, scratch } = self;
+        let DepthwisePlane { plan, epilogue, from, filter, to, scratch } = self;
         let window = &plan.window;
         match (&plan.way, window.kernel[0], window.strides[0]) {
             (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),
+            // Kernel and stride are constants here, so that the compiler keeps all weights in
+            // registers.
             (Way::Square, 3, 1) => square::<S, Epilogue, 3, 1>(s, window, from, filter, epilogue, to),
             (Way::Square, 3, _) => square::<S, Epilogue, 3, 2>(s, window, from, filter, epilogue, to),
             (Way::Square, 5, 1) => square::<S, Epilogue, 5, 1>(s, window, from, filter, epilogue, to),
@@ -222,29 +227,19 @@ impl SimdOp for Plane<'_> {
             (Way::Padded(phases), ..) => {
                 let (padded, rest) = scratch.split_at_mut(phases.len(window));
                 pad(s, window, phases.size, from, padded);
-                over_phases(s, (window, phases), padded, (filter, epilogue), to, rest);
+                let ([height, width], stride) = (window.output, phases.size[1]);
+                let of_filter = Taps { offsets: &phases.offsets, filter };
+                if phases.flat {
+                    // Results between rows are garbage. They are computed because whole vectors are
+                    // cheaper than masks, and `close_rows` drops them.
+                    let len = (height - 1) * stride + width;
+                    taps(s, padded, of_filter, epilogue, (&mut *rest, len));
+                    close_rows(s, rest, stride, (to, width));
+                } else {
+                    any(s, Input { values: padded, stride }, of_filter, epilogue, (to, width));
+                }
             }
         }
-    }
-}
-
-/// Convolves a padded plane.
-#[inline(always)]
-fn over_phases<S: Simd>(
-    s: S,
-    (window, phases): (&Window, &Phases),
-    padded: &[f32],
-    (filter, epilogue): (Filter<'_>, Epilogue),
-    to: &mut [f32],
-    scratch: &mut [f32],
-) {
-    let ([height, width], stride) = (window.output, phases.size[1]);
-    if phases.flat {
-        let len = (height - 1) * stride + width;
-        taps(s, padded, &phases.offsets, filter, epilogue, (&mut *scratch, len));
-        close_rows(s, scratch, stride, (to, width));
-    } else {
-        any(s, Input { values: padded, stride }, &phases.offsets, filter, epilogue, (to, width));
     }
 }
 
@@ -253,28 +248,28 @@ fn over_phases<S: Simd>(
 fn any<S: Simd, E: UnaryOp>(
     s: S,
     input: Input<'_>,
-    offsets: &[usize],
-    filter: Filter<'_>,
+    taps: Taps<'_>,
     epilogue: E,
     (to, width): (&mut [f32], usize),
 ) {
     let rows = to.len() / width;
     let mut row = 0;
     while row < rows {
-        spend(width * offsets.len() / 4);
+        spend(width * taps.offsets.len() / 4);
         let from = Input { values: &input.values[row * input.stride..], ..input };
         let out = (&mut to[row * width..], width);
+        // Four rows share the broadcast of each weight. Fewer remain at the end of a plane.
         row += match rows - row {
             1 => {
-                tap_rows::<S, E, 1>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 1>(s, from, taps, epilogue, out);
                 1
             }
             2..=3 => {
-                tap_rows::<S, E, 2>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 2>(s, from, taps, epilogue, out);
                 2
             }
             _ => {
-                tap_rows::<S, E, 4>(s, from, offsets, filter, epilogue, out);
+                tap_rows::<S, E, 4>(s, from, taps, epilogue, out);
                 4
             }
         };
@@ -293,6 +288,7 @@ fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32]
                 Some(y) if y < height => &from[y * width..][..width],
                 _ => &[],
             };
+            // Strides of 1 and 2 have vector loads. Larger ones are rare.
             match sx {
                 1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
                 2 => {

@@ -10,7 +10,7 @@ use super::elementwise::{Unary, unary_in_place};
 use super::transpose::{Strided, strided};
 use super::window::Window;
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::channel_taps;
+use crate::simd::stencil::{ChannelTaps, channel_taps};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
 
@@ -120,6 +120,8 @@ impl DepthwiseBlockPlan {
         assert_eq!(block.weights.len(), channels * taps, "the kernels");
         let areas = self.areas(scratch);
         self.interleave(channels, plane, block.planes, areas.dense);
+        // Weights are interleaved in each call: a block has few, and a packed copy would have to be
+        // kept for each lane count.
         self.interleave(channels, taps, block.weights, areas.weights);
         areas.bias.fill(0.0);
         if let Some(bias) = block.bias {
@@ -127,6 +129,8 @@ impl DepthwiseBlockPlan {
         }
         self.pad(areas.dense, areas.padded);
         let Areas { padded, results, weights, bias, .. } = areas;
+        // Functions of a few instructions run in registers. Others take a pass over the results
+        // while they are in cache.
         let (clamp, rest) = activation.split();
         let values = (&*padded, &*weights, &*bias);
         match rest {
@@ -139,6 +143,7 @@ impl DepthwiseBlockPlan {
                 }
             }
         }
+        // Only lanes with a channel are transposed back.
         let back = Strided { rows: result, columns: channels, from_stride: self.lanes, to_stride: result };
         strided(self.isa, &back, results, to);
     }
@@ -160,6 +165,7 @@ impl DepthwiseBlockPlan {
         for (y, row) in padded.chunks_exact_mut(row_len).enumerate() {
             match y.checked_sub(top) {
                 Some(y) if y < height => {
+                    // The padding is written on each call, because scratch may hold anything.
                     row[..start].fill(0.0);
                     row[start..start + width].copy_from_slice(&dense[y * width..][..width]);
                     row[start + width..].fill(0.0);
@@ -194,30 +200,31 @@ impl<E: UnaryOp> SimdOp for Convolve<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let Convolve { plan, epilogue, padded, weights, bias, results } = self;
         let Window { output: [_, width], strides: [sy, sx], .. } = plan.window;
-        let filter = (weights, bias);
+        let taps = ChannelTaps { offsets: &plan.offsets, weights, bias };
         for (y, row) in results.chunks_exact_mut(width * S::LANES).enumerate() {
+            // Work is counted by rows, so that a deadline stops a large plane.
             spend(width * plan.offsets.len());
             let mut x = 0;
             while x < width {
                 let start = (y * sy * plan.padded[1] + x * sx) * S::LANES;
-                let input = (&padded[start..], sx);
+                let input = &padded[start..];
                 let out = &mut row[x * S::LANES..];
                 // Seven divides the widths of most image networks.
                 x += match width - x {
                     1 => {
-                        channel_taps::<S, E, 1>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 1>(s, input, sx, taps, epilogue, out);
                         1
                     }
                     2..=3 => {
-                        channel_taps::<S, E, 2>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 2>(s, input, sx, taps, epilogue, out);
                         2
                     }
                     4..=6 => {
-                        channel_taps::<S, E, 4>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 4>(s, input, sx, taps, epilogue, out);
                         4
                     }
                     _ => {
-                        channel_taps::<S, E, 7>(s, input, &plan.offsets, filter, epilogue, out);
+                        channel_taps::<S, E, 7>(s, input, sx, taps, epilogue, out);
                         7
                     }
                 };

@@ -27,7 +27,7 @@ pub fn add_filter_gradient(isa: Isa, window: &Window, from: &[f32], upstream: &[
 /// If a slice's length does not match the window.
 pub fn plane_gradient(isa: Isa, window: &Window, weights: &[f32], upstream: &[f32], to: &mut [f32]) {
     check(window, [to.len(), upstream.len(), weights.len()]);
-    dispatch(isa, Plane { window, weights, upstream, to });
+    dispatch(isa, GradientPlane { window, weights, upstream, to });
 }
 
 fn check(window: &Window, lens: [usize; 3]) {
@@ -50,10 +50,12 @@ struct Run {
 #[inline(always)]
 fn for_each_run(window: &Window, mut each: impl FnMut(Run)) {
     let Window { input, output, kernel, strides, dilations, pads } = *window;
+    // Division is slow, and most strides are 1.
     let windows = |len: usize| if strides[1] == 1 { len } else { len.div_ceil(strides[1]) };
     for y in 0..output[0] {
         for tap_y in 0..kernel[0] {
             let row = (y * strides[0] + tap_y * dilations[0]).checked_sub(pads[0]);
+            // Rows of the padding contribute nothing.
             let Some(row) = row.filter(|row| *row < input[0]) else { continue };
             for tap_x in 0..kernel[1] {
                 let shift = tap_x * dilations[1];
@@ -84,6 +86,7 @@ impl SimdOp for Filter<'_> {
         let Filter { window, from, upstream, sums } = self;
         let stride = window.strides[1];
         for_each_run(window, |Run { tap, first, len, place }| {
+            // An array of fixed length, so that the compiler keeps the partial sums in registers.
             let Some((sums, _)) = sums[tap * LANES..].split_first_chunk_mut::<LANES>() else { return };
             let upstream = &upstream[first..][..len];
             if stride == 1 {
@@ -108,19 +111,21 @@ fn add_products(sums: &mut [f32; LANES], a: &[f32], b: &[f32]) {
     sums.iter_mut().zip(a_rest.iter().zip(b_rest)).for_each(|(sum, (a, b))| *sum += a * b);
 }
 
-struct Plane<'a> {
+struct GradientPlane<'a> {
     window: &'a Window,
     weights: &'a [f32],
     upstream: &'a [f32],
     to: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for GradientPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let Plane { window, weights, upstream, to } = self;
+        let GradientPlane { window, weights, upstream, to } = self;
         let stride = window.strides[1];
+        // Windows overlap, so the gradient of an input is a sum over taps. It is added run by run,
+        // in a fixed order.
         to.fill(0.0);
         for_each_run(window, |Run { tap, first, len, place }| {
             let (weight, upstream) = (weights[tap], &upstream[first..][..len]);

@@ -43,11 +43,14 @@ impl SimdOp for Normalize<'_> {
         let len = self.places.len();
         let (mean, factor) = (s.splat(self.moments.mean), s.splat(self.moments.inv_std_dev));
         for block in (0..len).step_by(PIECE) {
+            // Work is counted piece by piece, so that a deadline stops a long row.
             if len - block > PIECE {
                 spend(PIECE);
             }
             for at in (block..len.min(block + PIECE)).step_by(S::LANES) {
                 let count = (len - at).min(S::LANES);
+                // The mean goes first: with values far from zero, `x * factor - mean * factor`
+                // would cancel digits.
                 let mut y = s.mul(s.sub(self.places.load(s, at, count, 0.0), mean), factor);
                 y = match (self.scale, self.bias) {
                     (None, None) => y,
@@ -146,6 +149,8 @@ pub struct Channel {
 impl Channel {
     /// Returns the normalization as one multiplication and addition.
     pub fn affine(self, epsilon: f32) -> Unary {
+        // The four constants are folded in double precision, so that the factor and the term are
+        // rounded once.
         let scale = f64::from(self.scale) / (f64::from(self.variance) + f64::from(epsilon)).sqrt();
         let shift = f64::from(self.bias) - f64::from(self.mean) * scale;
         Unary::Affine { scale: scale as f32, shift: shift as f32 }

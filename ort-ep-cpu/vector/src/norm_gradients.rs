@@ -21,6 +21,8 @@ const BLOCK: usize = 1024;
 pub fn deviation_sums<T: Float + Into<f64>>(isa: Isa, mean: T, x: &[T], upstream: &[T]) -> [f64; 3] {
     assert_eq!(x.len(), upstream.len(), "a gradient has its tensor's length");
     let mut sums = [0.0; 3];
+    // Blocks bound the error of a sum in the tensor's own type; their results are added in double
+    // precision.
     let blocks = pieces(x).flat_map(|piece| piece.chunks(BLOCK));
     for (x, upstream) in blocks.zip(upstream.chunks(BLOCK)) {
         let block = dispatch(isa, Sums { mean, x, upstream });
@@ -51,6 +53,8 @@ impl<T: Float> SimdOp for Sums<'_, T> {
             level[lane] = level[lane] + upstream;
         };
         for (x, upstream) in x.iter().zip(upstream) {
+            // A fixed number of partial sums on every instruction set, so that all yield the same
+            // bits.
             for lane in 0..LANES {
                 add(lane, x[lane], upstream[lane]);
             }
@@ -92,6 +96,7 @@ impl<F: Fn(usize) -> [T; 4], T: Float> SimdOp for Spread<'_, F, T> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
+        // One dispatch serves all rows, because a row may be only a few values long.
         let rows = self.to.chunks_exact_mut(self.length).zip(self.x.chunks_exact(self.length));
         for (row, (to, x)) in rows.enumerate() {
             let [mean, level, slope, factor] = (self.of_row)(row);

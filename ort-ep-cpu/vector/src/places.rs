@@ -49,6 +49,7 @@ impl<'a> Places<'a> {
 /// Loads `count` values (at most a vector) of `from[at..]`. The other lanes are `fill`.
 #[inline(always)]
 pub(super) fn load<S: Simd>(s: S, from: &[f32], at: usize, count: usize, fill: f32) -> S::F32 {
+    // Only the last vector of a slice takes the slower masked load.
     if count >= S::LANES { s.load(from, at) } else { s.load_partial(from, at, count, fill) }
 }
 

@@ -38,6 +38,7 @@ fn count_places(pool: Pool, axis: &PoolAxis, output: usize) -> usize {
         true => (0, axis.pads[0] + axis.input + axis.pads[1]),
         false => (axis.pads[0], axis.pads[0] + axis.input),
     };
+    // Ceil mode may place the last window beyond the padding. Positions there never count.
     let places = (0..axis.kernel).map(|tap| output * axis.stride + tap * axis.dilation);
     places.filter(|place| (start..end).contains(place)).count()
 }
@@ -79,23 +80,24 @@ impl PoolPlan {
         assert_eq!(from.len(), input[0] * input[1], "the input plane");
         assert_eq!(to.len(), output[0] * output[1], "the output plane");
         if !to.is_empty() {
-            dispatch(isa, Plane { plan: self, from, to, scratch });
+            dispatch(isa, PoolPlane { plan: self, from, to, scratch });
         }
     }
 }
 
-struct Plane<'a> {
+struct PoolPlane<'a> {
     plan: &'a PoolPlan,
     from: &'a [f32],
     to: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for PoolPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.plan.pool {
+            // The kind is a constant of the loops, so that they contain no branch.
             Pool::Max => pool_rows::<S, true>(s, self),
             Pool::Average { .. } => pool_rows::<S, false>(s, self),
         }
@@ -112,8 +114,8 @@ fn combine<S: Simd, const MAX: bool>(s: S, a: S::F32, b: S::F32) -> S::F32 {
 const BAND: usize = 8;
 
 #[inline(always)]
-fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
-    let Plane { plan, from, to, scratch } = plane;
+fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: PoolPlane<'_>) {
+    let PoolPlane { plan, from, to, scratch } = plane;
     let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
     let len = row_len(&plan.window);
     let scratch = &mut scratch[..BAND * len];
@@ -188,6 +190,8 @@ fn pool_columns<S: Simd, const MAX: bool>(
         }
         let count = (len - at).min(S::LANES);
         if let Some((row, columns)) = counts {
+            // Counts of rows and columns multiply, because a window is a rectangle. Missing lanes
+            // count as 1, so that nothing divides by zero.
             sum = s.div(sum, s.mul(s.splat(row), load(s, columns, at, count, 1.0)));
         }
         // A whole vector is stored if the next rows will overwrite the excess.
@@ -255,6 +259,7 @@ pub fn pool_nd(
         spend(4 * taps);
         unflatten(place, axes.iter().map(|axis| axis.output), &mut position);
         let mut best: Option<(f32, usize)> = None;
+        // This loop takes windows of any size, so it sums in double precision.
         let mut sum = 0.0_f64;
         for tap in 0..taps {
             let Some([flat, column_major]) = input_place(axes, &position, tap) else { continue };

@@ -26,11 +26,11 @@ pub fn max_and_indices(
     assert_eq!(to.len(), output[0] * output[1], "the output plane");
     assert_eq!(indices.values.len(), to.len(), "an index for each value");
     if !to.is_empty() {
-        dispatch(isa, Plane { window, from, scratch, to, indices });
+        dispatch(isa, IndexedPlane { window, from, scratch, to, indices });
     }
 }
 
-struct Plane<'a> {
+struct IndexedPlane<'a> {
     window: &'a Window,
     from: &'a [f32],
     scratch: &'a mut [f32],
@@ -44,15 +44,16 @@ struct Greatest<T> {
     row: T,
 }
 
-impl SimdOp for Plane<'_> {
+impl SimdOp for IndexedPlane<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Plane { window, from, scratch, to, mut indices } = self;
+        let IndexedPlane { window, from, scratch, to, mut indices } = self;
         let (len, left, columns) = (row_len(window), window.pads[1], window.output[1]);
         let (value, row) = scratch[..2 * len].split_at_mut(len);
         // From here on, only the range between the padding on both sides is written.
         value.fill(f32::NEG_INFINITY);
+        // Infinity marks padding: it is above no row, so any input replaces it.
         row.fill(f32::INFINITY);
         for (y, (to, at)) in to.chunks_exact_mut(columns).zip((0..).step_by(columns)).enumerate() {
             spend((len * window.kernel[0] + columns * window.kernel[1]) / 4);
@@ -89,6 +90,8 @@ fn greatest_of_columns<S: Simd>(s: S, window: &Window, y: usize, from: &[f32], t
         for tap in first..end {
             let row = start + tap * dilation - top;
             let value = load(s, from, row * width + at, count, f32::NEG_INFINITY);
+            // Rows are kept as floats, which select and compare like the values. They are exact up
+            // to 2^24.
             let new = Greatest { value, row: s.splat(row as f32) };
             let is_new = s.lt(s.splat(0.0), replaces(s, &new, &best));
             best.value = s.select(is_new, new.value, best.value);
@@ -130,6 +133,7 @@ fn greatest_of_windows<S: Simd>(
         let (rows, columns) = (s.to_array(best.row), s.to_array(column));
         let places = rows.iter().zip(&columns).zip(at..).zip(&mut indices.values[offset + at..][..count]);
         for (((row, column), x), index) in places {
+            // Rows and columns become indices one by one: 64-bit integers have no vector type here.
             let found = || {
                 let (row, column) = (*row as usize, x * stride + *column as usize - left);
                 if indices.column_major { column * height + row } else { row * width + column }

@@ -66,9 +66,9 @@ impl BinaryOp for Add {
 }
 
 #[derive(Clone, Copy)]
-struct Multiply;
+struct Times;
 
-impl BinaryOp for Multiply {
+impl BinaryOp for Times {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, a: S::F32, b: S::F32) -> S::F32 {
         s.mul(a, b)
@@ -97,6 +97,8 @@ impl BinaryOp for Lesser {
 
 fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
     let block_sum = |block| {
+        // Lanes are added in a fixed tree, so that the result does not depend on how a loop over
+        // them is compiled.
         let lanes = fold(isa, map, Add, 0.0, block).map(f64::from);
         let quarters: [f64; 4] =
             std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
@@ -133,13 +135,14 @@ pub fn mean(isa: Isa, row: &[f32]) -> f32 {
 /// Returns the mean, from the sum of differences from the first value. A common offset of the
 /// values then costs no precision.
 pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
+    // Any value near the others serves as the origin, and the first needs no pass to find.
     let first = row.first().copied().unwrap_or(0.0);
     (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
 }
 
 /// Returns the product; 1 for an empty row.
 pub fn product(isa: Isa, row: &[f32]) -> f32 {
-    fold(isa, Identity, Multiply, 1.0, row).into_iter().product()
+    fold(isa, Identity, Times, 1.0, row).into_iter().product()
 }
 
 /// Combines all lanes, in halves.

@@ -36,6 +36,7 @@ impl SimdOp for ExpSum<'_, '_> {
         let max = s.splat(self.max);
         let mut total = 0.0;
         for block in (0..len).step_by(BLOCK * S::LANES) {
+            // The last block counts no work: callers count short rows as a part of their task.
             if len - block > BLOCK * S::LANES {
                 spend(2 * BLOCK * S::LANES);
             }
@@ -50,6 +51,8 @@ impl SimdOp for ExpSum<'_, '_> {
                     self.places.store(s, at, count, power);
                 }
             }
+            // A lane adds at most `BLOCK` terms in single precision, so the error does not grow
+            // with the row.
             total += f64::from(s.horizontal_sum(sum));
         }
         total
@@ -83,10 +86,13 @@ impl SimdOp for Subtract<'_, '_> {
 }
 
 fn softmax_places(isa: Isa, kind: Softmax, mut places: Places<'_>) {
+    // Without the maximum, `exp` would overflow from 89 on. Finding it takes a pass of its own,
+    // after which a row is in cache.
     let max = reduce::max(isa, places.source());
     let sum = dispatch(isa, ExpSum { places: &mut places, kind, max });
     match kind {
         Softmax::Linear => {
+            // One division per row instead of one per element.
             let scale = (1.0 / sum) as f32;
             unary_in_place(isa, Unary::Affine { scale, shift: 0.0 }, places.target());
         }
@@ -121,6 +127,8 @@ impl SimdOp for Columns<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let mut column = 0;
+        // Four vectors of adjacent columns read whole cache lines of each row and hide the latency
+        // of `exp`.
         while column + 4 * S::LANES <= self.inner {
             self.strip::<S, 4>(s, column, S::LANES);
             column += 4 * S::LANES;
@@ -164,6 +172,8 @@ impl Columns<'_> {
                 }
             }
         }
+        // A column has one accumulator in single precision: rows are far apart, so a second pass
+        // over blocks would cost more than it gains.
         let last = match self.kind {
             Softmax::Linear => sum.map(|sum| s.div(s.splat(1.0), sum)),
             Softmax::Log => sum.map(|sum| math::log(s, sum)),

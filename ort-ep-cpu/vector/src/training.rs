@@ -26,6 +26,7 @@ impl<T: Float> Sgd<T> {
     #[inline(always)]
     fn gradient(&self, x: T, gradient: T) -> T {
         let gradient = gradient * self.scale;
+        // Without decay, an infinite or NaN parameter must not reach the gradient through `0 * x`.
         if self.decay == T::zero() { gradient } else { gradient + self.decay * x }
     }
 }
@@ -126,6 +127,8 @@ impl<T: Float> Adam<T> {
         let gradient = if decay == T::zero() { gradient } else { gradient + decay * x };
         let [m, v] = self.moments(m, v, gradient);
         let denominator = v.sqrt() / self.bias_root + self.epsilon;
+        // A variant decays the weight before or after the step; the other factor is 1 and changes
+        // no bit.
         let x = x * self.kept_before - self.size * m / denominator;
         [x * self.kept_after, m, v]
     }
@@ -173,6 +176,7 @@ impl<T: Float> Lamb<T> {
     #[inline(always)]
     fn update(&self, x: T, m: T, v: T) -> T {
         let update = (m / self.bias[0]) / ((v / self.bias[1]).sqrt() + self.adam.epsilon);
+        // As above: `0 * x` would carry NaN from the parameter.
         if self.decay == T::zero() { update } else { update + self.decay * x }
     }
 }
@@ -208,9 +212,13 @@ impl<T: Float + Into<f64>> SimdOp for LambMoments<'_, T> {
     fn run<S: Simd>(self, _: S) -> [f64; 2] {
         let (step, [x, m, v]) = (self.step, self.tensors);
         for ((m, v), &gradient) in m.iter_mut().zip(v.iter_mut()).zip(self.gradient) {
+            // The trust ratio needs the norm of the whole update, so the parameter is changed by a
+            // second call.
             [*m, *v] = step.adam.moments(*m, *v, gradient * step.adam.scale);
         }
         let mut sums = [[0.0; SUMS]; 2];
+        // A second loop over the same values, because the moments are computed in the tensor's type
+        // and the norms in double precision.
         let chunks = x.chunks(SUMS).zip(m.chunks(SUMS)).zip(v.chunks(SUMS));
         for ((x, m), v) in chunks {
             let [squares, updates] = &mut sums;
@@ -266,6 +274,7 @@ impl<T: Float + Into<f64>> SimdOp for Squares<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> f64 {
         let mut sums = [0.0; SUMS];
+        // Arrays of fixed length, so that the compiler keeps the sums in registers.
         let (whole, rest) = self.values.as_chunks::<SUMS>();
         for chunk in whole {
             for (sum, &x) in sums.iter_mut().zip(chunk) {

@@ -57,7 +57,7 @@ pub fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mu
             spend(count * (end - first));
             let (source, target) = (&from4[row * from_stride + first..], &mut to4[first * to_stride + row..]);
             let (done_rows, done_columns) =
-                transpose_tiles(isa, (count, end - first), source, from_stride, target, to_stride);
+                transpose_tiles(isa, [count, end - first], source, from_stride, target, to_stride);
             let done = first + done_columns;
             blocks(matrix, (row..row + count, done..end), from4, to4);
             blocks(matrix, (row + done_rows..row + count, first..done), from4, to4);

@@ -35,6 +35,7 @@ impl Window {
     pub fn band(&self, rows: Range<usize>) -> (Range<usize>, Window) {
         let reach = self.kernel[0].saturating_sub(1) * self.dilations[0] + 1;
         let place = |padded: usize| padded.saturating_sub(self.pads[0]).min(self.input[0]);
+        // Rows past the input are padding, which the window implies at its end.
         let end = if rows.is_empty() { 0 } else { place((rows.end - 1) * self.strides[0] + reach) };
         let start = place(rows.start * self.strides[0]).min(end);
         let window = Window {

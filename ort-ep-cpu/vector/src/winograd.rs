@@ -49,6 +49,7 @@ pub const MOST_REACH: usize = 6;
 
 /// Returns how many channels a transform processes at once.
 pub fn lanes(isa: Isa) -> usize {
+    // Not `Simd::LANES`, because the layout of packed weights must be known outside of a dispatch.
     match isa.min(Isa::widest()) {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
@@ -77,6 +78,8 @@ impl Filtering<4, 2> for Two {
     #[inline(always)]
     fn kernel<S: Simd>(self, s: S, [g0, g1, g2]: [S::F32; 3]) -> [S::F32; 4] {
         let half = s.splat(0.5);
+        // The factors of 1/2 belong to the kernel, which is transformed once, rather than to the
+        // inputs.
         let (outer, inner) = (s.mul(s.add(g0, g2), half), s.mul(g1, half));
         [g0, s.add(outer, inner), s.sub(outer, inner), g2]
     }
@@ -131,6 +134,8 @@ impl Filtering<6, 4> for Four {
     }
     #[inline(always)]
     fn output<S: Simd>(self, s: S, [m0, m1, m2, m3, m4, m5]: [S::F32; 6]) -> [S::F32; 4] {
+        // Points come in pairs of opposite sign: their sums serve even powers and their differences
+        // odd ones.
         let (near, far) = (s.add(m1, m2), s.add(m3, m4));
         let near_odd = s.mul(s.splat(P), s.sub(m1, m2));
         let far_odd = s.mul(s.splat(Q), s.sub(m3, m4));
@@ -153,25 +158,28 @@ pub struct Points<T> {
     pub point: usize,
 }
 
-/// Transforms the inputs of a row of `tiles`. `pixels` has [`Tile::reach`] rows of `columns`
-/// positions, each with [`lanes`] channels. If `paired`, points hold pairs of channels.
+/// A row of tiles that is transformed at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct TileRow {
+    /// The size of a tile.
+    pub tile: Tile,
+    /// The number of tiles.
+    pub tiles: usize,
+    /// Positions in a row of pixels.
+    pub columns: usize,
+}
+
+/// Transforms the inputs of a row of tiles. `pixels` has [`Tile::reach`] rows of positions, each
+/// with [`lanes`] channels. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
 /// If a slice is too short, or if `paired` and the instruction set lacks bf16 products.
-pub fn input(
-    (isa, paired): (Isa, bool),
-    tile: Tile,
-    (tiles, columns): (usize, usize),
-    pixels: &[f32],
-    points: Points<&mut [f32]>,
-) {
-    dispatch_steps(isa, paired, InputOp { tile, tiles, columns, pixels, points });
+pub fn input(isa: Isa, paired: bool, row: TileRow, pixels: &[f32], points: Points<&mut [f32]>) {
+    dispatch_steps(isa, paired, InputOp { row, pixels, points });
 }
 
 struct InputOp<'a> {
-    tile: Tile,
-    tiles: usize,
-    columns: usize,
+    row: TileRow,
     pixels: &'a [f32],
     points: Points<&'a mut [f32]>,
 }
@@ -179,7 +187,7 @@ struct InputOp<'a> {
 impl StepsOp for InputOp<'_> {
     #[inline(always)]
     fn run<T: Steps>(self, t: T) {
-        match self.tile {
+        match self.row.tile {
             Tile::Two => self.with(t, Two),
             Tile::Four => self.with(t, Four),
         }
@@ -190,8 +198,9 @@ impl InputOp<'_> {
     #[inline(always)]
     fn with<T: Steps, F: Filtering<N, M>, const N: usize, const M: usize>(self, t: T, filtering: F) {
         let s = t.base();
-        let InputOp { tiles, columns, pixels, points, .. } = self;
+        let InputOp { row: TileRow { tiles, columns, .. }, pixels, points } = self;
         for tile in 0..tiles {
+            // Columns first, then rows. The values in between stay on the stack, which is in L1.
             let mut half = [[s.splat(0.0); N]; N];
             for (x, half) in half.iter_mut().enumerate() {
                 let place = |y: usize| s.load(pixels, (y * columns + tile * M + x) * T::Base::LANES);
@@ -216,27 +225,18 @@ pub struct Finish {
     pub clamp: super::activation::Clamp,
 }
 
-/// Transforms the accumulators of a row of `tiles` to results. `pixels` receives [`Tile::side`]
-/// rows of `columns` positions, each with [`lanes`] channels.
+/// Transforms the accumulators of a row of tiles to results. `pixels` receives [`Tile::side`]
+/// rows of positions, each with [`lanes`] channels.
 ///
 /// # Panics
 /// If a slice is too short.
-pub fn output(
-    isa: Isa,
-    tile: Tile,
-    (tiles, columns): (usize, usize),
-    sums: Points<&[f32]>,
-    finish: Finish,
-    pixels: &mut [f32],
-) {
-    dispatch(isa, OutputOp { tile, tiles, columns, sums, finish, pixels });
+pub fn output(isa: Isa, row: TileRow, accumulators: Points<&[f32]>, finish: Finish, pixels: &mut [f32]) {
+    dispatch(isa, OutputOp { row, accumulators, finish, pixels });
 }
 
 struct OutputOp<'a> {
-    tile: Tile,
-    tiles: usize,
-    columns: usize,
-    sums: Points<&'a [f32]>,
+    row: TileRow,
+    accumulators: Points<&'a [f32]>,
     finish: Finish,
     pixels: &'a mut [f32],
 }
@@ -245,7 +245,7 @@ impl SimdOp for OutputOp<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.tile {
+        match self.row.tile {
             Tile::Two => self.with(s, Two),
             Tile::Four => self.with(s, Four),
         }
@@ -256,12 +256,15 @@ impl OutputOp<'_> {
     #[inline(always)]
     fn with<S: Simd, F: Filtering<N, M>, const N: usize, const M: usize>(self, s: S, filtering: F) {
         use crate::simd::slices::UnaryOp;
-        let OutputOp { tiles, columns, sums, finish, pixels, .. } = self;
+        let OutputOp { row: TileRow { tiles, columns, .. }, accumulators, finish, pixels } = self;
+        // A lane is a channel, so the bias is a vector, loaded once.
         let bias = s.from_array(&finish.bias);
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); M]; N];
             for (x, half) in half.iter_mut().enumerate() {
-                let sum = |y: usize| s.load(sums.values, tile * sums.tile + (y * N + x) * sums.point);
+                let sum = |y: usize| {
+                    s.load(accumulators.values, tile * accumulators.tile + (y * N + x) * accumulators.point)
+                };
                 *half = filtering.output(s, std::array::from_fn(sum));
             }
             for y in 0..M {

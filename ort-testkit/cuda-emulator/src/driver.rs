@@ -19,7 +19,7 @@ mod launch;
 mod lt;
 mod queue;
 mod routine;
-use launch::{error_text, load, start};
+use launch::{LaunchSize, error_text, load, start};
 use queue::{Event, From, Op, Stream, ask, finish_streams};
 
 /// A context, stream, event, module or function, as an opaque pointer.
@@ -530,7 +530,8 @@ api! {
         extra: *const *const c_void,
     ) {
         let grid = [grid_x, grid_y, grid_z];
-        start(function, (grid, [block_x, block_y, block_z], shared as usize), stream, parameters, extra)
+        let block = [block_x, block_y, block_z];
+        start(function, LaunchSize { grid, block, dynamic: shared as usize }, stream, parameters, extra)
     }
     fn cuGetErrorName(error: u32, name: *mut *const c_char) {
         let (found, _) = error_text(error);

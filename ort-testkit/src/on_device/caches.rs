@@ -23,7 +23,7 @@ enum Mask {
 
 /// A decoder's attention.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct CacheCase {
     dtype: DType,
     batch: usize,
     past: usize,
@@ -38,7 +38,7 @@ struct Case {
     is_fused: bool,
 }
 
-const PLAIN: Case = Case {
+const PLAIN: CacheCase = CacheCase {
     dtype: DType::F32,
     batch: 2,
     past: 7,
@@ -50,23 +50,23 @@ const PLAIN: Case = Case {
     is_fused: true,
 };
 
-const CASES: &[Case] = &[
+const CASES: &[CacheCase] = &[
     PLAIN,
-    Case { past: 0, ..PLAIN },
-    Case { past: 130, rows: 1, mask: Mask::None, ..PLAIN },
-    Case { dtype: DType::F16, rows: 70, sizes: [64, 64], ..PLAIN },
-    Case { dtype: DType::BF16, past: 0, rows: 65, sizes: [64, 32], ..PLAIN },
+    CacheCase { past: 0, ..PLAIN },
+    CacheCase { past: 130, rows: 1, mask: Mask::None, ..PLAIN },
+    CacheCase { dtype: DType::F16, rows: 70, sizes: [64, 64], ..PLAIN },
+    CacheCase { dtype: DType::BF16, past: 0, rows: 65, sizes: [64, 32], ..PLAIN },
     // Rows that are not whole vectors, shared key heads, and values of another size.
-    Case { dtype: DType::F16, heads: [6, 2], sizes: [9, 7], ..PLAIN },
-    Case { batch: 1, heads: [3, 1], sizes: [8, 12], ..PLAIN },
-    Case { attribute: Some(("is_causal", 1)), is_fused: false, ..PLAIN },
-    Case { attribute: Some(("left_window_size", 2)), is_fused: false, ..PLAIN },
-    Case { mask: Mask::OfKeys, is_fused: false, ..PLAIN },
+    CacheCase { dtype: DType::F16, heads: [6, 2], sizes: [9, 7], ..PLAIN },
+    CacheCase { batch: 1, heads: [3, 1], sizes: [8, 12], ..PLAIN },
+    CacheCase { attribute: Some(("is_causal", 1)), is_fused: false, ..PLAIN },
+    CacheCase { attribute: Some(("left_window_size", 2)), is_fused: false, ..PLAIN },
+    CacheCase { mask: Mask::OfKeys, is_fused: false, ..PLAIN },
 ];
 
 const OUTPUTS: usize = 3;
 
-impl Case {
+impl CacheCase {
     fn model(&self) -> Result<(Model, Vec<(&'static str, Value)>)> {
         let mut builder = GraphBuilder::new("caches");
         let mut inputs = Vec::new();

@@ -17,7 +17,7 @@ use super::{assert_close, cpu, numbers};
 const WIDE: usize = 8;
 
 /// A model, the inputs of a run, and the control flow operator that must be placed on the device.
-pub struct Case {
+pub struct ControlCase {
     /// Its name in messages.
     pub name: &'static str,
     graph: Graph,
@@ -75,7 +75,7 @@ fn iterated(builder: &mut GraphBuilder, state: ValueId, captured: ValueId) -> Re
 }
 
 /// A loop with a trip count, a loop-carried state, and a scan output.
-fn counted(trips: i64) -> Result<Case> {
+fn counted(trips: i64) -> Result<ControlCase> {
     let mut main = GraphBuilder::new("counted");
     let count = main.input("trips", DType::I64, &[]);
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -90,7 +90,7 @@ fn counted(trips: i64) -> Result<Case> {
     let last = product(&mut main, outputs[0], 2)?;
     let graph = main.finish(&[last, outputs[1], outer])?;
     let inputs = vec![("trips", Tensor::scalar(trips)?.into()), ("x", rows(3, 5)?)];
-    Ok(Case { name: "a counted loop", graph, inputs, op: "Loop" })
+    Ok(ControlCase { name: "a counted loop", graph, inputs, op: "Loop" })
 }
 
 /// The same iterations unrolled.
@@ -108,7 +108,7 @@ fn unrolled(trips: i64) -> Result<Graph> {
 }
 
 /// A loop that ends on a condition on the sum of its state.
-fn until_a_condition() -> Result<Case> {
+fn until_a_condition() -> Result<ControlCase> {
     let mut main = GraphBuilder::new("until");
     let x = main.input("x", DType::F32, &["n", "8"]);
     let mut body = Body::new();
@@ -126,11 +126,11 @@ fn until_a_condition() -> Result<Case> {
     let trips = main.constant(Tensor::scalar(1000i64)?);
     let outputs = main.add(("", "Loop"), &[Some(trips), None, Some(x)], &[], 2, vec![body])?;
     let graph = main.finish(&outputs)?;
-    Ok(Case { name: "a loop with an early end", graph, inputs: vec![("x", rows(2, 7)?)], op: "Loop" })
+    Ok(ControlCase { name: "a loop with an early end", graph, inputs: vec![("x", rows(2, 7)?)], op: "Loop" })
 }
 
 /// A loop whose body selects one of two branches by the iteration number.
-fn branches_in_a_loop() -> Result<Case> {
+fn branches_in_a_loop() -> Result<ControlCase> {
     let mut main = GraphBuilder::new("nested");
     let trips = main.input("trips", DType::I64, &[]);
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -156,12 +156,12 @@ fn branches_in_a_loop() -> Result<Case> {
     let outputs = main.add(("", "Loop"), &[Some(trips), None, Some(x)], &[], 1, vec![body])?;
     let graph = main.finish(&outputs)?;
     let inputs = vec![("trips", Tensor::scalar(5i64)?.into()), ("x", rows(3, 9)?)];
-    Ok(Case { name: "branches in a loop", graph, inputs, op: "Loop" })
+    Ok(ControlCase { name: "branches in a loop", graph, inputs, op: "Loop" })
 }
 
 /// A loop over two states, one of which it passes through unchanged, with a scan output whose size
 /// only the run determines.
-fn sizes_of_the_run() -> Result<Case> {
+fn sizes_of_the_run() -> Result<ControlCase> {
     let mut main = GraphBuilder::new("sizes");
     let trips = main.input("trips", DType::I64, &[]);
     let until = main.input("until", DType::I64, &["1"]);
@@ -183,12 +183,12 @@ fn sizes_of_the_run() -> Result<Case> {
     let graph = main.finish(&outputs)?;
     let until = Tensor::from_slice(&[1], &[2i64])?.into();
     let inputs = vec![("trips", Tensor::scalar(7i64)?.into()), ("until", until), ("x", rows(4, 10)?)];
-    Ok(Case { name: "sizes that the run tells", graph, inputs, op: "Loop" })
+    Ok(ControlCase { name: "sizes that the run tells", graph, inputs, op: "Loop" })
 }
 
 /// A greedy decoding loop: it appends the argmax of its state to a token list, up to an end token
 /// or a maximum length.
-fn decoding() -> Result<Case> {
+fn decoding() -> Result<ControlCase> {
     let mut main = GraphBuilder::new("decoding");
     let x = main.input("x", DType::F32, &["1", "8"]);
     let first = main.input("first", DType::I64, &["1", "t"]);
@@ -214,11 +214,11 @@ fn decoding() -> Result<Case> {
     let graph = main.finish(&[outputs[0], list])?;
     let first = Tensor::from_slice(&[1, 2], &[3i64, 5])?;
     let inputs = vec![("x", rows(1, 21)?), ("first", first.into())];
-    Ok(Case { name: "a decoding loop", graph, inputs, op: "Loop" })
+    Ok(ControlCase { name: "a decoding loop", graph, inputs, op: "Loop" })
 }
 
 /// A conditional between a product and the captured value itself.
-fn choice(condition: bool) -> Result<Case> {
+fn choice(condition: bool) -> Result<ControlCase> {
     let mut main = GraphBuilder::new("choice");
     let chosen = main.input("c", DType::Bool, &[]);
     let x = main.input("x", DType::F32, &["n", "8"]);
@@ -236,11 +236,11 @@ fn choice(condition: bool) -> Result<Case> {
     let last = product(&mut main, outputs[0], 4)?;
     let graph = main.finish(&[last, outputs[1]])?;
     let inputs = vec![("c", Tensor::from_bools(&[], &[condition])?.into()), ("x", rows(3, 11)?)];
-    Ok(Case { name: "a choice", graph, inputs, op: "If" })
+    Ok(ControlCase { name: "a choice", graph, inputs, op: "If" })
 }
 
 /// A scan over slices of one input, in both directions, along these axes.
-fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<Case> {
+fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<ControlCase> {
     let mut main = GraphBuilder::new("scan");
     let start = main.input("start", DType::F32, &["2", "8"]);
     let shape: &[&str] = if axes[0] == 0 { &["n", "2", "8"] } else { &["2", "n", "8"] };
@@ -269,11 +269,16 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<Case> {
     let graph = main.finish(&outputs)?;
     let shape = if axes[0] == 0 { [length, 2, WIDE] } else { [2, length, WIDE] };
     let x = Tensor::from_slice(&shape, &numbers(length * 2 * WIDE, 14))?;
-    Ok(Case { name: "a scan", graph, inputs: vec![("start", rows(2, 15)?), ("x", x.into())], op: "Scan" })
+    Ok(ControlCase {
+        name: "a scan",
+        graph,
+        inputs: vec![("start", rows(2, 15)?), ("x", x.into())],
+        op: "Scan",
+    })
 }
 
 /// Returns all cases.
-pub fn cases() -> Result<Vec<Case>> {
+pub fn cases() -> Result<Vec<ControlCase>> {
     let mut cases = vec![choice(true)?, choice(false)?, until_a_condition()?, branches_in_a_loop()?];
     cases.extend([sizes_of_the_run()?, decoding()?]);
     for trips in [0, 1, 6] {
@@ -306,7 +311,7 @@ fn values(session: &Session, inputs: &[(&'static str, Value)]) -> Result<Vec<Val
 /// Runs the cases on the device with the CPU as fallback, and on the CPU alone.
 pub fn results(device: &Arc<dyn Device>) -> Result<()> {
     for (index, case) in cases()?.into_iter().enumerate() {
-        let Case { name, graph, inputs, op } = case;
+        let ControlCase { name, graph, inputs, op } = case;
         for level in [Level::Disabled, Level::All] {
             let what = || format!("{name} ({index}, {level:?})");
             let own = session(graph.clone(), &[device.clone(), cpu()?], level)?;
@@ -334,7 +339,7 @@ pub fn results(device: &Arc<dyn Device>) -> Result<()> {
 pub fn bits(device: &Arc<dyn Device>) -> Result<()> {
     let devices = [device.clone(), cpu()?];
     for trips in [1, 4] {
-        let Case { graph, inputs, .. } = counted(trips)?;
+        let ControlCase { graph, inputs, .. } = counted(trips)?;
         let looped = values(&session(graph, &devices, Level::Disabled)?, &inputs)?;
         let nodes = values(&session(unrolled(trips)?, &devices, Level::Disabled)?, &inputs)?;
         assert_eq!(looped[0].tensor()?.bytes(), nodes[0].tensor()?.bytes(), "{trips} iterations");
@@ -349,7 +354,7 @@ pub fn counts<T>(
     count: impl Fn() -> T,
 ) -> Result<Vec<(&'static str, [(T, T); 2])>> {
     let devices = [device.clone(), cpu()?];
-    let measured = |case: Case| -> Result<(T, T)> {
+    let measured = |case: ControlCase| -> Result<(T, T)> {
         let session = session(case.graph, &devices, Level::All)?;
         values(&session, &case.inputs)?;
         let before = count();
@@ -368,7 +373,7 @@ pub fn counts<T>(
 /// before anything runs.
 pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)> {
     let length = 50;
-    let Case { graph, inputs, .. } = scan(false, [0, 0], length)?;
+    let ControlCase { graph, inputs, .. } = scan(false, [0, 0], length)?;
     let devices = [device.clone(), cpu()?];
     let session = session(graph.clone(), &devices, Level::Disabled)?;
     let (plan, held) = (session.plan(&[("n", length as i64)])?, session.memory().total());

@@ -11,9 +11,8 @@ use ort_core::session::Model;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 
-use super::nhwc::{nhwc_shape, result_of};
 use super::typed::{self, run};
-use super::windows::{CONVS, Windows, of};
+use super::windows::{CONVS, Windows, channels_last, of, result_of};
 use super::{cpu, numbers, outputs};
 
 /// Further windows at the edge cases of tiles.
@@ -280,7 +279,7 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let is_few = of_group <= 2 || taps > 31 || windows.has_one_place();
         let with_channels_last = Node {
             op: (RUNTIME, "NhwcConv"),
-            shapes: shapes.iter().map(|shape| nhwc_shape(shape)).collect(),
+            shapes: shapes.iter().map(|shape| channels_last(shape)).collect(),
             sizes: None,
             attrs: attrs.clone(),
             depth,

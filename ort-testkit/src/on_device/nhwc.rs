@@ -13,7 +13,7 @@ use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, error};
 
-use super::windows::{CONVS, POOLS, Windows, of};
+use super::windows::{CONVS, POOLS, Windows, channels_last, of, result_of};
 use super::{assert_close, cpu, mma, numbers, outputs};
 
 /// Further windows: large tiles of whole vectors of channels, split accumulation, and windows that
@@ -53,15 +53,6 @@ struct Node<'a> {
     attrs: &'a [(&'a str, Attribute)],
 }
 
-/// The NHWC shape of an image; a shape of one axis is not an image.
-pub(super) fn nhwc_shape(shape: &[usize]) -> Vec<usize> {
-    let mut shape = shape.to_vec();
-    if shape.len() > 2 {
-        shape[1..].rotate_left(1);
-    }
-    shape
-}
-
 fn transposed(builder: &mut GraphBuilder, value: ValueId, rank: usize, to_front: bool) -> Result<ValueId> {
     let mut order: Vec<i64> = (0..rank as i64).collect();
     if to_front {
@@ -83,7 +74,7 @@ impl Node<'_> {
         let mut builder = GraphBuilder::new("pixels");
         let mut ids = Vec::new();
         for (index, shape) in self.shapes.iter().enumerate() {
-            let sizes: Vec<String> = nhwc_shape(shape).iter().map(usize::to_string).collect();
+            let sizes: Vec<String> = channels_last(shape).iter().map(usize::to_string).collect();
             let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
             let mut input = builder.input(&format!("x{index}"), DType::F32, &sizes);
             if self.dtype != DType::F32 {
@@ -137,7 +128,7 @@ impl Node<'_> {
             let mut values = numbers(shape.iter().product(), index);
             let least = if self.dtype == DType::U8 { 0.0 } else { -factor };
             values.iter_mut().for_each(|value| *value = (*value * factor).max(least));
-            inputs.push((format!("x{index}"), Tensor::from_slice(&nhwc_shape(shape), &values)?.into()));
+            inputs.push((format!("x{index}"), Tensor::from_slice(&channels_last(shape), &values)?.into()));
         }
         let (actual, kernels) = self.run(device, &inputs)?;
         let expected = outputs(&self.model(true)?, cpu()?, &inputs)?;
@@ -146,19 +137,6 @@ impl Node<'_> {
         assert_close(&actual, &expected[0], tolerance, &what)?;
         Ok(kernels)
     }
-}
-
-/// The NCHW shape of a convolution's result.
-pub(super) fn result_of(case: &Windows) -> Vec<usize> {
-    let axes = case.image.len() - 2;
-    let number =
-        |list: &[i64], place: usize, default: usize| list.get(place).map_or(default, |x| *x as usize);
-    let size = |axis: usize| {
-        let pads = number(case.pads, axis, 0) + number(case.pads, axes + axis, 0);
-        let extent = (case.kernel[axis + 2] - 1) * number(case.dilations, axis, 1) + 1;
-        (case.image[axis + 2] + pads - extent) / number(case.strides, axis, 1) + 1
-    };
-    [case.image[0], case.kernel[0]].into_iter().chain((0..axes).map(size)).collect()
 }
 
 fn convolution(
@@ -282,7 +260,8 @@ pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
                     let places = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
                     values.iter_mut().skip(100).step_by(350).zip(places).for_each(|(to, x)| *to = x);
                 }
-                inputs.push((format!("x{index}"), Tensor::from_slice(&nhwc_shape(shape), &values)?.into()));
+                inputs
+                    .push((format!("x{index}"), Tensor::from_slice(&channels_last(shape), &values)?.into()));
             }
             let (actual, kernels) = node.run(device, &inputs)?;
             let expected = outputs(&node.model(true)?, cpu()?, &inputs)?;

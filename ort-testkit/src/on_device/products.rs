@@ -15,18 +15,18 @@ use super::{cpu, numbers, typed};
 
 /// A node of one operator with pseudo-random inputs.
 #[derive(Debug)]
-struct Case {
+struct MatmulCase {
     op: (&'static str, &'static str),
     shapes: Vec<Vec<usize>>,
     attrs: Vec<(&'static str, Attribute)>,
 }
 
-impl Case {
-    fn new(op: (&'static str, &'static str), shapes: &[&[usize]]) -> Case {
-        Case { op, shapes: shapes.iter().map(|shape| shape.to_vec()).collect(), attrs: Vec::new() }
+impl MatmulCase {
+    fn new(op: (&'static str, &'static str), shapes: &[&[usize]]) -> MatmulCase {
+        MatmulCase { op, shapes: shapes.iter().map(|shape| shape.to_vec()).collect(), attrs: Vec::new() }
     }
 
-    fn with(mut self, name: &'static str, value: Attribute) -> Case {
+    fn with(mut self, name: &'static str, value: Attribute) -> MatmulCase {
         self.attrs.push((name, value));
         self
     }
@@ -84,25 +84,25 @@ const WITH_ADDENDS: (&str, &str) = (RUNTIME, "FusedMatMul");
 const RESIDUAL: usize = 3;
 
 /// Sizes around those of tiles, alone and combined with small ones.
-fn edges() -> Vec<Case> {
+fn edges() -> Vec<MatmulCase> {
     const SIZES: [usize; 6] = [1, 3, 17, 64, 65, 130];
     let mut cases = Vec::new();
     for rows in SIZES {
         for columns in SIZES {
             for depth in [1, 17, 300] {
-                cases.push(Case::new(MATMUL, &[&[rows, depth], &[depth, columns]]));
+                cases.push(MatmulCase::new(MATMUL, &[&[rows, depth], &[depth, columns]]));
             }
         }
     }
     // Enough for large tiles.
-    cases.push(Case::new(MATMUL, &[&[770, 33], &[33, 700]]));
-    cases.push(Case::new(MATMUL, &[&[1, 64], &[64, 5000]]));
-    cases.push(Case::new(MATMUL, &[&[0, 5], &[5, 4]]));
-    cases.push(Case::new(MATMUL, &[&[3, 0], &[0, 4]]));
+    cases.push(MatmulCase::new(MATMUL, &[&[770, 33], &[33, 700]]));
+    cases.push(MatmulCase::new(MATMUL, &[&[1, 64], &[64, 5000]]));
+    cases.push(MatmulCase::new(MATMUL, &[&[0, 5], &[5, 4]]));
+    cases.push(MatmulCase::new(MATMUL, &[&[3, 0], &[0, 4]]));
     cases
 }
 
-fn batches() -> Vec<Case> {
+fn batches() -> Vec<MatmulCase> {
     let shapes: [[&[usize]; 2]; 12] = [
         [&[300], &[300]],
         [&[17], &[17, 5]],
@@ -117,10 +117,10 @@ fn batches() -> Vec<Case> {
         [&[2, 12, 65, 64], &[2, 12, 64, 65]],
         [&[2, 1, 2, 1, 2, 1, 3, 4], &[1, 3, 1, 2, 1, 2, 4, 5]],
     ];
-    shapes.into_iter().map(|shapes| Case::new(MATMUL, &shapes)).collect()
+    shapes.into_iter().map(|shapes| MatmulCase::new(MATMUL, &shapes)).collect()
 }
 
-fn transposed() -> Vec<Case> {
+fn transposed() -> Vec<MatmulCase> {
     let int = |value: bool| Attribute::Int(i64::from(value));
     let mut cases = Vec::new();
     for (a, b) in [(false, true), (true, false), (true, true)] {
@@ -129,27 +129,27 @@ fn transposed() -> Vec<Case> {
             [[1, 70, 300], [70, 1, 300], [65, 67, 17], [130, 130, 64], [1100, 515, 20]]
         {
             let (left, right) = (side(a, [rows, depth]), side(b, [depth, columns]));
-            let flags = |case: Case| case.with("transA", int(a)).with("transB", int(b));
+            let flags = |case: MatmulCase| case.with("transA", int(a)).with("transB", int(b));
             let third: &[usize] = &[columns];
-            let gemm = Case::new(GEMM, &[&left, &right, third]);
+            let gemm = MatmulCase::new(GEMM, &[&left, &right, third]);
             cases.push(flags(gemm).with("alpha", Attribute::Float(0.5)).with("beta", Attribute::Float(2.0)));
-            let fused = Case::new(FUSED, &[&[&[3], &left[..]].concat(), &[&[3], &right[..]].concat()]);
+            let fused = MatmulCase::new(FUSED, &[&[&[3], &left[..]].concat(), &[&[3], &right[..]].concat()]);
             cases.push(flags(fused).with("alpha", Attribute::Float(0.125)));
             let whole = [2, rows, columns];
             let addends = [&[&[2], &left[..]].concat()[..], &right, third, &whole];
-            let case = flags(Case::new(WITH_ADDENDS, &addends));
+            let case = flags(MatmulCase::new(WITH_ADDENDS, &addends));
             cases.push(case.with("activation", Attribute::String("Gelu".to_owned())));
         }
     }
     for c in [&[][..], &[1], &[67], &[1, 67], &[65, 1], &[65, 67]] {
-        cases.push(Case::new(GEMM, &[&[65, 30], &[30, 67], c]));
+        cases.push(MatmulCase::new(GEMM, &[&[65, 30], &[30, 67], c]));
     }
-    let batches = Case::new(FUSED, &[&[5, 3, 2, 7], &[3, 2, 7, 6]]);
+    let batches = MatmulCase::new(FUSED, &[&[5, 3, 2, 7], &[3, 2, 7, 6]]);
     cases.push(batches.with("transBatchA", Attribute::Int(1)));
     cases
 }
 
-fn einsums() -> Vec<Case> {
+fn einsums() -> Vec<MatmulCase> {
     let cases: [(&str, &[&[usize]]); 18] = [
         ("bij,bjk->bik", &[&[3, 17, 20], &[3, 20, 33]]),
         ("ij,jk", &[&[70, 65], &[65, 66]]),
@@ -171,7 +171,7 @@ fn einsums() -> Vec<Case> {
         ("ab,bc,cd->ad", &[&[3, 4], &[4, 5], &[5, 6]]),
     ];
     let case = |(equation, shapes): (&str, &[&[usize]])| {
-        Case::new(("", "Einsum"), shapes).with("equation", Attribute::String(equation.to_owned()))
+        MatmulCase::new(("", "Einsum"), shapes).with("equation", Attribute::String(equation.to_owned()))
     };
     cases.into_iter().map(case).collect()
 }
@@ -194,7 +194,7 @@ pub fn einsum(device: &Arc<dyn Device>) -> Result<()> {
     check_all(device, einsums())
 }
 
-fn check_all(device: &Arc<dyn Device>, cases: impl IntoIterator<Item = Case>) -> Result<()> {
+fn check_all(device: &Arc<dyn Device>, cases: impl IntoIterator<Item = MatmulCase>) -> Result<()> {
     let host = cpu()?;
     cases.into_iter().try_for_each(|case| case.check(device, &host))
 }

@@ -14,7 +14,7 @@ use ort_core::{Result, Within, error};
 use super::{cpu, numbers, outputs};
 
 /// One node; an omitted input is `None`.
-struct Case {
+struct QuantCase {
     op: (&'static str, &'static str),
     inputs: Vec<Option<Tensor>>,
     attrs: Vec<(&'static str, Attribute)>,
@@ -29,26 +29,26 @@ struct Case {
 /// Integers are always compared exactly; with this tolerance floats are, too.
 const EXACT: Tolerance = Tolerance { relative: 0.0, absolute: 0.0 };
 
-fn case(op: &'static str, inputs: Vec<Option<Tensor>>) -> Case {
+fn case(op: &'static str, inputs: Vec<Option<Tensor>>) -> QuantCase {
     let shape =
         |input: &Option<Tensor>| input.as_ref().map(|tensor| (tensor.dtype(), tensor.shape().to_vec()));
     let name = format!("{op} of {:?}", inputs.iter().map(shape).collect::<Vec<_>>());
-    Case { op: ("", op), inputs, attrs: Vec::new(), outputs: 1, tolerance: EXACT, off: 0, name }
+    QuantCase { op: ("", op), inputs, attrs: Vec::new(), outputs: 1, tolerance: EXACT, off: 0, name }
 }
 
-impl Case {
-    fn of_microsoft(self) -> Case {
-        Case { op: (MICROSOFT, self.op.1), ..self }
+impl QuantCase {
+    fn of_microsoft(self) -> QuantCase {
+        QuantCase { op: (MICROSOFT, self.op.1), ..self }
     }
 
-    fn with(mut self, name: &'static str, value: i64) -> Case {
+    fn with(mut self, name: &'static str, value: i64) -> QuantCase {
         self.attrs.push((name, Attribute::Int(value)));
         self.name += &format!(", {name} {value}");
         self
     }
 
-    fn within(self, relative: f64, absolute: f64) -> Case {
-        Case { tolerance: Tolerance { relative, absolute }, ..self }
+    fn within(self, relative: f64, absolute: f64) -> QuantCase {
+        QuantCase { tolerance: Tolerance { relative, absolute }, ..self }
     }
 
     fn check(&self, device: &Arc<dyn Device>, host: &Arc<dyn Device>) -> Result<()> {
@@ -138,13 +138,13 @@ const GRANULARITIES: [(&[usize], i64, i64); 7] = [
     (&[1, 7, 11], 0, 5),
 ];
 
-fn linear() -> Vec<Case> {
+fn linear() -> Vec<QuantCase> {
     let (shape, mut cases) = ([3, 7, 11], Vec::new());
     for code in NARROW.into_iter().chain([DType::I32]) {
         for (index, (of_scales, axis, block)) in GRANULARITIES.into_iter().enumerate() {
             let float = FLOATS[index % 3];
             let zeros = || codes(code, of_scales, 5).filter(|_| index % 2 == 0 || code != DType::U8);
-            let with = |case: Case| case.with("axis", axis).with("block_size", block);
+            let with = |case: QuantCase| case.with("axis", axis).with("block_size", block);
             let inputs = vec![codes(code, &shape, 1), scales(float, of_scales, 2), zeros()];
             if code == DType::I32 {
                 // int32 has no zero points other than zero.
@@ -170,17 +170,17 @@ fn linear() -> Vec<Case> {
     cases
 }
 
-fn dynamic() -> Vec<Case> {
+fn dynamic() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     for count in [1, 5, 4096, 4099, 300_001] {
         for factor in [3.0, 0.0] {
             let input = floats(DType::F32, &[count], count, factor);
-            cases.push(Case { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
+            cases.push(QuantCase { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
         }
     }
     for values in [[1.0, 2.0, 3.0], [-3.0, -2.0, -1.0], [f32::NAN, 1.0, -2.0], [f32::INFINITY, 1.0, -2.0]] {
         let input = of_numbers(DType::F32, &[3], values.into_iter());
-        cases.push(Case { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
+        cases.push(QuantCase { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
     }
     cases
 }
@@ -192,7 +192,7 @@ fn zeros(dtype: DType, shape: &[usize], seed: usize) -> Option<Tensor> {
     codes(dtype, shape, seed + 100)
 }
 
-fn matrices() -> Vec<Case> {
+fn matrices() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     for (at, rows) in [1, 3, 5, 65, 130].into_iter().enumerate() {
         for columns in [1, 7, 36, 65, 132] {
@@ -230,7 +230,7 @@ fn matrices() -> Vec<Case> {
     cases
 }
 
-fn scaled() -> Vec<Case> {
+fn scaled() -> Vec<QuantCase> {
     let (u8, i8, f32) = (DType::U8, DType::I8, DType::F32);
     let mut cases = Vec::new();
     for [rows, columns, depth] in [[1, 70, 64], [33, 40, 100], [130, 66, 32]] {
@@ -299,10 +299,10 @@ const CONVS: &[Windows] = &[
     (&[1, 150, 3, 3], &[70, 150, 3, 3], [1, 1], [0; 4], [1, 1], 1),
 ];
 
-fn convolutions() -> Vec<Case> {
+fn convolutions() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     for (at, (image, filters, strides, pads, dilations, group)) in CONVS.iter().enumerate() {
-        let with = |mut case: Case| {
+        let with = |mut case: QuantCase| {
             let lists = [("strides", &strides[..]), ("pads", &pads[..]), ("dilations", &dilations[..])];
             case.attrs.extend(lists.map(|(name, list)| (name, Attribute::Ints(list.to_vec()))));
             case.with("group", *group)
@@ -333,7 +333,7 @@ fn convolutions() -> Vec<Case> {
     cases
 }
 
-fn of_codes() -> Vec<Case> {
+fn of_codes() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     let pairs: [[&[usize]; 2]; 7] = [
         [&[5, 7, 9], &[5, 7, 9]],
@@ -370,7 +370,7 @@ fn of_codes() -> Vec<Case> {
                 zero(4),
             ];
             cases.push(case("QLinearLeakyRelu", inputs.clone()).of_microsoft());
-            cases.push(Case { off: 1, ..case("QLinearSigmoid", inputs).of_microsoft() });
+            cases.push(QuantCase { off: 1, ..case("QLinearSigmoid", inputs).of_microsoft() });
         }
         for sizes in [[3, 5, 8], [64, 4, 128]] {
             let mut inputs = vec![scales(DType::F32, &[], 1), zeros(dtype, &[], 2)];
@@ -389,7 +389,7 @@ fn of_codes() -> Vec<Case> {
 }
 
 /// Rows, K, N, bits and block size, with packed zero points, zero points in A's type, or none.
-fn narrow_weights() -> Vec<Case> {
+fn narrow_weights() -> Vec<QuantCase> {
     const SIZES: [([usize; 5], usize, bool); 16] = [
         ([1, 256, 64, 4, 32], 0, false),
         ([1, 2100, 37, 4, 32], 1, true),
@@ -446,7 +446,7 @@ fn at_of(dtype: DType) -> usize {
     FLOATS.iter().position(|float| *float == dtype).unwrap_or(0)
 }
 
-fn tables() -> Vec<Case> {
+fn tables() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     let indices = || Some(Tensor::from_slice(&[2, 3], &[0i64, 5, -1, 3, 9, 6]).unwrap());
     for float in FLOATS {
@@ -470,7 +470,7 @@ fn tables() -> Vec<Case> {
     cases
 }
 
-fn check_all(device: &Arc<dyn Device>, cases: Vec<Case>) -> Result<()> {
+fn check_all(device: &Arc<dyn Device>, cases: Vec<QuantCase>) -> Result<()> {
     let host = cpu()?;
     let mut problems = String::new();
     for case in &cases {

@@ -19,7 +19,7 @@ const LENGTHS: [usize; 5] = [1, 7, 64, 1000, 5000];
 
 /// An input of a node.
 #[derive(Clone)]
-enum Given {
+enum RowInput {
     /// Pseudo-random numbers that another node computes.
     Run(Vec<usize>),
     Is(Tensor),
@@ -27,32 +27,37 @@ enum Given {
     Constant(Tensor),
     None,
 }
-use Given::{Constant, Is, Run};
+use RowInput::{Constant, Is, Run};
 
 /// One node, the number of its outputs, and how many of them are compared.
-struct Case {
+struct RowCase {
     domain: &'static str,
     op: &'static str,
-    inputs: Vec<Given>,
+    inputs: Vec<RowInput>,
     attrs: Vec<(&'static str, Attribute)>,
     outputs: usize,
     compared: usize,
 }
 
-fn case(op: &'static str, inputs: Vec<Given>, attrs: &[(&'static str, i64)]) -> Case {
+fn case(op: &'static str, inputs: Vec<RowInput>, attrs: &[(&'static str, i64)]) -> RowCase {
     let attrs = attrs.iter().map(|(name, value)| (*name, Attribute::Int(*value))).collect();
-    Case { domain: "", op, inputs, attrs, outputs: 1, compared: 4 }
+    RowCase { domain: "", op, inputs, attrs, outputs: 1, compared: 4 }
 }
 
-fn microsoft(op: &'static str, inputs: Vec<Given>, attrs: &[(&'static str, i64)], outputs: usize) -> Case {
-    Case { domain: "com.microsoft", outputs, ..case(op, inputs, attrs) }
+fn microsoft(
+    op: &'static str,
+    inputs: Vec<RowInput>,
+    attrs: &[(&'static str, i64)],
+    outputs: usize,
+) -> RowCase {
+    RowCase { domain: "com.microsoft", outputs, ..case(op, inputs, attrs) }
 }
 
-fn ints(values: &[i64]) -> Given {
+fn ints(values: &[i64]) -> RowInput {
     Constant(Tensor::from_slice(&[values.len()], values).unwrap())
 }
 
-fn small(values: &[i32]) -> Given {
+fn small(values: &[i32]) -> RowInput {
     Is(Tensor::from_slice(&[values.len()], values).unwrap())
 }
 
@@ -65,12 +70,12 @@ fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
 }
 
 /// Runs a case on the device alone, twice, and on the CPU.
-fn check(device: &Arc<dyn Device>, case: &Case) -> Result<()> {
+fn check(device: &Arc<dyn Device>, case: &RowCase) -> Result<()> {
     let mut builder = GraphBuilder::new("case");
     let (mut ids, mut values) = (Vec::new(), Vec::<(String, Value)>::new());
     for (index, given) in case.inputs.iter().enumerate() {
         let tensor = match given {
-            Given::None => {
+            RowInput::None => {
                 ids.push(None);
                 continue;
             }
@@ -134,7 +139,7 @@ fn compare(expected: &Value, found: &Value) -> Result<()> {
     Ok(())
 }
 
-fn check_all(device: &Arc<dyn Device>, on_host: &[&str], cases: &[Case]) {
+fn check_all(device: &Arc<dyn Device>, on_host: &[&str], cases: &[RowCase]) {
     let mut problems = Vec::new();
     for case in cases {
         let checked = check(device, case);
@@ -150,7 +155,7 @@ fn check_all(device: &Arc<dyn Device>, on_host: &[&str], cases: &[Case]) {
                 .map(|given| match given {
                     Run(shape) => format!("{shape:?}"),
                     Is(tensor) | Constant(tensor) => format!("{:?}: {tensor:?}", tensor.shape()),
-                    Given::None => "none".to_owned(),
+                    RowInput::None => "none".to_owned(),
                 })
                 .collect();
             problems.push(format!("{} of {}, {:?}: {problem}", case.op, shapes.join(", "), case.attrs));
@@ -164,7 +169,7 @@ fn shapes() -> impl Iterator<Item = Vec<usize>> {
     LENGTHS.into_iter().flat_map(|len| [vec![3, len], vec![70, len, 1], vec![2, len, 5], vec![1, len, 100]])
 }
 
-fn reductions_cases() -> Vec<Case> {
+fn reductions_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
     for shape in shapes() {
         for op in
@@ -192,7 +197,7 @@ fn reductions_cases() -> Vec<Case> {
 }
 
 /// Ties and NaNs, of which the first or the last counts.
-fn arg_cases() -> Vec<Case> {
+fn arg_cases() -> Vec<RowCase> {
     let value = |at: usize| [1.0, 3.0, 3.0, -2.0, -2.0, f32::NAN, 0.0].get(at % 7).copied().unwrap_or(0.0);
     let mut cases = Vec::new();
     for (shape, ends) in [([2, 5, 1], 5), ([1, 70, 40], 7), ([2, 3000, 1], 5)] {
@@ -207,7 +212,7 @@ fn arg_cases() -> Vec<Case> {
 
 /// 64-bit integers along rows and columns with sums beyond 32 bits, and columns that are reduced in
 /// pieces.
-fn integer_cases() -> Vec<Case> {
+fn integer_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
     // Float columns that are reduced in pieces.
     for op in ["ReduceMean", "ReduceL2", "ReduceMax"] {
@@ -226,7 +231,7 @@ fn integer_cases() -> Vec<Case> {
     cases
 }
 
-fn softmaxes_cases() -> Vec<Case> {
+fn softmaxes_cases() -> Vec<RowCase> {
     let of_shape = |shape: Vec<usize>| {
         let along = |op| case(op, vec![Run(shape.clone())], &[("axis", 1)]);
         ["Softmax", "LogSoftmax", "Hardmax", "LpNormalization"].map(along)
@@ -235,7 +240,7 @@ fn softmaxes_cases() -> Vec<Case> {
 }
 
 /// Rows with infinities, NaNs, and values that are far apart.
-fn softmax_edges() -> Vec<Case> {
+fn softmax_edges() -> Vec<RowCase> {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let lines = [
         [-inf, 0.0, 1.0, -inf, 2.0],
@@ -248,7 +253,7 @@ fn softmax_edges() -> Vec<Case> {
     Vec::from(["Softmax", "LogSoftmax"].map(|op| case(op, vec![x.clone()], &[("axis", 1)])))
 }
 
-fn cumulative_cases() -> Vec<Case> {
+fn cumulative_cases() -> Vec<RowCase> {
     let flags = |exclusive, reverse| [("exclusive", exclusive), ("reverse", reverse)];
     let mut cases = Vec::new();
     for shape in shapes() {
@@ -260,12 +265,12 @@ fn cumulative_cases() -> Vec<Case> {
     cases
 }
 
-fn norms_cases() -> Vec<Case> {
+fn norms_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
     for len in LENGTHS {
         let [x, row] = [Run(vec![2, 3, len]), Run(vec![len])];
         let layer = case("LayerNormalization", vec![x.clone(), row.clone(), row.clone()], &[]);
-        cases.push(Case { outputs: 3, ..layer });
+        cases.push(RowCase { outputs: 3, ..layer });
         cases.push(case("RMSNormalization", vec![x.clone(), row.clone()], &[]));
         cases.push(case("RMSNormalization", vec![x.clone(), Run(vec![3, 1])], &[("axis", 1)]));
         let inputs = vec![x.clone(), Run(vec![3, len]), row.clone(), row.clone(), row.clone()];
@@ -283,7 +288,7 @@ fn norms_cases() -> Vec<Case> {
     cases
 }
 
-fn attention_cases() -> Vec<Case> {
+fn attention_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
     for (heads, key_heads, queries, keys, size, value_size) in [
         (1, 1, 1, 1, 1, 1),
@@ -301,20 +306,20 @@ fn attention_cases() -> Vec<Case> {
         cases.push(case("Attention", vec![q.clone(), k.clone(), v.clone()], &[]));
         cases.push(case("Attention", vec![q.clone(), k.clone(), v.clone(), mask], &[("is_causal", 1)]));
         let past = [size, value_size].map(|size| Run(vec![2, key_heads, 5, size]));
-        let inputs = [vec![q, k, v, Given::None], past.to_vec()].concat();
-        cases.push(Case { outputs: 3, ..case("Attention", inputs.clone(), &[("is_causal", 1)]) });
+        let inputs = [vec![q, k, v, RowInput::None], past.to_vec()].concat();
+        cases.push(RowCase { outputs: 3, ..case("Attention", inputs.clone(), &[("is_causal", 1)]) });
         cases.push(case("Attention", inputs.clone(), &[("left_window_size", 3), ("right_window_size", 0)]));
-        cases.push(Case { outputs: 4, ..case("Attention", inputs, &[("qk_matmul_output_mode", 3)]) });
+        cases.push(RowCase { outputs: 4, ..case("Attention", inputs, &[("qk_matmul_output_mode", 3)]) });
     }
     cases
 }
 
-fn multi_head_cases() -> Vec<Case> {
+fn multi_head_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
     let [hidden, all] = [Run(vec![2, 7, 24]), Run(vec![72])];
     let heads = ("num_heads", 3);
-    let apart = |rest: &[Given]| [&[hidden.clone(), hidden.clone(), hidden.clone()], rest].concat();
-    let mut push = |inputs: Vec<Given>, attrs: &[(&'static str, i64)], outputs: usize| {
+    let apart = |rest: &[RowInput]| [&[hidden.clone(), hidden.clone(), hidden.clone()], rest].concat();
+    let mut push = |inputs: Vec<RowInput>, attrs: &[(&'static str, i64)], outputs: usize| {
         cases.push(microsoft("MultiHeadAttention", inputs, attrs, outputs));
     };
     let causal = [heads, ("unidirectional", 1)];
@@ -322,7 +327,7 @@ fn multi_head_cases() -> Vec<Case> {
     push(apart(std::slice::from_ref(&all)), &causal, 3);
     push(apart(std::slice::from_ref(&all)), &[heads], 1);
     push(vec![Run(vec![2, 7, 3, 3, 8])], &[heads], 1);
-    push(vec![Run(vec![2, 7, 3, 3, 8]), Given::None, Given::None, all.clone()], &causal, 3);
+    push(vec![Run(vec![2, 7, 3, 3, 8]), RowInput::None, RowInput::None, all.clone()], &causal, 3);
     push(vec![hidden.clone(), Run(vec![2, 5, 3, 2, 8])], &[heads], 1);
     push(vec![hidden.clone(), Run(vec![2, 3, 5, 8]), Run(vec![2, 3, 5, 6])], &[heads], 1);
     let elements = |shape: &[usize]| {
@@ -337,12 +342,13 @@ fn multi_head_cases() -> Vec<Case> {
         elements(&[2, 7, 7]),
         elements(&[2, 1, 9, 9]),
     ] {
-        push(apart(&[Given::None, mask.clone()]), &[heads], 1);
+        push(apart(&[RowInput::None, mask.clone()]), &[heads], 1);
         push(apart(&[all.clone(), mask, Run(vec![1, 3, 7, 7])]), &[heads], 1);
     }
     let past = [Run(vec![2, 3, 4, 8]), Run(vec![2, 3, 4, 8])];
-    let none = Given::None;
-    let with_past = |bias: &Given| apart(&[&[bias.clone(), none.clone(), none.clone()], &past[..]].concat());
+    let none = RowInput::None;
+    let with_past =
+        |bias: &RowInput| apart(&[&[bias.clone(), none.clone(), none.clone()], &past[..]].concat());
     push(with_past(&none), &causal, 3);
     push(with_past(&all), &[heads], 1);
     let buffers = [Run(vec![2, 3, 12, 8]), Run(vec![2, 3, 12, 8])];
@@ -352,17 +358,17 @@ fn multi_head_cases() -> Vec<Case> {
     cases
 }
 
-fn group_query_cases() -> Vec<Case> {
+fn group_query_cases() -> Vec<RowCase> {
     let mut cases = Vec::new();
-    let none = Given::None;
+    let none = RowInput::None;
     let totals = |total: i32| Constant(Tensor::from_slice(&[1], &[total]).unwrap());
     let heads = [("num_heads", 4), ("kv_num_heads", 2)];
-    let mut push = |inputs: Vec<Given>, attrs: &[(&'static str, i64)], outputs: usize| {
+    let mut push = |inputs: Vec<RowInput>, attrs: &[(&'static str, i64)], outputs: usize| {
         let attrs = [&heads[..], attrs].concat();
         // If past and present share a buffer, what follows the last row is undefined.
         let compared = if matches!(&inputs[3], Run(shape) if shape[2] == 30) { 1 } else { outputs };
         let case = microsoft("GroupQueryAttention", inputs, &attrs, outputs);
-        cases.push(Case { compared, ..case });
+        cases.push(RowCase { compared, ..case });
     };
     let angles = [Run(vec![1001, 4]), Run(vec![1001, 4])];
     for (queries, past, lengths, total) in [

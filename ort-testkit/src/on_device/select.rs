@@ -37,7 +37,7 @@ const TYPES: [DType; 13] = [
 const SHAPES: [&[usize]; 8] = [&[], &[0], &[1], &[3, 0, 2], &[5, 7, 3], &[2, 1, 3, 4], &[2049], &[70, 61]];
 
 /// One node, its inputs, and which of its outputs are used.
-struct Case {
+struct SelectCase {
     op: &'static str,
     inputs: Vec<Tensor>,
     attrs: Vec<(&'static str, Attribute)>,
@@ -45,9 +45,9 @@ struct Case {
     wanted: Vec<usize>,
 }
 
-fn case(op: &'static str, inputs: Vec<Tensor>, attrs: &[(&'static str, i64)]) -> Case {
+fn case(op: &'static str, inputs: Vec<Tensor>, attrs: &[(&'static str, i64)]) -> SelectCase {
     let attrs = attrs.iter().map(|(name, value)| (*name, Attribute::Int(*value))).collect();
-    Case { op, inputs, attrs, outputs: 1, wanted: vec![0] }
+    SelectCase { op, inputs, attrs, outputs: 1, wanted: vec![0] }
 }
 
 /// Converts numbers to elements of a type; floats are a quarter of the number.
@@ -118,7 +118,7 @@ fn ints(shape: &[usize], most: usize, seed: usize) -> Result<Tensor> {
     elements(DType::I32, shape, &below(most, shape.iter().product(), seed))
 }
 
-fn non_zero_cases() -> Result<Vec<Case>> {
+fn non_zero_cases() -> Result<Vec<SelectCase>> {
     let mut cases = Vec::new();
     for dtype in TYPES.into_iter().chain([DType::C64]) {
         for shape in [&[5, 7, 3][..], &[4500]] {
@@ -142,7 +142,7 @@ fn non_zero_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-fn compress_cases() -> Result<Vec<Case>> {
+fn compress_cases() -> Result<Vec<SelectCase>> {
     let mut cases = Vec::new();
     let condition = |count: usize, most: usize| -> Result<Tensor> {
         elements(DType::Bool, &[count], &below(most, count, count + most))
@@ -170,13 +170,13 @@ fn compress_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-fn unique(x: Tensor, axis: Option<i64>, sorted: i64) -> Case {
+fn unique(x: Tensor, axis: Option<i64>, sorted: i64) -> SelectCase {
     let attrs: Vec<(&str, i64)> =
         axis.map(|axis| ("axis", axis)).into_iter().chain([("sorted", sorted)]).collect();
-    Case { outputs: 4, wanted: vec![0, 1, 2, 3], ..case("Unique", vec![x], &attrs) }
+    SelectCase { outputs: 4, wanted: vec![0, 1, 2, 3], ..case("Unique", vec![x], &attrs) }
 }
 
-fn unique_cases() -> Result<Vec<Case>> {
+fn unique_cases() -> Result<Vec<SelectCase>> {
     let mut cases = Vec::new();
     for sorted in [0, 1] {
         for dtype in TYPES {
@@ -206,7 +206,7 @@ fn unique_cases() -> Result<Vec<Case>> {
         for wanted in [&[0][..], &[1], &[2], &[3], &[0, 2], &[1, 3]] {
             for axis in [None, Some(1)] {
                 let own = unique(ints(&[9, 70], 2, 6)?, axis, sorted);
-                cases.push(Case { wanted: wanted.to_vec(), ..own });
+                cases.push(SelectCase { wanted: wanted.to_vec(), ..own });
             }
         }
     }
@@ -224,7 +224,7 @@ fn finish(mut builder: GraphBuilder, made: &[ValueId], wanted: &[usize]) -> Resu
     builder.finish(&wanted)
 }
 
-impl Case {
+impl SelectCase {
     fn graph(&self) -> Result<Graph> {
         let mut builder = GraphBuilder::new("case");
         let mut ids = Vec::new();
@@ -271,7 +271,7 @@ fn same(found: &[Value], expected: &[Value]) -> Result<()> {
     Ok(())
 }
 
-fn check_all(device: &Arc<dyn Device>, cases: &[Case]) {
+fn check_all(device: &Arc<dyn Device>, cases: &[SelectCase]) {
     let mut problems = Vec::new();
     for case in cases {
         if let Err(problem) = case.check(device) {

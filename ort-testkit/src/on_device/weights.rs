@@ -14,7 +14,7 @@ use ort_core::tensor::Tensor;
 use super::{assert_close, cpu, numbers};
 
 /// GEMMs of `rows` rows with one weight.
-struct Case {
+struct WeightCase {
     ops: &'static [(&'static str, &'static str)],
     dtype: DType,
     rows: &'static [usize],
@@ -29,7 +29,7 @@ struct Case {
 
 const MATMUL: (&str, &str) = ("", "MatMul");
 const GEMM: (&str, &str) = ("", "Gemm");
-const PLAIN: Case = Case {
+const PLAIN: WeightCase = WeightCase {
     ops: &[MATMUL],
     dtype: DType::F16,
     rows: &[5],
@@ -38,29 +38,29 @@ const PLAIN: Case = Case {
     is_shared: false,
     moved: 1,
 };
-const TRANSPOSED: Case = Case { is_transposed: true, ..PLAIN };
+const TRANSPOSED: WeightCase = WeightCase { is_transposed: true, ..PLAIN };
 
-const CASES: &[Case] = &[
+const CASES: &[WeightCase] = &[
     PLAIN,
-    Case { rows: &[2, 3], dtype: DType::F32, weight: [68, 257], ..PLAIN },
-    Case { rows: &[70], ops: &[GEMM], dtype: DType::BF16, ..TRANSPOSED },
-    Case {
+    WeightCase { rows: &[2, 3], dtype: DType::F32, weight: [68, 257], ..PLAIN },
+    WeightCase { rows: &[70], ops: &[GEMM], dtype: DType::BF16, ..TRANSPOSED },
+    WeightCase {
         rows: &[2, 65],
         ops: &[(RUNTIME, "FusedMatMul"), (MICROSOFT, "FusedMatMul")],
         moved: 2,
         ..TRANSPOSED
     },
-    Case { rows: &[7], ops: &[MATMUL, GEMM], moved: 2, ..PLAIN },
+    WeightCase { rows: &[7], ops: &[MATMUL, GEMM], moved: 2, ..PLAIN },
     // Not transposed: it has another reader, its rows are whole vectors, its columns are not
     // either, or it is small.
-    Case { is_shared: true, moved: 0, ..PLAIN },
-    Case { weight: [257, 136], moved: 0, ..PLAIN },
-    Case { weight: [257, 135], moved: 0, ..PLAIN },
-    Case { weight: [136, 240], moved: 0, ..PLAIN },
-    Case { weight: [136, 239], moved: 0, ..PLAIN },
+    WeightCase { is_shared: true, moved: 0, ..PLAIN },
+    WeightCase { weight: [257, 136], moved: 0, ..PLAIN },
+    WeightCase { weight: [257, 135], moved: 0, ..PLAIN },
+    WeightCase { weight: [136, 240], moved: 0, ..PLAIN },
+    WeightCase { weight: [136, 239], moved: 0, ..PLAIN },
 ];
 
-impl Case {
+impl WeightCase {
     fn model(&self) -> Result<(Model, Tensor)> {
         let mut builder = GraphBuilder::new("weights");
         let [down, across] = self.weight;

@@ -209,3 +209,25 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<()> {
     }
     Ok(())
 }
+
+/// The NHWC shape of an image; a shape of one axis is not an image.
+pub(super) fn channels_last(shape: &[usize]) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if shape.len() > 2 {
+        shape[1..].rotate_left(1);
+    }
+    shape
+}
+
+/// The NCHW shape of a convolution's result.
+pub(super) fn result_of(case: &Windows) -> Vec<usize> {
+    let axes = case.image.len() - 2;
+    let number =
+        |list: &[i64], place: usize, default: usize| list.get(place).map_or(default, |x| *x as usize);
+    let size = |axis: usize| {
+        let pads = number(case.pads, axis, 0) + number(case.pads, axes + axis, 0);
+        let extent = (case.kernel[axis + 2] - 1) * number(case.dilations, axis, 1) + 1;
+        (case.image[axis + 2] + pads - extent) / number(case.strides, axis, 1) + 1
+    };
+    [case.image[0], case.kernel[0]].into_iter().chain((0..axes).map(size)).collect()
+}

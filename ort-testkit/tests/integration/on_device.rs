@@ -161,7 +161,7 @@ fn bind(
     session: &Session,
     binding: &mut IoBinding,
     devices: &[Arc<OpaqueDevice>; 2],
-    (input, output): (At, At),
+    [input, output]: [At; 2],
     (x, expected): (&Tensor, &[(String, Value)]),
 ) -> Result<()> {
     let device = |at| match at {
@@ -199,7 +199,7 @@ fn whatever_lies_where_the_results_are_those_of_the_host() -> Result<()> {
         for yes in [true, false] {
             let yes = Tensor::from_bools(&[], &[yes])?;
             let expected = session.run(&[("x", x.clone().into()), ("yes", yes.clone().into())])?;
-            for way in PLACES.into_iter().flat_map(|input| PLACES.map(|output| (input, output))) {
+            for way in PLACES.into_iter().flat_map(|input| PLACES.map(|output| [input, output])) {
                 let mut binding = session.io_binding();
                 binding.bind_input("yes", yes.clone())?;
                 bind(&session, &mut binding, &devices, way, (&x, &expected))?;
@@ -213,7 +213,7 @@ fn whatever_lies_where_the_results_are_those_of_the_host() -> Result<()> {
                     let is_on_device = |(_, value): &(String, Value)| {
                         value.tensor().is_ok_and(|tensor| tensor.memory() != DeviceId::HOST)
                     };
-                    let stays = matches!(way.1, At::Device | At::DeviceBuffer | At::Other);
+                    let stays = matches!(way[1], At::Device | At::DeviceBuffer | At::Other);
                     assert!(
                         binding.get_outputs()?.iter().all(|output| is_on_device(output) == stays),
                         "{way:?}"
@@ -262,7 +262,7 @@ fn each_value_is_copied_where_another_memory_needs_it_and_once() -> Result<()> {
         let (session, devices) = three_devices(products()?, true)?;
         let results = session.run(&[("x", x.clone().into())])?;
         let mut binding = session.io_binding();
-        bind(&session, &mut binding, &devices, (input, output), (&x, &results))?;
+        bind(&session, &mut binding, &devices, [input, output], (&x, &results))?;
         for _ in 0..2 {
             let before = devices[0].transfers();
             run(&session, &mut binding)?;

@@ -11,12 +11,27 @@ use super::source::{Finding, Repository, SourceFile};
 /// The roots of the crates that the rule holds for.
 const ROOTS: &[&str] = &[
     "ort-alloc/src/lib.rs",
+    "ort-build/src/lib.rs",
     "ort-cli/src/main.rs",
     "ort-core/src/lib.rs",
+    "ort-ep-cpu/attention/src/lib.rs",
+    "ort-ep-cpu/contrib/src/lib.rs",
+    "ort-ep-cpu/conv/src/lib.rs",
+    "ort-ep-cpu/elementwise/src/lib.rs",
+    "ort-ep-cpu/gemm/src/lib.rs",
+    "ort-ep-cpu/kernel/src/lib.rs",
+    "ort-ep-cpu/media/src/lib.rs",
+    "ort-ep-cpu/nn/src/lib.rs",
+    "ort-ep-cpu/reduce/src/lib.rs",
+    "ort-ep-cpu/src/lib.rs",
+    "ort-ep-cpu/threads/src/lib.rs",
+    "ort-ep-cpu/vector/src/lib.rs",
     "ort-ep-cuda/src/lib.rs",
     "ort-ep-wgpu/src/lib.rs",
     "ort-gpu/src/lib.rs",
+    "ort-numpy/src/lib.rs",
     "ort-runtime/src/lib.rs",
+    "ort-testkit/src/lib.rs",
     "ort-train/src/lib.rs",
     "xtask/src/main.rs",
 ];
@@ -57,6 +72,31 @@ const ALLOWED: &[Allowed] = &[
         ],
         reason: "a node refers to its operator's record, and the functions in a record take nodes \
                  and emit others",
+    },
+    Allowed {
+        folder: "ort-ep-cpu/gemm/src/kernels",
+        files: &[
+            "avx2.rs",
+            "avx512.rs",
+            "avx512_bf16.rs",
+            "mod.rs",
+            "neon.rs",
+            "pack.rs",
+            "pairs.rs",
+            "scalar.rs",
+        ],
+        reason: "a kernel is a table of the functions of an instruction set; the choice of a table \
+                 names all of them, and packing asks for the chosen one",
+    },
+    Allowed {
+        folder: "ort-ep-cpu/gemm/src/kernels",
+        files: &["bytes/avx2.rs", "bytes/avx512.rs", "bytes/mod.rs", "bytes/portable.rs", "bytes/tile.rs"],
+        reason: "as above, for tables of 8-bit kernels",
+    },
+    Allowed {
+        folder: "ort-ep-cpu/vector/src/simd",
+        files: &["avx2.rs", "avx512.rs", "mod.rs", "portable.rs"],
+        reason: "the dispatch names the vectors of each instruction set, which implement its trait",
     },
 ];
 

@@ -9,12 +9,16 @@ use super::source::{Finding, Repository, SourceFile, report};
 /// The crates that the rule holds for.
 const CRATES: &[&str] = &[
     "ort-alloc/",
+    "ort-build/",
     "ort-cli/",
     "ort-core/",
+    "ort-ep-cpu/",
     "ort-ep-cuda/",
     "ort-ep-wgpu/",
     "ort-gpu/",
+    "ort-numpy/",
     "ort-runtime/",
+    "ort-testkit/",
     "ort-train/",
     "xtask/",
 ];

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 
 use ort_cpu_attention as attention;
 use ort_cpu_attention::Elements;
-use ort_cpu_gemm::{BSource, Cpu};
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_gemm::{Cpu, RhsSource};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_vector::elementwise::Unary;
 
@@ -112,8 +112,8 @@ impl Sizes {
     /// Returns the scratch elements of one part: scores, results, and the GEMM workspace.
     fn part_len(&self, cpu: Cpu) -> usize {
         let rows = self.rows();
-        let first = f32::workspace_len(cpu, [rows, self.capacity, self.size], BSource::Strided);
-        let second = f32::workspace_len(cpu, [rows, self.value_size, self.capacity], BSource::Rows);
+        let first = f32::workspace_len(cpu, [rows, self.capacity, self.size], RhsSource::Strided);
+        let second = f32::workspace_len(cpu, [rows, self.value_size, self.capacity], RhsSource::Rows);
         // With fewer keys than `capacity`, a GEMM may use another blocking, which needs at most two
         // more panels.
         let slack = 2 * 64 * 512 * cpu.threads;
@@ -444,7 +444,13 @@ impl Problem<'_> {
         };
         let transposed =
             Matrix { values: keys_of, shape: [sizes.size, keys], strides: [1, self.k.strides[2]] };
-        f32::multiply(cpu, queries, Right::Plain(transposed), (&mut *scores, width, false), workspace)?;
+        f32::multiply(
+            cpu,
+            queries,
+            Rhs::Plain(transposed),
+            GemmTarget::write(&mut *scores, width),
+            workspace,
+        )?;
         for (index, row) in scores.chunks_mut(width.max(1)).enumerate() {
             let (head, query) = strip.place(index);
             self.weigh([batch, head, query], row, task.written(&strip, index, sizes.keys));
@@ -456,8 +462,8 @@ impl Problem<'_> {
         f32::multiply(
             cpu,
             weights,
-            Right::Plain(values),
-            (&mut *results, sizes.value_size, false),
+            Rhs::Plain(values),
+            GemmTarget::write(&mut *results, sizes.value_size),
             workspace,
         )?;
         for (index, result) in results.chunks(sizes.value_size.max(1)).enumerate() {

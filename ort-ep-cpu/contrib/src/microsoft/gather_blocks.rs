@@ -11,9 +11,9 @@ use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use ort_cpu_kernel::codes::{BLOCK, decode, encode};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::heap::{elements, tables};
+use ort_cpu_kernel::quantized_convert::{BLOCK, decode, encode};
 use ort_cpu_threads::interrupt::{self, spend};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 
@@ -50,7 +50,7 @@ impl GatherBlocks {
     }
 
     /// Returns the type of the quantized values: a `u8` table may pack several per byte.
-    fn code(&self, dtype: DType) -> Result<DType> {
+    fn quantized_type(&self, dtype: DType) -> Result<DType> {
         match (dtype, self.bits) {
             (DType::U8, 2) => Ok(DType::U2),
             (DType::U8, 4) => Ok(DType::U4),
@@ -107,7 +107,7 @@ impl<'a> Rows<'a> {
 
 /// The quantized table with its scales and zero points.
 struct Table<'a> {
-    codes: Rows<'a>,
+    quantized: Rows<'a>,
     scales: Rows<'a>,
     zeros: Option<Rows<'a>>,
     /// The zero point if the node has no zero points.
@@ -119,11 +119,11 @@ struct Table<'a> {
 impl<'a> Table<'a> {
     fn new(kernel: &GatherBlocks, cx: &RunCx<'a>) -> Result<Table<'a>> {
         let (data, scales) = (cx.input(0)?, cx.input(2)?);
-        let code = kernel.code(data.dtype())?;
+        let quantized_type = kernel.quantized_type(data.dtype())?;
         let in_bytes = data.dtype() == DType::U8;
         let mut shape: SmallVec<[usize; 6]> = data.shape().into();
         // A `u8` shape counts bytes; the table's shape counts elements.
-        if let (true, Some(last), Some(bits)) = (in_bytes, shape.last_mut(), code.bits()) {
+        if let (true, Some(last), Some(bits)) = (in_bytes, shape.last_mut(), quantized_type.bits()) {
             *last = last.saturating_mul(8 / bits.max(1) as usize);
         }
         let axis = normalize_axis(kernel.quantize_axis, shape.len())?;
@@ -135,7 +135,7 @@ impl<'a> Table<'a> {
             let shared = if at == axis { block } else { 1 };
             let stride = if *own == 1 { 0 } else { *stride as usize };
             // Only tables of floats may broadcast scales, and not along the quantized axis.
-            fits &= *own == size.div_ceil(shared) || *own == 1 && at != axis && !code.is_integer();
+            fits &= *own == size.div_ceil(shared) || *own == 1 && at != axis && !quantized_type.is_integer();
             dims.push([*size, shared, stride]);
         }
         ensure!(
@@ -144,9 +144,9 @@ impl<'a> Table<'a> {
             "scales of shape {:?} do not fit blocks of {block} on axis {axis} of {shape:?}",
             scales.shape()
         );
-        let zeros = cx.find_input(3).map(|zeros| Rows::new(code, zeros, scales.shape(), in_bytes));
+        let zeros = cx.find_input(3).map(|zeros| Rows::new(quantized_type, zeros, scales.shape(), in_bytes));
         Ok(Table {
-            codes: Rows::new(code, data, &shape, in_bytes)?,
+            quantized: Rows::new(quantized_type, data, &shape, in_bytes)?,
             scales: Rows::new(scales.dtype(), scales, scales.shape(), false)?,
             zeros: zeros.transpose()?,
             middle: if in_bytes { (1_i64 << (kernel.bits - 1)) as f32 } else { 0.0 },
@@ -157,7 +157,7 @@ impl<'a> Table<'a> {
     /// Dequantizes the elements from `first` on: at most [`BLOCK`], all in one row of the last
     /// dimension.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
-        self.codes.read(first, to)?;
+        self.quantized.read(first, to)?;
         let Some((&[size, shared, stride], outer)) = self.dims.split_last() else { return Ok(()) };
         let (mut rest, start) = (first / size.max(1), first % size.max(1));
         let mut base = 0;

@@ -19,11 +19,11 @@ use ort_cpu_attention as attention;
 use ort_cpu_attention::Elements;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::{widened, widened_except};
+use ort_cpu_kernel::half_precision::{via_f32, via_f32_except};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spending};
-use ort_cpu_threads::kept::with_kept;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_threads::thread_scratch::with_thread_scratch;
 use ort_cpu_vector::convert::{bf16_from_f32, f16_from_f32};
 use ort_cpu_vector::norm::rms_norm_row;
 use ort_cpu_vector::simd::Isa;
@@ -50,7 +50,7 @@ cpu_kernels![
         shared_buffers: &[(3, 1), (4, 2)],
         when: |node| is_full_cache(node) && !writes_scores(node),
         // Only the cache stays in half precision; all other tensors are widened.
-        make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
+        make: |cx| via_f32_except(cx, &[3, 4], &[1, 2], make),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -58,7 +58,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
         when: |node| is_full_cache(node) && writes_scores(node),
-        make: |cx| widened(cx, make),
+        make: |cx| via_f32(cx, make),
         ..KernelDef::BASE
     },
 ];
@@ -462,7 +462,7 @@ macro_rules! narrow_cache {
     ($($element:ty, $convert:path;)*) => {$(
         impl CacheElement for $element {
             fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [$element]) {
-                with_kept(|wide: &mut Vec<f32>| {
+                with_thread_scratch(|wide: &mut Vec<f32>| {
                     wide.clear();
                     wide.resize(to.len(), 0.0);
                     place(change, from, at, wide);

@@ -11,11 +11,12 @@ use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Blocks, Cpu, Gemm, Numbers, Step, Strided, Zeros, transpose, workspace_len,
+    Blocks, Cpu, Gemm, LhsOperand, Numbers, RhsOperand, RhsSource, Step, Strided, Zeros, transpose,
+    workspace_len,
 };
-use ort_cpu_kernel::codes::read_floats;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::{narrow, widen};
+use ort_cpu_kernel::half_precision::{narrow, widen};
+use ort_cpu_kernel::quantized_convert::read_floats;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_vector::simd::blocks::{BlockLayout, arrange};
 
@@ -50,13 +51,13 @@ fn numbers(view: TensorView<'_>) -> Result<Numbers<'_>> {
 /// The `f32` elements that each part of the workspace takes.
 struct Parts {
     /// A as `f32`, if it is narrower.
-    left: usize,
+    lhs: usize,
     /// A rearranged for the few-row kernels.
     arranged: usize,
     /// The result as `f32` if the output is narrower, or column-major from the few-row kernels.
     result: usize,
     /// The GEMM workspace, or the transposed result of the few-row kernels.
-    product: usize,
+    gemm_workspace: usize,
 }
 
 impl MatMulNBits {
@@ -77,13 +78,18 @@ impl MatMulNBits {
         // 8-bit values with their scales take less, except for the smallest K.
         let few = few.max(Blocks::bytes_side_len(self.layout, self.node.depth));
         Parts {
-            left: if is_wide { 0 } else { rows.saturating_mul(self.node.depth) }.next_multiple_of(16),
+            lhs: if is_wide { 0 } else { rows.saturating_mul(self.node.depth) }.next_multiple_of(16),
             arranged: if rows <= Blocks::FEW { rows.saturating_mul(few) } else { 0 }.next_multiple_of(16),
             result: if is_wide && rows > Blocks::FEW { 0 } else { rows.saturating_mul(self.node.columns) }
                 .next_multiple_of(16),
             // The few-row kernels transpose their result into this part.
-            product: workspace_len(cpu, 1, [rows, self.node.columns, self.node.depth], BSource::Blocks)
-                .max(if rows <= Blocks::FEW { rows.saturating_mul(self.node.columns) } else { 0 }),
+            gemm_workspace: workspace_len(
+                cpu,
+                1,
+                [rows, self.node.columns, self.node.depth],
+                RhsSource::Blocks,
+            )
+            .max(if rows <= Blocks::FEW { rows.saturating_mul(self.node.columns) } else { 0 }),
         }
     }
 
@@ -91,7 +97,7 @@ impl MatMulNBits {
     fn few(
         &self,
         cpu: Cpu,
-        left: &[f32],
+        lhs: &[f32],
         blocks: &Blocks<'_>,
         rows: usize,
         memory: [&mut [f32]; 2],
@@ -99,11 +105,11 @@ impl MatMulNBits {
         let [arranged, result] = memory;
         if self.rounds && blocks.takes_bytes(rows) {
             let arranged = &mut arranged[..rows * Blocks::bytes_side_len(self.layout, self.node.depth)];
-            return blocks.multiply_few_bytes(cpu, left, rows, arranged, result).map_err(refused);
+            return blocks.multiply_few_bytes(cpu, lhs, rows, arranged, result).map_err(refused);
         }
         let len = blocks.side_len();
         let arranged = &mut arranged[..rows * len];
-        for (from, to) in left.chunks(self.node.depth).zip(arranged.chunks_mut(len)) {
+        for (from, to) in lhs.chunks(self.node.depth).zip(arranged.chunks_mut(len)) {
             arrange(self.layout, from, to);
         }
         blocks.multiply_few(cpu, arranged, rows, result).map_err(refused)
@@ -115,7 +121,7 @@ impl Executable for MatMulNBits {
         let rows = element_count(shapes.input(0))? / self.node.depth;
         // Types are unknown here, so reserve space for conversions.
         let parts = self.parts(Cpu::with_threads(shapes.threads), rows, false);
-        let sizes = [parts.left, parts.arranged, parts.result, parts.product];
+        let sizes = [parts.lhs, parts.arranged, parts.result, parts.gemm_workspace];
         bytes_of::<f32>(sizes.into_iter().fold(0, usize::saturating_add))
     }
 
@@ -126,11 +132,11 @@ impl Executable for MatMulNBits {
         let NBitsMatMul { depth: k, columns, .. } = self.node;
         let zeros = match cx.find_input(3) {
             None => Zeros::Middle,
-            Some(zeros) if zeros.dtype() == DType::U8 => Zeros::Codes(zeros.bytes()?),
+            Some(zeros) if zeros.dtype() == DType::U8 => Zeros::Quantized(zeros.bytes()?),
             Some(zeros) => Zeros::Numbers(numbers(zeros)?),
         };
-        let (codes, scales) = (cx.input(1)?.bytes()?, numbers(cx.input(2)?)?);
-        let mut blocks = Blocks::new(self.layout, [k, columns], codes, scales, zeros).map_err(refused)?;
+        let (quantized, scales) = (cx.input(1)?.bytes()?, numbers(cx.input(2)?)?);
+        let mut blocks = Blocks::new(self.layout, [k, columns], quantized, scales, zeros).map_err(refused)?;
         let groups = cx.find_input(4).map(|groups| groups.to_cow::<i32>()).transpose()?;
         if let Some(groups) = &groups {
             // Each row uses the scale and zero point of its group. The operator's definition
@@ -149,20 +155,20 @@ impl Executable for MatMulNBits {
         let is_wide = a.dtype() == DType::F32;
         let parts = self.parts(cpu, rows, is_wide);
         let mut rest = scratch::<f32>(cx.workspace()?)?;
-        let wide_left = take(&mut rest, parts.left)?;
-        let left = match is_wide {
+        let wide_lhs = take(&mut rest, parts.lhs)?;
+        let lhs = match is_wide {
             true => a.as_slice::<f32>()?,
             false => {
-                let left = &mut wide_left[..rows * k];
-                widen(cpu.threads, a, left)?;
-                left
+                let lhs = &mut wide_lhs[..rows * k];
+                widen(cpu.threads, a, lhs)?;
+                lhs
             }
         };
         let arranged = take(&mut rest, parts.arranged)?;
         let result = take(&mut rest, parts.result)?;
         if blocks.takes(rows) {
             let result = &mut result[..rows * columns];
-            self.few(cpu, left, &blocks, rows, [arranged, result])?;
+            self.few(cpu, lhs, &blocks, rows, [arranged, result])?;
             if let Some(bias) = &bias {
                 for (sums, bias) in result.chunks_mut(rows).zip(bias.iter()) {
                     sums.iter_mut().for_each(|sum| *sum += bias);
@@ -176,11 +182,11 @@ impl Executable for MatMulNBits {
             transpose(cpu, result, [columns, rows], rows, by_rows).map_err(refused)?;
             return narrow(cpu.threads, by_rows, output);
         }
-        let left = Strided::row_major(left, rows, k).map_err(refused)?;
+        let lhs = Strided::row_major(lhs, rows, k).map_err(refused)?;
         let steps = bias.as_deref().map(|bias| [Step::ColumnBias(bias)]);
         let gemm = Gemm {
             epilogue: steps.as_ref().map_or(&[], |steps| &steps[..]),
-            ..Gemm::new(AOperand::Plain(left), BOperand::Blocks(blocks))
+            ..Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Blocks(blocks))
         };
         if is_wide {
             return gemm.run(cpu, output.as_mut_slice()?, columns, rest).map_err(refused);

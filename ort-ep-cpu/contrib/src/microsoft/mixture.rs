@@ -10,11 +10,11 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::packed::PackedRight;
+use ort_cpu_kernel::half_precision::{narrow, widen};
+use ort_cpu_kernel::packed::PackedWeight;
 use ort_cpu_kernel::real::Real;
-use ort_cpu_kernel::widened::{narrow, widen};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -106,7 +106,7 @@ impl Activation {
 /// The weights of one layer for all experts, each of shape (outputs, inputs).
 enum Layer {
     /// Packed for GEMM at compile time, one per expert, with the shape of the tensor.
-    Packed(Vec<PackedRight>, [usize; 3]),
+    Packed(Vec<PackedWeight>, [usize; 3]),
     /// Read from the input on each run.
     Input,
 }
@@ -120,14 +120,14 @@ impl Layer {
         };
         let &[experts, outputs, inputs] = view.shape() else { return Ok(Layer::Input) };
         let size = element_count(&[outputs, inputs])?;
-        let pack = |expert: usize| PackedRight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
-        let packed = (0..experts).map(pack).collect::<Result<Vec<PackedRight>>>()?;
+        let pack = |expert: usize| PackedWeight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
+        let packed = (0..experts).map(pack).collect::<Result<Vec<PackedWeight>>>()?;
         cx.consume(index);
         Ok(Layer::Packed(packed, [experts, outputs, inputs]))
     }
 
-    fn source(&self) -> BSource {
-        if matches!(self, Layer::Packed(..)) { BSource::Packed } else { BSource::Strided }
+    fn source(&self) -> RhsSource {
+        if matches!(self, Layer::Packed(..)) { RhsSource::Packed } else { RhsSource::Strided }
     }
 }
 
@@ -149,14 +149,14 @@ struct Mixture {
 
 /// The sizes of one run.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct MixtureSizes {
     tokens: usize,
     experts: usize,
     /// For each layer its outputs and inputs. Both are 0 for a third layer that is missing.
     layers: [[usize; 2]; 3],
 }
 
-impl Sizes {
+impl MixtureSizes {
     fn hidden(&self) -> usize {
         self.layers[1][0]
     }
@@ -181,12 +181,12 @@ struct Memory<'a> {
     /// One layer's weights and one bias converted to `f32`, if the tensors are half precision.
     weights: &'a mut [f32],
     bias: &'a mut [f32],
-    product: &'a mut [f32],
+    gemm_workspace: &'a mut [f32],
 }
 
 impl<'a> Memory<'a> {
     fn new(rest: &mut &'a mut [f32], lens: [usize; 8]) -> Result<Memory<'a>> {
-        let [tokens, first, third, inner, result, weights, bias, product] = lens;
+        let [tokens, first, third, inner, result, weights, bias, gemm_workspace] = lens;
         Ok(Memory {
             tokens: take(rest, tokens)?,
             first: take(rest, first)?,
@@ -195,7 +195,7 @@ impl<'a> Memory<'a> {
             result: take(rest, result)?,
             weights: take(rest, weights)?,
             bias: take(rest, bias)?,
-            product: take(rest, product)?,
+            gemm_workspace: take(rest, gemm_workspace)?,
         })
     }
 }
@@ -220,6 +220,15 @@ fn floats<'a>(
     Ok(to)
 }
 
+/// A layer of an expert, and the rows that it is applied to.
+#[derive(Clone, Copy)]
+struct ExpertLayer<'a> {
+    sizes: &'a MixtureSizes,
+    layer: usize,
+    expert: usize,
+    rows: usize,
+}
+
 impl Mixture {
     fn new(cx: &mut CompileCx<'_>) -> Result<Mixture> {
         let attrs = cx.attrs();
@@ -241,7 +250,7 @@ impl Mixture {
         })
     }
 
-    fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<Sizes> {
+    fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<MixtureSizes> {
         let [input, router] = [0, 1].map(|index| shape(index).unwrap_or(&[]));
         let mut layers = [[0; 2]; 3];
         let experts = router.last().copied().unwrap_or(0);
@@ -281,11 +290,11 @@ impl Mixture {
         );
         let chosen = self.chosen;
         ensure!(chosen <= experts, InvalidArgument, "k is {chosen}, but there are {experts} experts");
-        Ok(Sizes { tokens, experts, layers })
+        Ok(MixtureSizes { tokens, experts, layers })
     }
 
     /// Returns the lengths of the scratch buffers of a [`Choice`].
-    fn choice_lens(&self, sizes: &Sizes) -> Result<[usize; 4]> {
+    fn choice_lens(&self, sizes: &MixtureSizes) -> Result<[usize; 4]> {
         // Slots are stored as `u32`.
         let slots = element_count(&[sizes.tokens, self.chosen])?;
         ensure!(
@@ -299,15 +308,15 @@ impl Mixture {
     }
 
     /// Returns the length of the `f32` accumulators, which are the output itself if that is `f32`.
-    fn sums_len(&self, sizes: &Sizes) -> Result<usize> {
+    fn accumulators_len(&self, sizes: &MixtureSizes) -> Result<usize> {
         if self.is_single { Ok(0) } else { element_count(&[sizes.tokens, sizes.hidden()]) }
     }
 
     /// Returns the lengths of the buffers of [`Memory`].
-    fn memory_lens(&self, sizes: &Sizes, threads: usize) -> Result<[usize; 8]> {
+    fn memory_lens(&self, sizes: &MixtureSizes, threads: usize) -> Result<[usize; 8]> {
         let (cpu, rows) = (Cpu::with_threads(threads), sizes.rows());
         let [[first, _], [hidden, inner], [third, _]] = sizes.layers;
-        let (mut weights, mut product) = (0, 0);
+        let (mut weights, mut gemm_workspace) = (0, 0);
         for (layer, [outputs, inputs]) in self.layers.iter().zip(sizes.layers) {
             if !self.is_single && matches!(layer, Layer::Input) {
                 weights = weights.max(element_count(&[outputs, inputs])?);
@@ -315,15 +324,15 @@ impl Mixture {
             // A GEMM with fewer rows may use another blocking, so we take the maximum over all row
             // counts.
             let lens = (1..=rows).map(|rows| workspace_len(cpu, 1, [rows, outputs, inputs], layer.source()));
-            product = product.max(lens.max().unwrap_or(0));
+            gemm_workspace = gemm_workspace.max(lens.max().unwrap_or(0));
         }
         let of = |width: usize| element_count(&[rows, width]);
         let bias = first.max(hidden).max(third);
-        rounded([of(hidden)?, of(first)?, of(third)?, of(inner)?, of(hidden)?, weights, bias, product])
+        rounded([of(hidden)?, of(first)?, of(third)?, of(inner)?, of(hidden)?, weights, bias, gemm_workspace])
     }
 
     /// Routes each token to its `k` most probable experts. Ties go to the later expert.
-    fn choose(&self, router: TensorView<'_>, sizes: &Sizes, choice: &mut Choice<'_>) -> Result<()> {
+    fn choose(&self, router: TensorView<'_>, sizes: &MixtureSizes, choice: &mut Choice<'_>) -> Result<()> {
         let (chosen, experts) = (self.chosen, sizes.experts);
         let slots = choice
             .weights
@@ -357,15 +366,16 @@ impl Mixture {
         Ok(())
     }
 
-    /// Runs one layer of an expert on `rows` rows: a GEMM with the bias in its epilogue.
+    /// Runs one layer of an expert: a GEMM with the bias in its epilogue.
     fn multiply(
         &self,
         cx: &RunCx<'_>,
-        (layer, expert): (usize, usize),
-        (sizes, rows): (&Sizes, usize),
-        (from, to): (&[f32], &mut [f32]),
-        [weights, bias, product]: [&mut [f32]; 3],
+        of: ExpertLayer<'_>,
+        from: &[f32],
+        to: &mut [f32],
+        [weights, bias, gemm_workspace]: [&mut [f32]; 3],
     ) -> Result<()> {
+        let ExpertLayer { sizes, layer, expert, rows } = of;
         let cpu = Cpu::with_threads(cx.threads());
         let ([outputs, inputs], index) = (sizes.layers[layer], WEIGHTS[layer]);
         let bias = match cx.find_input(index + 1) {
@@ -381,7 +391,7 @@ impl Mixture {
                 Some([Step::ColumnBias(floats(cpu.threads, view, expert * outputs, outputs, bias)?)])
             }
         };
-        let right = match &self.layers[layer] {
+        let rhs = match &self.layers[layer] {
             Layer::Packed(packed, _) => {
                 let packed = packed.get(expert).ok_or_else(|| error!(Fail, "there is no expert {expert}"))?;
                 packed.operand(cpu)?
@@ -389,35 +399,35 @@ impl Mixture {
             Layer::Input => {
                 let size = outputs * inputs;
                 let weights = floats(cpu.threads, cx.input(index)?, expert * size, size, weights)?;
-                BOperand::Plain(Strided::new(weights, [inputs, outputs], [1, inputs]).map_err(refused)?)
+                RhsOperand::Plain(Strided::new(weights, [inputs, outputs], [1, inputs]).map_err(refused)?)
             }
         };
-        let left = AOperand::Plain(Strided::row_major(from, rows, inputs).map_err(refused)?);
-        let gemm = Gemm { epilogue: bias.as_ref().map_or(&[], |bias| &bias[..]), ..Gemm::new(left, right) };
-        gemm.run(cpu, to, outputs, product).map_err(refused)
+        let lhs = LhsOperand::Plain(Strided::row_major(from, rows, inputs).map_err(refused)?);
+        let gemm = Gemm { epilogue: bias.as_ref().map_or(&[], |bias| &bias[..]), ..Gemm::new(lhs, rhs) };
+        gemm.run(cpu, to, outputs, gemm_workspace).map_err(refused)
     }
 
-    /// Overwrites `sums` with the weighted results of all experts, added in the order of the
-    /// experts.
+    /// Overwrites `accumulators` with the weighted results of all experts, added in the order of
+    /// the experts.
     fn run_experts(
         &self,
         cx: &RunCx<'_>,
-        sizes: &Sizes,
+        sizes: &MixtureSizes,
         (choice, order): (&Choice<'_>, &[u32]),
-        sums: &mut [f32],
+        accumulators: &mut [f32],
         memory: &mut Memory<'_>,
     ) -> Result<()> {
         let hidden = sizes.hidden();
-        interrupt::fill(sums, 0.0);
+        interrupt::fill(accumulators, 0.0);
         for expert in 0..sizes.experts {
             let slots = choice.starts[expert] as usize..choice.starts[expert + 1] as usize;
             for slots in order[slots].chunks(ROWS) {
                 self.run_expert(cx, sizes, expert, slots, memory)?;
                 for (slot, result) in slots.iter().zip(memory.result.chunks_exact(hidden)) {
                     let slot = *slot as usize;
-                    let sums = &mut sums[slot / self.chosen * hidden..][..hidden];
+                    let accumulators = &mut accumulators[slot / self.chosen * hidden..][..hidden];
                     let weight = choice.weights[slot];
-                    sums.iter_mut().zip(result).for_each(|(sum, value)| *sum += weight * value);
+                    accumulators.iter_mut().zip(result).for_each(|(sum, value)| *sum += weight * value);
                 }
             }
         }
@@ -428,7 +438,7 @@ impl Mixture {
     fn run_expert(
         &self,
         cx: &RunCx<'_>,
-        sizes: &Sizes,
+        sizes: &MixtureSizes,
         expert: usize,
         slots: &[u32],
         memory: &mut Memory<'_>,
@@ -438,11 +448,11 @@ impl Mixture {
         for (slot, row) in slots.iter().zip(memory.tokens.chunks_exact_mut(hidden.max(1))) {
             load(threads, input, *slot as usize / self.chosen * hidden, row)?;
         }
-        let Memory { tokens, first, third, inner: between, result, weights, bias, product } = memory;
-        let side = (sizes, rows);
-        self.multiply(cx, (0, expert), side, (tokens, first), [weights, bias, product])?;
+        let Memory { tokens, first, third, inner: between, result, weights, bias, gemm_workspace } = memory;
+        let of = |layer: usize| ExpertLayer { sizes, layer, expert, rows };
+        self.multiply(cx, of(0), tokens, first, [weights, bias, gemm_workspace])?;
         if self.has_third {
-            self.multiply(cx, (2, expert), side, (tokens, third), [weights, bias, product])?;
+            self.multiply(cx, of(2), tokens, third, [weights, bias, gemm_workspace])?;
         }
         let width = sizes.layers[0][0];
         let (first, third) = (&**first, if self.has_third { Some(&**third) } else { None });
@@ -455,7 +465,7 @@ impl Mixture {
                 self.activation.apply(first.unwrap_or(&[]), third, to);
             }
         });
-        self.multiply(cx, (1, expert), side, (values, result), [weights, bias, product])
+        self.multiply(cx, of(1), values, result, [weights, bias, gemm_workspace])
     }
 }
 
@@ -511,7 +521,8 @@ impl Executable for Mixture {
         let sizes = self.sizes(|index| shapes.inputs.get(index)?.as_deref())?;
         let (choice, memory) = (self.choice_lens(&sizes)?, self.memory_lens(&sizes, shapes.threads)?);
         let order = choice[1];
-        let parts = choice.into_iter().chain(memory).chain([order, rounded([self.sums_len(&sizes)?])?[0]]);
+        let parts =
+            choice.into_iter().chain(memory).chain([order, rounded([self.accumulators_len(&sizes)?])?[0]]);
         bytes_of::<f32>(parts.fold(0, usize::saturating_add))
     }
 
@@ -533,14 +544,14 @@ impl Executable for Mixture {
         self.choose(cx.input(1)?, &sizes, &mut choice)?;
         let order: &mut [u32] = bytemuck::cast_slice_mut(take(&mut rest, experts)?);
         choice.sort(sizes.tokens * self.chosen, order);
-        let sums = take(&mut rest, rounded([self.sums_len(&sizes)?])?[0])?;
+        let accumulators = take(&mut rest, rounded([self.accumulators_len(&sizes)?])?[0])?;
         let mut memory = Memory::new(&mut rest, self.memory_lens(&sizes, threads)?)?;
         if self.is_single {
-            let sums = output.as_mut_slice::<f32>()?;
-            return self.run_experts(cx, &sizes, (&choice, order), sums, &mut memory);
+            let accumulators = output.as_mut_slice::<f32>()?;
+            return self.run_experts(cx, &sizes, (&choice, order), accumulators, &mut memory);
         }
-        let sums = &mut sums[..output.element_count()];
-        self.run_experts(cx, &sizes, (&choice, order), sums, &mut memory)?;
-        narrow(threads, sums, output)
+        let accumulators = &mut accumulators[..output.element_count()];
+        self.run_experts(cx, &sizes, (&choice, order), accumulators, &mut memory)?;
+        narrow(threads, accumulators, output)
     }
 }

@@ -18,7 +18,7 @@ use super::attend::{
 };
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
@@ -36,7 +36,7 @@ cpu_kernels![
         domain: MICROSOFT,
         op: "MultiHeadAttention",
         types: &[("T", TypeSet::of(&[DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make),
+        make: |cx| via_f32(cx, make),
         ..KernelDef::BASE
     },
 ];

@@ -235,8 +235,8 @@ impl Pairs {
     /// first class of the pair.
     fn scores(&self, kernels: &[f64], votes: &mut [f64], scores: &mut [f64]) {
         votes.fill(0.0);
-        let part = |line: usize, (start, end): (usize, usize)| {
-            dot(&self.weights[line * kernels.len()..][start..end], &kernels[start..end])
+        let part = |row: usize, (start, end): (usize, usize)| {
+            dot(&self.weights[row * kernels.len()..][start..end], &kernels[start..end])
         };
         let pairs = pairs_of(self.ranges.len()).zip(scores.iter_mut().zip(&self.rho));
         for ((i, j), (score, rho)) in pairs {

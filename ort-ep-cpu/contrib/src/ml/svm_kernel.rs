@@ -6,7 +6,7 @@ use ort_core::{Result, ensure, error};
 use ort_cpu_threads::interrupt::spend;
 
 /// A kernel function and its parameters.
-enum Kernel {
+enum SvmKernel {
     Linear,
     Poly { gamma: f64, coef0: f64, degree: f64 },
     Rbf { gamma: f64 },
@@ -15,7 +15,7 @@ enum Kernel {
 
 /// Vectors and the kernel function that compares rows with them.
 pub(super) struct Vectors {
-    kernel: Kernel,
+    kernel: SvmKernel,
     /// The vectors, row-major.
     elements: Vec<f32>,
     pub(super) count: usize,
@@ -37,10 +37,10 @@ impl Vectors {
             }
         };
         let kernel = match attrs.string("kernel_type")? {
-            "LINEAR" => Kernel::Linear,
-            "POLY" => Kernel::Poly { gamma, coef0, degree },
-            "RBF" => Kernel::Rbf { gamma },
-            "SIGMOID" => Kernel::Sigmoid { gamma, coef0 },
+            "LINEAR" => SvmKernel::Linear,
+            "POLY" => SvmKernel::Poly { gamma, coef0, degree },
+            "RBF" => SvmKernel::Rbf { gamma },
+            "SIGMOID" => SvmKernel::Sigmoid { gamma, coef0 },
             other => {
                 return Err(error!(
                     InvalidGraph,
@@ -53,10 +53,10 @@ impl Vectors {
 
     /// Wraps the coefficients of `count` linear functions.
     pub(super) fn linear(coefficients: &[f32], count: usize) -> Result<Vectors> {
-        Vectors::new(Kernel::Linear, coefficients, count, "coefficients")
+        Vectors::new(SvmKernel::Linear, coefficients, count, "coefficients")
     }
 
-    fn new(kernel: Kernel, elements: &[f32], count: usize, name: &str) -> Result<Vectors> {
+    fn new(kernel: SvmKernel, elements: &[f32], count: usize, name: &str) -> Result<Vectors> {
         let given = elements.len();
         ensure!(
             given > 0 && given.checked_rem(count) == Some(0),
@@ -81,10 +81,12 @@ impl Vectors {
         for (vector, to) in self.elements.chunks_exact(self.features).zip(kernels) {
             spend(8 + self.features);
             *to = match self.kernel {
-                Kernel::Linear => product(row, vector),
-                Kernel::Poly { gamma, coef0, degree } => power(gamma * product(row, vector) + coef0, degree),
-                Kernel::Sigmoid { gamma, coef0 } => (gamma * product(row, vector) + coef0).tanh(),
-                Kernel::Rbf { gamma } => (-gamma * sum(row, vector, |a, b| (a - b) * (a - b))).exp(),
+                SvmKernel::Linear => product(row, vector),
+                SvmKernel::Poly { gamma, coef0, degree } => {
+                    power(gamma * product(row, vector) + coef0, degree)
+                }
+                SvmKernel::Sigmoid { gamma, coef0 } => (gamma * product(row, vector) + coef0).tanh(),
+                SvmKernel::Rbf { gamma } => (-gamma * sum(row, vector, |a, b| (a - b) * (a - b))).exp(),
             };
         }
     }
@@ -104,12 +106,12 @@ fn power(base: f64, exponent: f64) -> f64 {
 fn sum(row: &[f64], vector: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     let (row, last) = row.as_chunks::<8>();
     let (vector, last_of_vector) = vector.as_chunks::<8>();
-    let mut sums = [0.0; 8];
+    let mut accumulators = [0.0; 8];
     for (row, vector) in row.iter().zip(vector) {
-        for (sum, (a, b)) in sums.iter_mut().zip(row.iter().zip(vector)) {
+        for (sum, (a, b)) in accumulators.iter_mut().zip(row.iter().zip(vector)) {
             *sum += term(*a, f64::from(*b));
         }
     }
     let rest: f64 = last.iter().zip(last_of_vector).map(|(a, b)| term(*a, f64::from(*b))).sum();
-    sums.iter().sum::<f64>() + rest
+    accumulators.iter().sum::<f64>() + rest
 }

@@ -32,7 +32,7 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-struct Kernel {
+struct AdafactorKernel {
     beta2_decay: f64,
     epsilon: [f64; 2],
     threshold: f64,
@@ -43,7 +43,7 @@ struct Kernel {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (attrs, is_double) = (cx.attrs(), is_double(cx));
     let dtype = if is_double { DType::F64 } else { DType::F32 };
-    Ok(Box::new(Kernel {
+    Ok(Box::new(AdafactorKernel {
         beta2_decay: attrs.decimal("beta2_decay")?,
         epsilon: [adafactor_epsilon(attrs, dtype)?, attrs.decimal("epsilon2")?],
         threshold: attrs.decimal("clip_threshold")?,
@@ -55,20 +55,23 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// The last two sizes of a parameter, and the number of such matrices. A parameter of rank below 2
 /// is a single row, not a matrix.
 #[derive(Clone, Copy)]
-struct Layout {
+struct FactoredLayout {
     matrices: usize,
     rows: usize,
     columns: usize,
     is_matrix: bool,
 }
 
-impl Layout {
-    fn of(shape: &[usize]) -> Layout {
+impl FactoredLayout {
+    fn of(shape: &[usize]) -> FactoredLayout {
         match shape {
-            [outer @ .., rows, columns] => {
-                Layout { matrices: outer.iter().product(), rows: *rows, columns: *columns, is_matrix: true }
-            }
-            _ => Layout { matrices: 1, rows: 1, columns: shape.iter().product(), is_matrix: false },
+            [outer @ .., rows, columns] => FactoredLayout {
+                matrices: outer.iter().product(),
+                rows: *rows,
+                columns: *columns,
+                is_matrix: true,
+            },
+            _ => FactoredLayout { matrices: 1, rows: 1, columns: shape.iter().product(), is_matrix: false },
         }
     }
 
@@ -82,10 +85,10 @@ impl Layout {
     }
 }
 
-impl Executable for Kernel {
+impl Executable for AdafactorKernel {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let bytes = if self.is_double { spare_bytes::<f64> } else { spare_bytes::<f32> };
-        Ok(Layout::of(shapes.input(0)).lengths().into_iter().map(bytes).sum())
+        Ok(FactoredLayout::of(shapes.input(0)).lengths().into_iter().map(bytes).sum())
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -93,10 +96,10 @@ impl Executable for Kernel {
     }
 }
 
-impl Kernel {
+impl AdafactorKernel {
     fn run_of<T: Parameter>(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let call = Call::of(cx)?;
-        let layout = Layout::of(cx.input(1)?.shape());
+        let layout = FactoredLayout::of(cx.input(1)?.shape());
         let parameter = Stream::<T>::of(cx, 0, 0)?;
         let states: Vec<(usize, usize)> = match layout.is_matrix {
             true => vec![(ROW, 1), (COLUMN, 2)],
@@ -173,7 +176,7 @@ fn cut<T: Parameter>(mut bytes: &mut [u8], lengths: [usize; 3]) -> Result<[&mut 
 /// The source of the second moments' estimates.
 enum Moments<'a, T> {
     /// Moments of rows and of columns, and the mean of each matrix's row moments.
-    Factored { layout: Layout, rows: &'a [T], columns: &'a [T], means: &'a [T] },
+    Factored { layout: FactoredLayout, rows: &'a [T], columns: &'a [T], means: &'a [T] },
     /// The second moments themselves.
     Full(&'a [T]),
 }
@@ -214,7 +217,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
     /// Computes the new states of matrices, and writes them to the outputs as well.
     fn of(
         call: &Call<'_>,
-        layout: Layout,
+        layout: FactoredLayout,
         weight: T,
         states: Vec<Stream<'_, T>>,
         [rows, columns, means]: [&'a mut [T]; 3],
@@ -284,7 +287,7 @@ fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
 
 /// Sums the squares of the gradient over the rows. The columns are those of all matrices, one
 /// matrix after another, from `start` on.
-fn column_squares<T: Parameter>(call: &Call<'_>, layout: Layout, start: usize, sums: &mut [f64]) {
+fn column_squares<T: Parameter>(call: &Call<'_>, layout: FactoredLayout, start: usize, sums: &mut [f64]) {
     let mut converted = [T::zero(); STRIP];
     let mut at = 0;
     while at < sums.len() {

@@ -24,16 +24,16 @@ cpu_kernels![KernelDef {
 
 /// The attributes that all variants of Adam share.
 #[derive(Clone, Copy)]
-pub(super) struct Rule {
+pub(super) struct AdamRule {
     pub(super) beta: [f64; 2],
     pub(super) epsilon: f64,
     pub(super) decay: f64,
     pub(super) corrects: bool,
 }
 
-impl Rule {
-    pub(super) fn of(attrs: &Attributes) -> Result<Rule> {
-        Ok(Rule {
+impl AdamRule {
+    pub(super) fn of(attrs: &Attributes) -> Result<AdamRule> {
+        Ok(AdamRule {
             beta: [attrs.decimal("beta1")?, attrs.decimal("beta2")?],
             epsilon: attrs.decimal("epsilon")?,
             decay: attrs.decimal("weight_decay")?,
@@ -77,7 +77,7 @@ impl Rule {
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let (rule, mode) = (Rule::of(cx.attrs())?, AdamMode::of(cx.attrs())?);
+    let (rule, mode) = (AdamRule::of(cx.attrs())?, AdamMode::of(cx.attrs())?);
     let first_row = first_row(cx)?;
     Ok(match is_double(cx) {
         true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, (rule, mode), first_row)),
@@ -87,7 +87,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn run<T: Parameter>(
     cx: &mut RunCx<'_>,
-    (rule, mode): (Rule, AdamMode),
+    (rule, mode): (AdamRule, AdamMode),
     first_row: Option<usize>,
 ) -> Result<()> {
     let call = Call::of_rows(cx, first_row)?;

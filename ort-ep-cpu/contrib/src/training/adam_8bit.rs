@@ -5,15 +5,15 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ops::training::{ADAM_8BIT_BLOCK, AdamMode};
 use ort_core::spec::RUNTIME;
 
-use super::adam::{Rule, STEP};
+use super::adam::{AdamRule, STEP};
 use super::step::{Call, PART, Parameter, Stream, is_double, step_number};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
-use ort_cpu_vector::dynamic_code::DynamicCode;
+use ort_cpu_vector::dynamic_quantization::DynamicQuantization;
 use ort_cpu_vector::training::{Adam, adam};
 
 /// The inputs of the quantized moments, first and second.
-const CODES: [usize; 2] = [6, 8];
+const QUANTIZED: [usize; 2] = [6, 8];
 /// The inputs of their scales.
 const SCALES: [usize; 2] = [7, 9];
 /// How far the index of a state's input is above that of its output. Output 0 is the parameter.
@@ -28,7 +28,7 @@ cpu_kernels![KernelDef {
 }];
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let rule = Rule::of(cx.attrs())?;
+    let rule = AdamRule::of(cx.attrs())?;
     Ok(match is_double(cx) {
         true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule)),
         false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule)),
@@ -36,42 +36,42 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 /// A part of all tensors, in whole blocks.
-struct Part<'a, T> {
+struct QuantizedPart<'a, T> {
     start: usize,
     len: usize,
     parameter: Stream<'a, T>,
-    codes: [Stream<'a, u8>; 2],
+    quantized: [Stream<'a, u8>; 2],
     scales: [Stream<'a, f32>; 2],
 }
 
-fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
+fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: AdamRule) -> Result<()> {
     let call = Call::of(cx)?;
     let mut parameter = Stream::<T>::of(cx, 0, 0)?;
-    let mut codes = [stream(cx, CODES[0])?, stream(cx, CODES[1])?];
+    let mut quantized = [stream(cx, QUANTIZED[0])?, stream(cx, QUANTIZED[1])?];
     let mut scales = [stream(cx, SCALES[0])?, stream(cx, SCALES[1])?];
     let len = call.gradient.len();
     call.check(std::slice::from_ref(&parameter))?;
-    codes.iter().try_for_each(|codes: &Stream<'_, u8>| codes.check_len(len))?;
+    quantized.iter().try_for_each(|quantized: &Stream<'_, u8>| quantized.check_len(len))?;
     let blocks = len.div_ceil(ADAM_8BIT_BLOCK);
     scales.iter().try_for_each(|scales: &Stream<'_, f32>| scales.check_len(blocks))?;
     if !call.updates {
         parameter.keep();
-        codes.into_iter().for_each(Stream::keep);
+        quantized.into_iter().for_each(Stream::keep);
         scales.into_iter().for_each(Stream::keep);
         return Ok(());
     }
     let step: Adam<T> = rule.step(AdamMode::Torch, (call.rate, call.scale), step_number(cx, STEP)?);
     let part = |start: usize| {
         let len = PART.min(len - start);
-        Part {
+        QuantizedPart {
             start,
             len,
             parameter: parameter.take(len),
-            codes: codes.each_mut().map(|codes| codes.take(len)),
+            quantized: quantized.each_mut().map(|quantized| quantized.take(len)),
             scales: scales.each_mut().map(|scales| scales.take(len.div_ceil(ADAM_8BIT_BLOCK))),
         }
     };
-    let mut parts: Vec<Part<'_, T>> = (0..len).step_by(PART).map(part).collect();
+    let mut parts: Vec<QuantizedPart<'_, T>> = (0..len).step_by(PART).map(part).collect();
     for_each_chunk_mut(call.threads, &mut parts, 1, |_, parts| {
         parts.iter_mut().for_each(|part| part.update(&call, &step));
     });
@@ -82,40 +82,40 @@ fn stream<'a, T: ort_core::dtype::Element>(cx: &mut RunCx<'a>, input: usize) -> 
     Stream::of(cx, input, input - STATES)
 }
 
-impl<T: Parameter> Part<'_, T> {
+impl<T: Parameter> QuantizedPart<'_, T> {
     fn update(&mut self, call: &Call<'_>, step: &Adam<T>) {
-        let tables = [DynamicCode::signed(), DynamicCode::unsigned()];
+        let tables = [DynamicQuantization::signed(), DynamicQuantization::unsigned()];
         let (mut converted, mut spare) = ([T::zero(); ADAM_8BIT_BLOCK], [T::zero(); ADAM_8BIT_BLOCK]);
         let mut moments = [[T::zero(); ADAM_8BIT_BLOCK]; 2];
         for (block, at) in (0..self.len).step_by(ADAM_8BIT_BLOCK).enumerate() {
             let range = at..(at + ADAM_8BIT_BLOCK).min(self.len);
             let place = self.start + range.start..self.start + range.end;
             let gradient = call.gradient.block(call.isa, place, &mut converted);
-            let states = self.codes.iter().zip(&self.scales).zip(&mut moments).zip(tables);
-            for (((codes, scales), moment), table) in states {
-                decode(table, &codes.elements()[range.clone()], scales.elements()[block], moment);
+            let states = self.quantized.iter().zip(&self.scales).zip(&mut moments).zip(tables);
+            for (((quantized, scales), moment), table) in states {
+                decode(table, &quantized.elements()[range.clone()], scales.elements()[block], moment);
             }
             let [first, second] = moments.each_mut().map(|moment| &mut moment[..range.len()]);
             let x = self.parameter.block(range.clone(), &mut spare);
             adam(call.isa, step, [x, first, second], gradient);
-            let states = self.codes.iter_mut().zip(&mut self.scales).zip(&moments).zip(tables);
-            for (((codes, scales), moment), table) in states {
-                code(table, &moment[..range.len()], (codes, range.clone()), (scales, block));
+            let states = self.quantized.iter_mut().zip(&mut self.scales).zip(&moments).zip(tables);
+            for (((quantized, scales), moment), table) in states {
+                quantize(table, &moment[..range.len()], (quantized, range.clone()), (scales, block));
             }
         }
     }
 }
 
-fn decode<T: Parameter>(table: &DynamicCode, codes: &[u8], scale: f32, to: &mut [T]) {
-    for (to, &code) in to.iter_mut().zip(codes) {
-        *to = T::of(f64::from(table.value(code) * scale));
+fn decode<T: Parameter>(table: &DynamicQuantization, quantized: &[u8], scale: f32, to: &mut [T]) {
+    for (to, &byte) in to.iter_mut().zip(quantized) {
+        *to = T::of(f64::from(table.value(byte) * scale));
     }
 }
 
-fn code<T: Parameter>(
-    table: &DynamicCode,
+fn quantize<T: Parameter>(
+    table: &DynamicQuantization,
     moment: &[T],
-    (codes, range): (&mut Stream<'_, u8>, std::ops::Range<usize>),
+    (quantized, range): (&mut Stream<'_, u8>, std::ops::Range<usize>),
     (scales, block): (&mut Stream<'_, f32>, usize),
 ) {
     let mut singles = [0.0; ADAM_8BIT_BLOCK];
@@ -125,6 +125,6 @@ fn code<T: Parameter>(
         *single = wide as f32;
     }
     let (mut spare, mut spare_scale) = ([0; ADAM_8BIT_BLOCK], [0.0]);
-    let scale = table.encode(singles, codes.target(range, &mut spare));
+    let scale = table.encode(singles, quantized.target(range, &mut spare));
     scales.target(block..block + 1, &mut spare_scale).fill(scale);
 }

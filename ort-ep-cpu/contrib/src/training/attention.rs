@@ -15,11 +15,11 @@ use ort_core::{Error, Result, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use ort_cpu_gemm::{BSource, Cpu};
+use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spending;
 use ort_cpu_vector::random::{Dropout, dropout};
@@ -33,12 +33,12 @@ const FORWARD: KernelDef = KernelDef {
     domain: RUNTIME,
     op: "TrainingAttention",
     types: &[("T", SINGLE)],
-    make: |cx| widened(cx, |cx| make::<f32>(cx, 0)),
+    make: |cx| via_f32(cx, |cx| make::<f32>(cx, 0)),
     ..KernelDef::BASE
 };
 
 const BACKWARD: KernelDef =
-    KernelDef { op: "TrainingAttentionGrad", make: |cx| widened(cx, |cx| make::<f32>(cx, 1)), ..FORWARD };
+    KernelDef { op: "TrainingAttentionGrad", make: |cx| via_f32(cx, |cx| make::<f32>(cx, 1)), ..FORWARD };
 
 cpu_kernels![
     FORWARD,
@@ -113,14 +113,14 @@ impl Sizes {
         let Sizes { queries, keys, size, value_size, .. } = *self;
         let len = |rows: usize| {
             let forward = [
-                T::workspace_len(cpu, [rows, keys, size], BSource::Strided),
-                T::workspace_len(cpu, [rows, value_size, keys], BSource::Rows),
+                T::workspace_len(cpu, [rows, keys, size], RhsSource::Strided),
+                T::workspace_len(cpu, [rows, value_size, keys], RhsSource::Rows),
             ];
             let backward = [
-                T::workspace_len(cpu, [rows, keys, value_size], BSource::Strided),
-                T::workspace_len(cpu, [keys, value_size, rows], BSource::Rows),
-                T::workspace_len(cpu, [rows, size, keys], BSource::Rows),
-                T::workspace_len(cpu, [keys, size, rows], BSource::Rows),
+                T::workspace_len(cpu, [rows, keys, value_size], RhsSource::Strided),
+                T::workspace_len(cpu, [keys, value_size, rows], RhsSource::Rows),
+                T::workspace_len(cpu, [rows, size, keys], RhsSource::Rows),
+                T::workspace_len(cpu, [keys, size, rows], RhsSource::Rows),
             ];
             let backward = backward.into_iter().filter(|_| is_backward);
             forward.into_iter().chain(backward).max().unwrap_or(0)
@@ -279,7 +279,13 @@ impl<'a, T: Real + Float> Shared<'a, T> {
     fn weigh(&self, place: Place, weights: &mut [T], workspace: &mut [T]) -> Result<()> {
         let Sizes { keys, size, .. } = self.sizes;
         let turned = Matrix::transposed(&self.k[place.head * keys * size..][..keys * size], size, keys);
-        T::multiply(self.cpu, self.queries(place), Right::Plain(turned), (weights, keys, false), workspace)?;
+        T::multiply(
+            self.cpu,
+            self.queries(place),
+            Rhs::Plain(turned),
+            GemmTarget::write(weights, keys),
+            workspace,
+        )?;
         if let Some(mask) = &self.mask {
             mask.apply((place.head, place.first), weights, keys, self.fill);
         }
@@ -308,9 +314,9 @@ impl<'a, T: Real + Float> Shared<'a, T> {
             self.weigh(place, weights, workspace)?;
             self.drop(place, weights);
             let weights = Matrix::rows(weights, place.rows, keys);
-            let values = Right::Plain(Self::rows_of(self.v, head, keys, value_size));
+            let values = Rhs::Plain(Self::rows_of(self.v, head, keys, value_size));
             let output = &mut output[place.first * value_size..][..place.rows * value_size];
-            T::multiply(self.cpu, weights, values, (output, value_size, false), workspace)?;
+            T::multiply(self.cpu, weights, values, GemmTarget::write(output, value_size), workspace)?;
         }
         Ok(())
     }
@@ -340,25 +346,37 @@ impl<'a, T: Real + Float> Shared<'a, T> {
                 Matrix::rows(&upstream[start..][..place.rows * value_size], place.rows, value_size);
             if let Some(by_values) = &mut task.by_values {
                 let turned = Matrix::transposed(dropped, keys, place.rows);
-                T::multiply(self.cpu, turned, Right::Plain(upstream), (by_values, value_size, adds), rest)?;
+                T::multiply(
+                    self.cpu,
+                    turned,
+                    Rhs::Plain(upstream),
+                    GemmTarget { values: by_values, row_stride: value_size, add: adds },
+                    rest,
+                )?;
             }
             let values = &self.v[head * keys * value_size..][..keys * value_size];
-            let turned = Right::Plain(Matrix::transposed(values, value_size, keys));
-            T::multiply(self.cpu, upstream, turned, (gradients, keys, false), rest)?;
+            let turned = Rhs::Plain(Matrix::transposed(values, value_size, keys));
+            T::multiply(self.cpu, upstream, turned, GemmTarget::write(gradients, keys), rest)?;
             score_gradient(Isa::current(), keys, weights, dropped, gradients);
             if let Some(mask) = &self.mask {
                 mask.clear((head, place.first), gradients, keys);
             }
             if let Some(by_queries) = &mut task.by_queries {
                 let by_queries = &mut by_queries[place.first * size..][..place.rows * size];
-                let keys_of = Right::Plain(Self::rows_of(self.k, head, keys, size));
+                let keys_of = Rhs::Plain(Self::rows_of(self.k, head, keys, size));
                 let left = Matrix::rows(&*gradients, place.rows, keys);
-                T::multiply(self.cpu, left, keys_of, (by_queries, size, false), rest)?;
+                T::multiply(self.cpu, left, keys_of, GemmTarget::write(by_queries, size), rest)?;
             }
             if let Some(by_keys) = &mut task.by_keys {
                 let left = Matrix::transposed(&*gradients, keys, place.rows);
-                let right = Right::Plain(self.queries(place));
-                T::multiply(self.cpu, left, right, (by_keys, size, adds), rest)?;
+                let right = Rhs::Plain(self.queries(place));
+                T::multiply(
+                    self.cpu,
+                    left,
+                    right,
+                    GemmTarget { values: by_keys, row_stride: size, add: adds },
+                    rest,
+                )?;
             }
         }
         Ok(())

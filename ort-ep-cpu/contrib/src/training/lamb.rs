@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ops::training::AdamMode;
 use ort_core::spec::RUNTIME;
 
-use super::adam::{FIRST, Rule, SECOND, STEP};
+use super::adam::{AdamRule, FIRST, SECOND, STEP};
 use super::step::{Call, Parameter, Stream, is_double, spare_bytes, step_number, total};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_vector::training::{Lamb, lamb_apply, lamb_moments};
@@ -18,18 +18,18 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-struct Kernel {
-    rule: Rule,
+struct LambKernel {
+    rule: AdamRule,
     most: f64,
     is_double: bool,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let (rule, most) = (Rule::of(cx.attrs())?, cx.attrs().decimal("max_trust_ratio")?);
-    Ok(Box::new(Kernel { rule, most, is_double: is_double(cx) }))
+    let (rule, most) = (AdamRule::of(cx.attrs())?, cx.attrs().decimal("max_trust_ratio")?);
+    Ok(Box::new(LambKernel { rule, most, is_double: is_double(cx) }))
 }
 
-impl Executable for Kernel {
+impl Executable for LambKernel {
     /// Holds new moments that are not an output, because the second pass reads them.
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let unwanted = (1..3).filter(|&index| shapes.outputs.get(index).is_none_or(Option::is_none)).count();
@@ -43,7 +43,7 @@ impl Executable for Kernel {
     }
 }
 
-impl Kernel {
+impl LambKernel {
     fn run_of<T: Parameter>(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let call = Call::of(cx)?;
         let mut spare = cx.workspace()?;

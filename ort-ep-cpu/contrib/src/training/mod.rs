@@ -44,7 +44,7 @@ struct Step {
 
 /// Computes the new value of a tensor and its `N` new states from the tensor, its gradient and its
 /// states, element by element.
-trait Rule<const N: usize>: Send + Sync {
+trait UpdateRule<const N: usize>: Send + Sync {
     fn apply(&self, step: Step, x: f64, gradient: f64, states: [f64; N]) -> (f64, [f64; N]);
 }
 
@@ -54,7 +54,7 @@ struct Adagrad {
     epsilon: f64,
 }
 
-impl Rule<1> for Adagrad {
+impl UpdateRule<1> for Adagrad {
     fn apply(&self, step: Step, x: f64, gradient: f64, [h]: [f64; 1]) -> (f64, [f64; 1]) {
         let rate = step.rate / (1.0 + step.count as f64 * self.decay);
         let gradient = self.norm * x + gradient;
@@ -71,7 +71,7 @@ struct Adam {
     norm_post: f64,
 }
 
-impl Rule<2> for Adam {
+impl UpdateRule<2> for Adam {
     fn apply(&self, step: Step, x: f64, gradient: f64, [v, h]: [f64; 2]) -> (f64, [f64; 2]) {
         let gradient = self.norm * x + gradient;
         let v = self.alpha * v + (1.0 - self.alpha) * gradient;
@@ -95,7 +95,7 @@ struct Momentum {
     nesterov: bool,
 }
 
-impl Rule<1> for Momentum {
+impl UpdateRule<1> for Momentum {
     fn apply(&self, step: Step, x: f64, gradient: f64, [v]: [f64; 1]) -> (f64, [f64; 1]) {
         let gradient = self.norm * x + gradient;
         // The first iteration takes the whole gradient.
@@ -144,7 +144,7 @@ fn scalar(view: TensorView<'_>) -> Result<f64> {
     }
 }
 
-fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn Rule<N>) -> Result<()> {
+fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn UpdateRule<N>) -> Result<()> {
     let step = Step { rate: scalar(cx.input(0)?)?, count: cx.input(1)?.to_scalar::<i64>()? };
     let given = cx.input_count().saturating_sub(2);
     ensure!(
@@ -165,7 +165,7 @@ fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn Rule<N>) -> Result<()> {
 
 fn update<T: Element + Into<f64>, const N: usize>(
     cx: &mut RunCx<'_>,
-    rule: &dyn Rule<N>,
+    rule: &dyn UpdateRule<N>,
     step: Step,
     (index, count): (usize, usize),
     round: fn(f64) -> T,

@@ -20,7 +20,7 @@ cpu_kernels![KernelDef {
 
 /// The attributes of a node.
 #[derive(Clone, Copy)]
-struct Rule {
+struct SgdRule {
     momentum: f64,
     nesterov: bool,
     decay: f64,
@@ -28,7 +28,7 @@ struct Rule {
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
-    let rule = Rule {
+    let rule = SgdRule {
         momentum: attrs.decimal("momentum")?,
         nesterov: attrs.flag("nesterov")?,
         decay: attrs.decimal("weight_decay")?,
@@ -40,7 +40,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     })
 }
 
-fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule, first_row: Option<usize>) -> Result<()> {
+fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: SgdRule, first_row: Option<usize>) -> Result<()> {
     let call = Call::of_rows(cx, first_row)?;
     let step = Sgd {
         rate: T::of(call.rate),

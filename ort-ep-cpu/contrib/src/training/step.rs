@@ -337,11 +337,16 @@ impl<'a> Call<'a> {
     pub(super) fn parts<T: Parameter, const N: usize>(
         &self,
         mut streams: [Stream<'a, T>; N],
-    ) -> Vec<Part<'a, T, N>> {
+    ) -> Vec<StepPart<'a, T, N>> {
         let len = self.gradient.len();
         let part = |start: usize| {
             let len = PART.min(len - start);
-            Part { start, len, streams: streams.each_mut().map(|stream| stream.take(len)), sums: [0.0; 2] }
+            StepPart {
+                start,
+                len,
+                streams: streams.each_mut().map(|stream| stream.take(len)),
+                sums: [0.0; 2],
+            }
         };
         (0..len).step_by(PART).map(part).collect()
     }
@@ -350,7 +355,7 @@ impl<'a> Call<'a> {
     /// and the sums of its part.
     pub(super) fn for_each_block<T: Parameter, const N: usize>(
         &self,
-        parts: &mut [Part<'_, T, N>],
+        parts: &mut [StepPart<'_, T, N>],
         step: impl Fn([&mut [T]; N], &[T], usize, &mut [f64; 2]) + Sync,
     ) {
         for_each_chunk_mut(self.threads, parts, 1, |_, parts| {
@@ -360,14 +365,14 @@ impl<'a> Call<'a> {
 }
 
 /// A part of the tensors of a step, and two sums over it.
-pub(super) struct Part<'a, T, const N: usize> {
+pub(super) struct StepPart<'a, T, const N: usize> {
     start: usize,
     len: usize,
     pub(super) streams: [Stream<'a, T>; N],
     pub(super) sums: [f64; 2],
 }
 
-impl<T: Parameter, const N: usize> Part<'_, T, N> {
+impl<T: Parameter, const N: usize> StepPart<'_, T, N> {
     fn for_each_block(&mut self, call: &Call<'_>, step: impl Fn([&mut [T]; N], &[T], usize, &mut [f64; 2])) {
         let (mut spare, mut converted) = ([[T::zero(); BLOCK]; N], [T::zero(); BLOCK]);
         for at in (0..self.len).step_by(BLOCK) {
@@ -385,7 +390,7 @@ impl<T: Parameter, const N: usize> Part<'_, T, N> {
 }
 
 /// Returns the sums of all parts, added in order.
-pub(super) fn total<T, const N: usize>(parts: &[Part<'_, T, N>]) -> [f64; 2] {
+pub(super) fn total<T, const N: usize>(parts: &[StepPart<'_, T, N>]) -> [f64; 2] {
     parts.iter().fold([0.0; 2], |[a, b], part| [a + part.sums[0], b + part.sums[1]])
 }
 

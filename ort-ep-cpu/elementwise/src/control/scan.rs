@@ -118,9 +118,9 @@ impl<'a> Scanned<'a> {
 
 /// Copies each slice of a packed tensor along its first axis to bytes of its own.
 fn parts(tensor: &TensorView<'_>, slice_shape: &[usize]) -> Result<Vec<Tensor>> {
-    let codes = unpacked(tensor)?;
+    let elements = unpacked(tensor)?;
     let count = slice_shape.iter().product::<usize>().max(1);
-    codes.chunks_exact(count).map(|codes| repacked(tensor.dtype(), slice_shape, codes)).collect()
+    elements.chunks_exact(count).map(|elements| repacked(tensor.dtype(), slice_shape, elements)).collect()
 }
 
 /// Moves one axis of a tensor to another position.
@@ -141,8 +141,8 @@ fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) ->
         return cx.strings(&moved_shape, (0..count).map(|index| strings[sources.at(index)].clone()));
     }
     let Some(width) = tensor.dtype().byte_size() else {
-        let codes = unpacked(tensor)?;
-        let moved: Vec<u8> = spending(4, 0..count).map(|index| codes[sources.at(index)]).collect();
+        let elements = unpacked(tensor)?;
+        let moved: Vec<u8> = spending(4, 0..count).map(|index| elements[sources.at(index)]).collect();
         return repacked(tensor.dtype(), &moved_shape, &moved);
     };
     let bytes = tensor.bytes()?;

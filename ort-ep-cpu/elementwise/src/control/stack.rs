@@ -30,7 +30,7 @@ enum Items {
     Strings(Vec<String>),
     /// Packed elements, one to a byte until all are there, because a tensor rarely ends at a whole
     /// byte.
-    Codes(Vec<u8>),
+    Unpacked(Vec<u8>),
 }
 
 impl Stack {
@@ -61,7 +61,7 @@ impl Stack {
             return self.push_strings(cx, tensor);
         }
         if tensor.dtype().is_packed() {
-            return self.push_codes(cx, tensor);
+            return self.push_unpacked(cx, tensor);
         }
         self.reserve(cx, tensor)?;
         let Items::Numbers { memory, capacity } = &mut self.items else {
@@ -90,15 +90,15 @@ impl Stack {
         Ok(())
     }
 
-    fn push_codes(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
+    fn push_unpacked(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         self.held.push(cx.reserve(2 * tensor.element_count() + size_of::<Reservation>())?);
-        let codes = unpacked(tensor)?;
-        if !matches!(self.items, Items::Codes(_)) {
-            self.items = Items::Codes(Vec::new());
+        let elements = unpacked(tensor)?;
+        if !matches!(self.items, Items::Unpacked(_)) {
+            self.items = Items::Unpacked(Vec::new());
         }
-        if let Items::Codes(all) = &mut self.items {
+        if let Items::Unpacked(all) = &mut self.items {
             let at = if self.reversed { 0 } else { all.len() };
-            all.splice(at..at, codes);
+            all.splice(at..at, elements);
         }
         self.count += 1;
         Ok(())
@@ -139,7 +139,7 @@ impl Stack {
                 drop(self.held);
                 cx.strings(&shape, strings)
             }
-            Items::Codes(codes) => repacked(dtype, &shape, &codes),
+            Items::Unpacked(elements) => repacked(dtype, &shape, &elements),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
             // Spare capacity must not outlive the loop, so the tensors are copied to exact memory.
             Items::Numbers { memory, .. } => {
@@ -158,18 +158,18 @@ impl Stack {
 /// Unpacks the elements of a packed tensor, one to a byte.
 pub(super) fn unpacked(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
     let (bytes, bits) = (tensor.bytes()?, tensor.dtype().bits().unwrap_or(8));
-    let mut codes = vec![0; tensor.element_count()];
-    for (codes, bytes) in pieces_mut(&mut codes).zip(bytes.chunks(PIECE * bits as usize / 8)) {
-        packed::unpack(bytes, bits, codes);
+    let mut elements = vec![0; tensor.element_count()];
+    for (elements, bytes) in pieces_mut(&mut elements).zip(bytes.chunks(PIECE * bits as usize / 8)) {
+        packed::unpack(bytes, bits, elements);
     }
-    Ok(codes)
+    Ok(elements)
 }
 
 /// Packs elements that are given one to a byte.
-pub(super) fn repacked(dtype: DType, shape: &[usize], codes: &[u8]) -> Result<Tensor> {
+pub(super) fn repacked(dtype: DType, shape: &[usize], elements: &[u8]) -> Result<Tensor> {
     let (mut bytes, bits) = (vec![0; byte_count(dtype, shape)?], dtype.bits().unwrap_or(8));
-    for (codes, bytes) in pieces(codes).zip(bytes.chunks_mut(PIECE * bits as usize / 8)) {
-        packed::pack(codes, bits, bytes);
+    for (elements, bytes) in pieces(elements).zip(bytes.chunks_mut(PIECE * bits as usize / 8)) {
+        packed::pack(elements, bits, bytes);
     }
     Tensor::from_bytes(dtype, shape, bytes.into())
 }

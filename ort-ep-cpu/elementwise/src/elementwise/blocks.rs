@@ -113,6 +113,8 @@ pub(super) fn operand_block<'b, T: Pod, O: Pod>(
         Some(data) => walk.block(index, data, start, output.len(), buffer),
         None => {
             buffer.clear();
+            // Only an input of the output's own type may share its memory, so the cast keeps the
+            // elements.
             buffer.extend_from_slice(bytemuck::cast_slice(output));
             Block::Slice(buffer)
         }
@@ -167,9 +169,11 @@ pub(super) fn run_in_place<T: Pod + Send + Sync>(
     let out = output_elements::<T>(cx, 0)?;
     let chunk = chunk_len(threads, out.len());
     for_each_chunk_mut(threads, out, chunk, |index, piece| {
+        // Blocks stay in the cache between the copy and the function.
         let blocks = pieces_mut(piece).flat_map(|piece| piece.chunks_mut(BLOCK));
         for (at, block) in blocks.enumerate() {
             let start = index * chunk + at * BLOCK;
+            // If the output holds the input already, there is nothing to copy.
             if let Some(from) = from.and_then(|from| from.get(start..start + block.len())) {
                 block.copy_from_slice(from);
             }

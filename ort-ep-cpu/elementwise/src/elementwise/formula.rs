@@ -17,7 +17,7 @@ use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use ort_cpu_kernel::idioms::{idiom, one_loop};
 use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::spend;
-use ort_cpu_threads::kept::Keep;
+use ort_cpu_threads::thread_scratch::ThreadScratch;
 
 /// The kernels of all records with a formula over floats of one type.
 fn derived() -> &'static [KernelDef] {
@@ -95,9 +95,9 @@ impl<S: Storage> Default for Scratch<S> {
     }
 }
 
-impl<S: Storage> Keep for Scratch<S> {
+impl<S: Storage> ThreadScratch for Scratch<S> {
     fn bytes(&self) -> usize {
-        let inputs: usize = self.inputs.iter().map(Keep::bytes).sum();
+        let inputs: usize = self.inputs.iter().map(ThreadScratch::bytes).sum();
         let registers: usize = self.registers.iter().map(|register| register.values.bytes()).sum();
         inputs + registers + self.result.bytes()
     }
@@ -234,6 +234,7 @@ fn compute<S: Storage>(
     let Some((last, steps)) = program.steps.split_last() else { return };
     let gathering = Gathering { program, walk, inputs: inputs.as_slice(), start, len };
     // Steps before the last read what the output holds in place.
+    // An input that several steps read is gathered once per block.
     let operands = gathering.gather(steps, block, buffers);
     for step in steps {
         // Taken out, so that other registers can be read while it is written.
@@ -291,6 +292,8 @@ impl<S: Storage> Gathering<'_, S> {
         held: &'b [S],
         buffers: &'b mut [(Vec<S>, Vec<S::Lane>)],
     ) -> Operands<'b, S::Lane> {
+        // Inputs that these steps do not read keep their position, so that steps index operands
+        // directly.
         let nothing = Operand::Block(Block::Scalar(S::Lane::default()));
         let mut read: SmallVec<[bool; 16]> = smallvec![false; self.inputs.len()];
         for input in steps.iter().flat_map(Step::inputs) {

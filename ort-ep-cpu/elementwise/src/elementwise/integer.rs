@@ -112,7 +112,9 @@ macro_rules! integers {
                 if divisor == 0 { 0 } else { self.wrapping_rem(divisor) }
             }
             fn shift(self, by: $native, left: bool) -> $native {
+                // A negative count does not fit either, and so shifts everything out.
                 let by = u32::try_from(by).unwrap_or(u32::MAX);
+                // For unsigned types the bound is 0, which no value is below.
                 let sign = if self < <$native>::MIN.max(0) { !0 } else { 0 };
                 match left {
                     true => self.checked_shl(by).unwrap_or(0),
@@ -192,6 +194,7 @@ fn run_folded<T: Integer>(cx: &mut RunCx<'_>, function: ZipBlock<T, T, T>) -> Re
             Block::Slice(first) => block.copy_from_slice(first),
             Block::Scalar(first) => block.fill(first),
         }
+        // Four elements per unit, as for other loops of one operation per element.
         spend(operands.len() * block.len() / 4);
         for index in (0..operands.len()).filter(|&index| index != shared) {
             // The function cannot read and write the block at once, so it reads a copy.

@@ -41,6 +41,7 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
         for (row, number) in rows.rows(to.len()) {
             let (data, number) = (Block::Slice(&data[row.clone()]), Block::Scalar(number));
             let (a, b) = if swapped { (number, data) } else { (data, number) };
+            // Rows share a number, so the loop for a slice and a scalar serves each of them.
             Self::binary(function, a, b, &mut to[row]);
         }
     }
@@ -162,6 +163,7 @@ fn vector_unary(function: UnaryFn) -> Result<Unary, fn(f32) -> f32> {
         UnaryFn::Sinh => return Err(f32::sinh),
         UnaryFn::Cosh => return Err(f32::cosh),
         UnaryFn::Asinh => return Err(libm::asinhf),
+        // `libm` returns numbers for some arguments outside of the domain.
         UnaryFn::Acosh => return Err(|x| if x < 1.0 { f32::NAN } else { libm::acoshf(x) }),
         UnaryFn::Atanh => return Err(libm::atanhf),
         UnaryFn::IsNan => return Err(|x| f32::from(u8::from(x.is_nan()))),
@@ -208,6 +210,7 @@ fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
     match function {
         UnaryFn::Neg => |x| -x,
         UnaryFn::Abs => f64::abs,
+        // `signum` of a zero is 1 or -1. Adding 0.0 turns -0.0 into 0.0 and keeps NaN.
         UnaryFn::Sign => |x| if x == 0.0 || x.is_nan() { x + 0.0 } else { x.signum() },
         UnaryFn::Floor => f64::floor,
         UnaryFn::Ceil => f64::ceil,
@@ -253,6 +256,7 @@ fn scalar_binary<T: Lane + num_traits::Float>(
         BinaryFn::Sub => zip(a, b, to, |a, b| a - b),
         BinaryFn::Mul => zip(a, b, to, |a, b| a * b),
         BinaryFn::Div => zip(a, b, to, |a, b| a / b),
+        // A NaN on either side wins: as `a` by the test, as `b` because comparisons with it fail.
         BinaryFn::Min => zip(a, b, to, |a, b| if a < b || a.is_nan() { a } else { b }),
         BinaryFn::Max => zip(a, b, to, |a, b| if a > b || a.is_nan() { a } else { b }),
         BinaryFn::Pow => zip(a, b, to, T::powf),
@@ -271,6 +275,7 @@ fn scalar_binary<T: Lane + num_traits::Float>(
 /// lists for `Mod`.
 fn floor_remainder<T: num_traits::Float>(a: T, b: T) -> T {
     let rest = a % b;
+    // A remainder of 0 takes the sign of the divisor too, as in Python.
     if rest.is_zero() {
         return T::zero().copysign(b);
     }

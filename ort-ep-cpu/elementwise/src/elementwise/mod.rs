@@ -11,7 +11,6 @@
 mod blocks;
 mod cast;
 mod choose;
-pub(super) mod codes;
 mod compare;
 mod dropout;
 pub(super) mod formula;
@@ -20,3 +19,4 @@ mod integer;
 mod lanes;
 mod power;
 mod program;
+pub(super) mod quantized;

@@ -40,7 +40,7 @@ impl Cell for [u8; 4] {
         (from, from_stride): (&[Self], usize),
         (to, to_stride): (&mut [Self], usize),
     ) -> (usize, usize) {
-        transpose_tiles(Isa::current(), size, from, from_stride, to, to_stride)
+        transpose_tiles(Isa::current(), [size.0, size.1], from, from_stride, to, to_stride)
     }
 }
 

@@ -153,6 +153,7 @@ fn reflect<C: Float>(x: C, low: C, high: C) -> C {
         return low;
     }
     let two = C::one() + C::one();
+    // Reflections repeat every two ranges, so a far coordinate needs no loop.
     let distance = (x - low).abs() % (two * range);
     low + if distance > range { two * range - distance } else { distance }
 }
@@ -206,6 +207,7 @@ impl GridSample {
         let fraction = x - floor;
         match self.mode {
             Mode::Nearest => {
+                // Padding by reflection may have left a fraction; the rounding came before it.
                 taps[0] = (self.place(x.trunc(), size), one);
                 1
             }
@@ -215,6 +217,7 @@ impl GridSample {
                 2
             }
             Mode::Cubic => {
+                // PyTorch's coefficient: this operator has no attribute for it.
                 let weights = cubic(fraction, number(-0.75));
                 for (index, weight) in weights.into_iter().enumerate() {
                     taps[index] = (self.place(floor + number(index as f64 - 1.0), size), weight);
@@ -260,6 +263,7 @@ impl GridSample {
                         let target = &mut planes[(row * points + start) * parts..][..block * parts];
                         let places = combined.chunks_exact(width);
                         match parts {
+                            // A constant count unrolls the loop over the reals of an element.
                             1 => weigh::<T, 1>(source, target, places),
                             _ => weigh::<T, 2>(source, target, places),
                         }
@@ -305,9 +309,11 @@ impl GridSample {
             for (&size, &x) in sizes.iter().rev().zip(position) {
                 let mut taps = [(NONE, C::zero()); 4];
                 let count = self.taps(x, size, &mut taps);
+                // Each dimension multiplies the taps so far by its own, up to four.
                 let before: smallvec::SmallVec<[(usize, C); 64]> = combined.drain(start..).collect();
                 for &(place, weight) in &taps[..count] {
                     combined.extend(before.iter().map(|&(base, factor)| {
+                        // A tap outside in one dimension stays outside, whatever the others say.
                         let outside = base == NONE || place == NONE;
                         (if outside { NONE } else { base + place * step }, factor * weight)
                     }));
@@ -340,6 +346,7 @@ fn weigh<'a, T: Number, const PARTS: usize>(
 fn round_half_even<C: Float>(x: C) -> C {
     let (floor, half) = (x.floor(), number::<C>(0.5));
     let fraction = x - floor;
+    // By halving, because a large float does not fit an integer.
     let is_even = (floor * half).fract() == C::zero();
     if fraction < half || (fraction == half && is_even) { floor } else { floor + C::one() }
 }

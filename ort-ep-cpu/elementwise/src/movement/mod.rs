@@ -14,7 +14,7 @@ mod affine_grid;
 mod cell;
 mod col2im;
 mod concat;
-mod concat_codes;
+mod concat_quantized;
 mod constant;
 mod copy;
 mod eye_like;

@@ -168,6 +168,8 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         let source = (place + first as isize * step) as usize;
         let (done_columns, done_rows) = match usize::try_from(step) {
             Ok(stride) => {
+                // The tiles that SIMD transposes. The squares below do the margins, or everything
+                // if there is no SIMD path.
                 T::transpose_tiles((width, rows), (&from[source..], stride), (&mut plane[first..], columns))
             }
             Err(_) => (0, 0),
@@ -175,7 +177,7 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         let mut squares = |rows: Range<usize>, part: Range<usize>| {
             for row in rows.clone().step_by(TILE) {
                 for column in part.clone().step_by(TILE) {
-                    let size = (TILE.min(rows.end - row), TILE.min(part.end - column));
+                    let size = [TILE.min(rows.end - row), TILE.min(part.end - column)];
                     let start = place + row as isize + column as isize * step;
                     transpose_square(from, start, step, size, &mut plane[row * columns + column..], columns);
                 }
@@ -200,10 +202,11 @@ fn transpose_square<T: Cell>(
     from: &[T],
     place: isize,
     step: isize,
-    (rows, width): (usize, usize),
+    [rows, width]: [usize; 2],
     plane: &mut [T],
     columns: usize,
 ) {
+    // Through a buffer, so that both sides are read and written in runs.
     let mut tile = [[T::ZERO; TILE]; TILE];
     for (column, cells) in tile.iter_mut().enumerate().take(width) {
         let start = (place + column as isize * step) as usize;

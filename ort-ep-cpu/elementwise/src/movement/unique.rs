@@ -173,7 +173,7 @@ fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering)
 fn pick(
     cx: &RunCx<'_>,
     view: &TensorView<'_>,
-    (outer, size, run): Extents,
+    [outer, size, run]: Extents,
     picks: &[(usize, usize)],
     shape: &[usize],
 ) -> Result<Tensor> {
@@ -199,7 +199,7 @@ fn pick(
 }
 
 /// Elements outside of the axis, the size of the axis, and elements inside of it.
-type Extents = (usize, usize, usize);
+type Extents = [usize; 3];
 
 /// Makes a tensor from a list of integers.
 fn ints(cx: &RunCx<'_>, list: impl ExactSizeIterator<Item = usize>) -> Result<Tensor> {
@@ -228,18 +228,18 @@ impl Executable for Unique {
         let shape = view.shape();
         let keys = keys_of(&view)?;
         let (extents, axis) = match self.axis {
-            None => ((1, keys.len(), 1), None),
+            None => ([1, keys.len(), 1], None),
             Some(axis) => {
                 let axis = normalize_axis(axis, shape.len())?;
                 let (outer, run) = (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
-                ((outer, shape[axis], run), Some(axis))
+                ([outer, shape[axis], run], Some(axis))
             }
         };
-        let (outer, size, run) = extents;
+        let [outer, size, run] = extents;
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
         // Slices of an empty tensor have no elements, so all are equal and need no comparison.
         let outer = if keys.is_empty() { 0 } else { outer };
-        let extents = (outer, size, run);
+        let extents = [outer, size, run];
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
         let pace = Pace::default();
         let groups = group(size, self.sorted, |a, b| {

@@ -89,7 +89,7 @@ impl ByteWindows {
     }
 
     /// Returns the columns of a row of the layout, and how many of them are windows.
-    pub fn line(&self) -> [usize; 2] {
+    pub fn strip(&self) -> [usize; 2] {
         let [_, height, width] = self.window.output;
         match self.plane[1] == width {
             true => [(height * width).max(1); 2],
@@ -178,16 +178,16 @@ impl SimdOp for FillPlane<'_> {
         let FillPlane { windows, four, phase, plane } = self;
         let ([_, height, width], [_, stride_y, stride_x]) = (windows.window.input, windows.window.stride);
         let [_, pad_y, pad_x] = windows.window.pad;
-        let line = windows.plane[1];
+        let row_len = windows.plane[1];
         // Without strides and padding, the plane is the image.
         if [stride_y, stride_x] == [1, 1] && [pad_y, pad_x] == [0, 0] && windows.plane == [height, width] {
             return four.copy(0, plane);
         }
         // The pixels of a row that are inside the image.
-        let first = pad_x.saturating_sub(phase[1]).div_ceil(stride_x).min(line);
-        let end = (width + pad_x).saturating_sub(phase[1]).div_ceil(stride_x).clamp(first, line);
+        let first = pad_x.saturating_sub(phase[1]).div_ceil(stride_x).min(row_len);
+        let end = (width + pad_x).saturating_sub(phase[1]).div_ceil(stride_x).clamp(first, row_len);
         let mut whole = [[0_u8; 4]; STRIDED];
-        for (row, to) in plane.chunks_exact_mut(line.max(1)).enumerate() {
+        for (row, to) in plane.chunks_exact_mut(row_len.max(1)).enumerate() {
             let y = (row * stride_y + phase[0]).checked_sub(pad_y).filter(|y| *y < height);
             let Some(y) = y.filter(|_| first < end) else {
                 to.fill(four.padding);

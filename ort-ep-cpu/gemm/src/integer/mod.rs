@@ -13,28 +13,28 @@
 
 mod image;
 mod multiply;
+mod nhwc;
 mod pack;
-mod pixels;
+mod run;
 #[cfg(test)]
 mod tests;
 
 pub use image::ByteWindows;
-pub use multiply::{CodeProduct, Left, multiply, multiply_workspace_len};
-pub use pack::{PackedBytes, pack_filters_last, pack_right, packed_right_len};
-pub use pixels::PixelWindows;
+pub use multiply::{QuantizedLhs, QuantizedMatmul, multiply, multiply_workspace_len};
+pub use nhwc::NhwcWindows;
+pub use pack::{PackedBytes, pack_filters_last, pack_rhs, packed_rhs_len};
 
-use super::kernels::ByteKernel;
 use super::{Cpu, GemmError};
 
-/// Rows of bytes, each a whole number of groups of four. Rows are at equal strides, or in lines
-/// that are.
+/// Rows of bytes, each a whole number of groups of four. Rows are at equal strides, or in strips
+/// that are. A strip holds the windows of one image row.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteRows<'a> {
     pub(super) bytes: &'a [u8],
     /// Stride from one row to the next.
     pub(super) stride: usize,
-    /// Rows in a line, and the stride from one line to the next.
-    line: [usize; 2],
+    /// Rows in a strip, and the stride from one strip to the next.
+    strip: [usize; 2],
     pub(super) rows: usize,
     /// Groups of four bytes in a row.
     pub(super) groups: usize,
@@ -51,30 +51,30 @@ impl<'a> ByteRows<'a> {
         [rows, groups]: [usize; 2],
         stride: usize,
     ) -> Result<ByteRows<'a>, GemmError> {
-        let of_lines = ByteRows { bytes, stride, line: [rows.max(1), 0], rows, groups };
-        of_lines.check(groups.saturating_mul(4))?;
-        Ok(of_lines)
+        let all = ByteRows { bytes, stride, strip: [rows.max(1), 0], rows, groups };
+        all.check(groups.saturating_mul(4))?;
+        Ok(all)
     }
 
-    /// Creates `lines` of `rows` rows each. Their runs of k steps start where the columns of the
-    /// other operand say. Strides are from row to row and from line to line.
-    pub(super) fn in_lines(
+    /// Creates `strips` of `rows` rows each. Their runs of k steps start where the columns of the
+    /// other operand say. Strides are from row to row and from strip to strip.
+    pub(super) fn in_strips(
         bytes: &'a [u8],
-        [lines, rows, groups]: [usize; 3],
-        [stride, line]: [usize; 2],
+        [strips, rows, groups]: [usize; 3],
+        [stride, strip]: [usize; 2],
     ) -> ByteRows<'a> {
-        ByteRows { bytes, stride, line: [rows.max(1), line], rows: lines.saturating_mul(rows), groups }
+        ByteRows { bytes, stride, strip: [rows.max(1), strip], rows: strips.saturating_mul(rows), groups }
     }
 
     /// Checks that all rows are inside the slice, if the last k step of a row ends `reach` bytes
     /// after its start.
     fn check(&self, reach: usize) -> Result<(), GemmError> {
-        let [in_line, distance] = self.line;
+        let [in_strip, distance] = self.strip;
         let needed = match self.rows {
             0 => 0,
             rows => {
-                let last = (rows - 1) / in_line;
-                let along = rows.min(in_line) - 1;
+                let last = (rows - 1) / in_strip;
+                let along = rows.min(in_strip) - 1;
                 let along = along.saturating_mul(self.stride);
                 last.saturating_mul(distance).saturating_add(along).saturating_add(reach)
             }
@@ -87,13 +87,13 @@ impl<'a> ByteRows<'a> {
 
     /// Returns the start offsets of the rows from `row` on.
     pub(crate) fn starts(self, row: usize) -> impl Iterator<Item = usize> {
-        let (stride, [in_line, distance]) = (self.stride, self.line);
-        let (mut at, mut line) = (row % in_line, row / in_line * distance);
+        let (stride, [in_strip, distance]) = (self.stride, self.strip);
+        let (mut at, mut strip) = (row % in_strip, row / in_strip * distance);
         std::iter::from_fn(move || {
-            let start = line + at * stride;
+            let start = strip + at * stride;
             at += 1;
-            if at == in_line {
-                (at, line) = (0, line.wrapping_add(distance));
+            if at == in_strip {
+                (at, strip) = (0, strip.wrapping_add(distance));
             }
             Some(start)
         })
@@ -152,7 +152,7 @@ pub enum Factors<'a> {
 #[derive(Debug)]
 pub enum Target<'a> {
     /// They are stored as they are.
-    Sums(&'a mut [i32]),
+    Accumulators(&'a mut [i32]),
     /// `sum * factor + bias`. If `add` is set, the old value is added too.
     Numbers {
         /// The result.
@@ -166,9 +166,9 @@ pub enum Target<'a> {
     },
     /// Requantized: `sum * factor` rounded half to even, plus `zero`, saturated to the range of
     /// bytes.
-    Codes {
+    Quantized {
         /// The quantized result.
-        codes: &'a mut [u8],
+        values: &'a mut [u8],
         /// The factors of the accumulators.
         factors: Factors<'a>,
         /// The zero point of the result.
@@ -201,78 +201,15 @@ pub struct Terms<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct IntegerGemm<'a> {
     /// The left operand.
-    pub left: ByteRows<'a>,
+    pub lhs: ByteRows<'a>,
     /// The right operand.
-    pub right: ByteColumns<'a>,
+    pub rhs: ByteColumns<'a>,
     /// Whether rows are signed and columns unsigned, or the other way round.
-    pub signed_left: bool,
+    pub signed_lhs: bool,
     /// What is added to the accumulators.
     pub terms: Terms<'a>,
-    /// Of each `line[0]` columns, the first `line[1]` are stored.
-    pub line: [usize; 2],
+    /// Of each strip of `strip[0]` columns, the first `strip[1]` are stored.
+    pub strip: [usize; 2],
     /// Stride from one row of the result to the next.
     pub row_stride: usize,
-}
-
-impl IntegerGemm<'_> {
-    /// Computes the GEMM, with the same bits on any number of threads and any instruction set.
-    ///
-    /// # Errors
-    ///
-    /// If shapes do not match or a slice is too short.
-    pub fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
-        let kernel = ByteKernel::of(cpu.isa);
-        self.right.check()?;
-        let (rows, columns) = (self.left.rows, self.right.columns);
-        if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
-            return Err(GemmError::Shape("A has a different number of columns than B has rows"));
-        }
-        // The run that starts last decides how far a row is read.
-        let last = self.right.starts.iter().map(|[start, _]| *start).max();
-        self.left.check(last.map_or(0, |last| last.saturating_add(self.right.groups.saturating_mul(4))))?;
-        let [wide, wanted] = self.line;
-        if wide == 0 || wanted > wide {
-            return Err(GemmError::Shape("lines of columns are longer than the columns"));
-        }
-        let results = columns / wide * wanted + (columns % wide).min(wanted);
-        if self.row_stride < results && rows > 1 {
-            return Err(GemmError::Shape("the rows of a result overlap"));
-        }
-        let needed = match rows {
-            0 => 0,
-            _ => (rows - 1).saturating_mul(self.row_stride).saturating_add(results),
-        };
-        let (len, factors, bias) = match &target {
-            Target::Sums(sums) => (sums.len(), Factors::One(1.0), 0),
-            Target::Numbers { values, factors, bias, .. } => (values.len(), *factors, bias.len()),
-            Target::Codes { codes, factors, .. } => (codes.len(), *factors, 0),
-        };
-        if len < needed {
-            return Err(GemmError::TooShort { what: "a result", needed, len });
-        }
-        let terms = &self.terms;
-        let of_rows = [terms.rows.len(), terms.outer[0].0.len(), terms.outer[1].0.len()];
-        let of_columns = [terms.columns.len(), terms.outer[0].1.len(), terms.outer[1].1.len(), bias];
-        let (row_factors, column_factors) = match factors {
-            Factors::One(_) => (rows, columns),
-            Factors::Rows(factors) => (factors.len(), columns),
-            Factors::Columns(factors) => (rows, factors.len()),
-        };
-        let fit = |len: &usize, count: usize| *len == 0 || *len >= count;
-        let windows = terms.window_sums.as_ref();
-        let windows_fit = windows.is_none_or(|(factors, ones)| {
-            factors.len() >= rows && ones.rows == 1 && ones.groups == self.left.groups && self.signed_left
-        });
-        let fits = of_rows.iter().all(|len| fit(len, rows))
-            && of_columns.iter().all(|len| fit(len, columns))
-            && terms.outer.iter().all(|(rows, columns)| rows.is_empty() == columns.is_empty())
-            && row_factors >= rows
-            && column_factors >= columns
-            && windows_fit;
-        if !fits {
-            return Err(GemmError::Shape("a term or factor is not there for each row or column"));
-        }
-        super::kernels::execute_bytes(kernel, cpu.threads, self, target);
-        Ok(())
-    }
 }

@@ -7,9 +7,9 @@ use ort_cpu_vector::simd::{Simd, SimdOp, dispatch};
 /// The left operand: row-major quantized values and their zero points, one for all rows or one per
 /// row.
 #[derive(Clone, Copy, Debug)]
-pub struct Left<'a> {
+pub struct QuantizedLhs<'a> {
     /// The quantized values.
-    pub codes: &'a [u8],
+    pub values: &'a [u8],
     /// Whether they are signed.
     pub signed: bool,
     /// The number of rows.
@@ -20,13 +20,13 @@ pub struct Left<'a> {
 
 /// A quantized matmul: `sum over k of (A[i][k] - a_zero[i]) * (B[k][j] - b_zero[j])`.
 #[derive(Clone, Copy, Debug)]
-pub struct CodeProduct<'a> {
+pub struct QuantizedMatmul<'a> {
     /// The left operand.
-    pub left: Left<'a>,
+    pub lhs: QuantizedLhs<'a>,
     /// The packed right operand.
-    pub right: PackedBytes<'a>,
+    pub rhs: PackedBytes<'a>,
     /// One zero point for all columns, or one per column.
-    pub right_zeros: &'a [i32],
+    pub rhs_zeros: &'a [i32],
     /// Added to the accumulators of each column, or empty.
     pub bias: &'a [i32],
 }
@@ -57,26 +57,26 @@ fn uniform(values: &[i32]) -> Option<i32> {
 /// If shapes do not match or a slice is too short.
 pub fn multiply(
     cpu: Cpu,
-    product: &CodeProduct<'_>,
+    matmul: &QuantizedMatmul<'_>,
     target: Target<'_>,
     row_stride: usize,
     workspace: &mut [i32],
 ) -> Result<(), GemmError> {
-    let (left, right) = (&product.left, &product.right);
-    let (rows, k, columns) = (left.rows, right.k, right.columns);
-    let (needed, len) = (rows.saturating_mul(k), left.codes.len());
+    let (lhs, rhs) = (&matmul.lhs, &matmul.rhs);
+    let (rows, k, columns) = (lhs.rows, rhs.k, rhs.columns);
+    let (needed, len) = (rows.saturating_mul(k), lhs.values.len());
     if len < needed {
-        return Err(GemmError::TooShort { what: "a matrix of codes", needed, len });
+        return Err(GemmError::TooShort { what: "a matrix of quantized values", needed, len });
     }
     let fits = |zeros: &[i32], count: usize| matches!(zeros.len(), 0 | 1) || zeros.len() == count;
-    let has_bias = product.bias.is_empty() || product.bias.len() >= columns;
-    if !fits(left.zeros, rows) || !fits(product.right_zeros, columns) || !has_bias {
+    let has_bias = matmul.bias.is_empty() || matmul.bias.len() >= columns;
+    if !fits(lhs.zeros, rows) || !fits(matmul.rhs_zeros, columns) || !has_bias {
         return Err(GemmError::Shape("zero points are neither one nor one for each row or column"));
     }
-    let needed = multiply_workspace_len([rows, columns, k], left.signed);
+    let needed = multiply_workspace_len([rows, columns, k], lhs.signed);
     let len = workspace.len();
     let workspace = workspace.get_mut(..needed).ok_or(GemmError::TooShort {
-        what: "the workspace of a product",
+        what: "the workspace of a GEMM",
         needed,
         len,
     })?;
@@ -84,45 +84,45 @@ pub fn multiply(
     let (of_rows, rest) = rest.split_at_mut(rows);
     let (minus_zeros, rest) = rest.split_at_mut(rows);
     let (column_terms, rest) = rest.split_at_mut(columns);
-    let (right_zeros, copy) = rest.split_at_mut(columns);
+    let (rhs_zeros, copy) = rest.split_at_mut(columns);
     let copy: &mut [u8] = bytemuck::cast_slice_mut(copy);
-    let bytes = rows_of(left, k, copy);
+    let bytes = rows_of(lhs, k, copy);
     let operand = ByteRows::new(bytes, [rows, k.div_ceil(4)], 4 * k.div_ceil(4))?;
 
-    let shift = if left.signed { 128 } else { 0 };
-    let left_zero = |row: usize| left.zeros.get(row).or(left.zeros.first()).copied().unwrap_or(0) + shift;
-    let shift = if right.unsigned { -128 } else { 0 };
-    let right_zero = |column: usize| {
-        let zeros = product.right_zeros;
+    let shift = if lhs.signed { 128 } else { 0 };
+    let lhs_zero = |row: usize| lhs.zeros.get(row).or(lhs.zeros.first()).copied().unwrap_or(0) + shift;
+    let shift = if rhs.unsigned { -128 } else { 0 };
+    let rhs_zero = |column: usize| {
+        let zeros = matmul.rhs_zeros;
         zeros.get(column).or(zeros.first()).copied().unwrap_or(0) + shift
     };
     let mut terms = Terms::default();
     // The zero points of rows multiply the sums of columns.
-    let sums = &right.sums[..columns];
-    match uniform(left.zeros) {
+    let sums = &rhs.sums[..columns];
+    match uniform(lhs.zeros) {
         // A zero point of 0 adds nothing.
-        Some(_) if left_zero(0) == 0 => terms.columns = product.bias,
+        Some(_) if lhs_zero(0) == 0 => terms.columns = matmul.bias,
         Some(_) => {
             for (column, (term, sum)) in column_terms.iter_mut().zip(sums).enumerate() {
-                let bias = product.bias.get(column).copied().unwrap_or(0);
-                *term = bias.wrapping_sub(left_zero(0).wrapping_mul(*sum));
+                let bias = matmul.bias.get(column).copied().unwrap_or(0);
+                *term = bias.wrapping_sub(lhs_zero(0).wrapping_mul(*sum));
             }
             terms.columns = column_terms;
         }
         None => {
             // Zero points per row need an outer product with the column sums.
-            minus_zeros.iter_mut().enumerate().for_each(|(row, zero)| *zero = -left_zero(row));
+            minus_zeros.iter_mut().enumerate().for_each(|(row, zero)| *zero = -lhs_zero(row));
             terms.outer[0] = (minus_zeros, sums);
-            terms.columns = product.bias;
+            terms.columns = matmul.bias;
         }
     }
     // The zero points of columns multiply the sums of rows.
-    let zero = uniform(product.right_zeros).map(|_| right_zero(0));
+    let zero = uniform(matmul.rhs_zeros).map(|_| rhs_zero(0));
     if zero != Some(0) {
         for (row, to) in spending(4 + k / 4, of_rows.iter_mut()).enumerate() {
             let bytes = &bytes[row * operand.stride..][..operand.stride];
             let sum = dispatch(cpu.isa, Sum(bytes));
-            *to = (k as i32).wrapping_mul(left_zero(row)).wrapping_sub(sum);
+            *to = (k as i32).wrapping_mul(lhs_zero(row)).wrapping_sub(sum);
         }
         match zero {
             Some(zero) => {
@@ -130,26 +130,25 @@ pub fn multiply(
                 terms.rows = row_terms;
             }
             None => {
-                right_zeros.iter_mut().enumerate().for_each(|(column, zero)| *zero = right_zero(column));
-                terms.outer[1] = (of_rows, right_zeros);
+                rhs_zeros.iter_mut().enumerate().for_each(|(column, zero)| *zero = rhs_zero(column));
+                terms.outer[1] = (of_rows, rhs_zeros);
             }
         }
     }
-    let line = [columns.max(1); 2];
-    let gemm =
-        IntegerGemm { left: operand, right: right.operand(), signed_left: false, terms, line, row_stride };
+    let strip = [columns.max(1); 2];
+    let gemm = IntegerGemm { lhs: operand, rhs: rhs.operand(), signed_lhs: false, terms, strip, row_stride };
     gemm.run(cpu, target)
 }
 
 /// Returns the left operand as unsigned bytes in whole groups of four: in place, or copied.
-fn rows_of<'a>(left: &Left<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
-    if is_direct(k, left.signed) {
-        return left.codes;
+fn rows_of<'a>(lhs: &QuantizedLhs<'a>, k: usize, copy: &'a mut [u8]) -> &'a [u8] {
+    if is_direct(k, lhs.signed) {
+        return lhs.values;
     }
-    let flip = if left.signed { 0x80 } else { 0 };
+    let flip = if lhs.signed { 0x80 } else { 0 };
     let stride = 4 * k.div_ceil(4);
     if stride > 0 {
-        for (from, to) in spending(4 + k / 4, left.codes.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
+        for (from, to) in spending(4 + k / 4, lhs.values.chunks_exact(k).zip(copy.chunks_exact_mut(stride))) {
             let (to, rest) = to.split_at_mut(k);
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip);
             // The padding must not count in the sum of the row.

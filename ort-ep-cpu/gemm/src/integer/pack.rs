@@ -29,31 +29,32 @@ fn lens(kernel: &ByteKernel, k: usize, columns: usize) -> [usize; 2] {
 }
 
 /// Returns the bytes that a packed matrix of `k` rows takes.
-pub fn packed_right_len(cpu: Cpu, k: usize, columns: usize) -> usize {
+pub fn packed_rhs_len(cpu: Cpu, k: usize, columns: usize) -> usize {
     let [panels, sums] = lens(ByteKernel::of(cpu.isa), k, columns);
     panels.saturating_add(sums)
 }
 
 /// Packs a matrix of shape `[k, columns]` whose element (i, j) is
-/// `codes[i * strides[0] + j * strides[1]]`.
+/// `values[i * strides[0] + j * strides[1]]`.
 ///
 /// # Errors
 ///
 /// If a slice is too short.
-pub fn pack_right(
+pub fn pack_rhs(
     cpu: Cpu,
-    (codes, unsigned): (&[u8], bool),
+    (values, unsigned): (&[u8], bool),
     [k, columns]: [usize; 2],
     strides: [usize; 2],
     packed: &mut [u8],
 ) -> Result<(), GemmError> {
-    super::super::operand::check_extent("a matrix of codes", codes.len(), [k, columns], strides)?;
+    super::super::matrix::check_extent("a matrix of quantized values", values.len(), [k, columns], strides)?;
     let kernel = ByteKernel::of(cpu.isa);
     let ([panels, sums], len) = (lens(kernel, k, columns), packed.len());
-    let too_short = GemmError::TooShort { what: "packed codes", needed: panels + sums, len };
+    let too_short = GemmError::TooShort { what: "packed quantized values", needed: panels + sums, len };
     let packed = packed.get_mut(..panels + sums).ok_or(too_short)?;
     let (panels, sums) = packed.split_at_mut(panels);
     let (width, groups) = (kernel.packed_width(columns), k.div_ceil(4));
+    // The kernels multiply unsigned with signed bytes, and B is the signed side.
     let shift = if unsigned { 0x80 } else { 0 };
     let panel_len = width * groups * 4;
     for_each_chunk_mut(cpu.threads, panels, panel_len, |panel, to| {
@@ -64,7 +65,7 @@ pub fn pack_right(
             let steps = (k - step).min(4);
             // Fast path: four contiguous rows are interleaved with SIMD.
             if steps == 4 && strides[1] == 1 {
-                let row = |at: usize| &codes[(step + at) * strides[0] + first..][..count];
+                let row = |at: usize| &values[(step + at) * strides[0] + first..][..count];
                 let (done, rest) = to.split_at_mut(4 * count);
                 interleave(cpu.isa, [row(0), row(1), row(2), row(3)], shift, bytemuck::cast_slice_mut(done));
                 rest.fill(0);
@@ -72,14 +73,15 @@ pub fn pack_right(
             }
             to.fill(0);
             for (column, four) in to.chunks_exact_mut(4).take(count).enumerate() {
+                // Steps past k stay zero, so they add nothing.
                 for (at, to) in four.iter_mut().take(steps).enumerate() {
-                    *to = codes[(step + at) * strides[0] + (first + column) * strides[1]] ^ shift;
+                    *to = values[(step + at) * strides[0] + (first + column) * strides[1]] ^ shift;
                 }
             }
         }
     });
     let sums: &mut [i32] = bytemuck::try_cast_slice_mut(sums)
-        .map_err(|_| GemmError::Shape("memory for packed codes is not aligned"))?;
+        .map_err(|_| GemmError::Shape("memory for packed quantized values is not aligned"))?;
     sum_columns(kernel, panels, [width, groups], sums)
 }
 
@@ -91,14 +93,14 @@ pub fn pack_right(
 /// If a slice is too short.
 pub fn pack_filters_last(
     cpu: Cpu,
-    (codes, unsigned): (&[u8], bool),
+    (values, unsigned): (&[u8], bool),
     [filters, channels, positions]: [usize; 3],
     packed: &mut [u8],
 ) -> Result<(), GemmError> {
     let of_filter = channels.saturating_mul(positions);
     let needed = filters.saturating_mul(of_filter);
-    if codes.len() < needed {
-        return Err(GemmError::TooShort { what: "filters", needed, len: codes.len() });
+    if values.len() < needed {
+        return Err(GemmError::TooShort { what: "filters", needed, len: values.len() });
     }
     let (kernel, groups) = (ByteKernel::of(cpu.isa), channels.div_ceil(4));
     let k = groups.saturating_mul(4).saturating_mul(positions);
@@ -111,7 +113,9 @@ pub fn pack_filters_last(
         to.fill(0);
         let count = (filters - panel * width).min(width);
         for column in spending(channels * positions, 0..count) {
-            let filter = &codes[(panel * width + column) * of_filter..][..of_filter];
+            let filter = &values[(panel * width + column) * of_filter..][..of_filter];
+            // The order of `NhwcWindows`: all channels of a kernel position, then the next
+            // position.
             let mut groups = to.chunks_exact_mut(4 * width);
             for position in 0..positions {
                 let filter = &filter[position..];
@@ -150,6 +154,7 @@ fn sum_columns(
             let starts = &[[0, 0]];
             let part =
                 ByteColumns { bytes, starts, groups, step: 4 * width, panel: 0, width, columns: width };
+            // On the stack, for the widest panel of any kernel.
             let mut wide = [0_i32; 64];
             let part_sums = &mut wide[..width];
             column_sums(kernel, &part.check()?, &ones, part_sums);
@@ -160,7 +165,7 @@ fn sum_columns(
 }
 
 impl<'a> PackedBytes<'a> {
-    /// Wraps what [`pack_right`] wrote for a matrix of `k` rows.
+    /// Wraps what [`pack_rhs`] wrote for a matrix of `k` rows.
     ///
     /// # Errors
     ///
@@ -172,11 +177,11 @@ impl<'a> PackedBytes<'a> {
     ) -> Result<PackedBytes<'a>, GemmError> {
         let kernel = ByteKernel::of(cpu.isa);
         let ([panels, sums], len) = (lens(kernel, k, columns), packed.len());
-        let too_short = GemmError::TooShort { what: "packed codes", needed: panels + sums, len };
+        let too_short = GemmError::TooShort { what: "packed quantized values", needed: panels + sums, len };
         let (panels, rest) = packed.split_at_checked(panels).ok_or(too_short)?;
         let sums = rest.get(..sums).ok_or(too_short)?;
         let sums = bytemuck::try_cast_slice(sums)
-            .map_err(|_| GemmError::Shape("memory for packed codes is not aligned"))?;
+            .map_err(|_| GemmError::Shape("memory for packed quantized values is not aligned"))?;
         Ok(PackedBytes { panels, sums, k, columns, unsigned, width: kernel.packed_width(columns) })
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use ort_cpu_vector::simd::Isa;
 
 /// Pseudo-random quantized values, including the extremes.
-fn codes(count: usize, seed: u64) -> Vec<u8> {
+fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -23,8 +23,8 @@ fn codes(count: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-fn number(code: u8, signed: bool) -> i64 {
-    if signed { i64::from(code as i8) } else { i64::from(code) }
+fn number(value: u8, signed: bool) -> i64 {
+    if signed { i64::from(value as i8) } else { i64::from(value) }
 }
 
 /// A quantized matmul: its shape, whether operands are signed, and their zero points (one, or one
@@ -59,7 +59,7 @@ impl Case {
 
     fn check(&self) {
         let [rows, columns, k] = self.shape;
-        let (a, b) = (codes(rows * k, 1 + k as u64), codes(k * columns, 77 + columns as u64));
+        let (a, b) = (random_bytes(rows * k, 1 + k as u64), random_bytes(k * columns, 77 + columns as u64));
         let bias: Vec<i32> = match self.bias {
             true => (0..columns as i32).map(|column| column * 1_000_003 - 5000).collect(),
             false => Vec::new(),
@@ -69,18 +69,18 @@ impl Case {
             for threads in [1, 2] {
                 let cpu = Cpu { isa, ..Cpu::with_threads(threads) };
                 let what = format!("{isa:?} {threads} {:?} {:?} {:?}", self.shape, self.signed, self.zeros);
-                let mut packed = vec![0_u32; packed_right_len(cpu, k, columns) / 4];
+                let mut packed = vec![0_u32; packed_rhs_len(cpu, k, columns) / 4];
                 let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
                 let strides = if self.transposed { [1, k] } else { [columns, 1] };
-                pack_right(cpu, (&b, !self.signed[1]), [k, columns], strides, packed).unwrap();
-                let right = PackedBytes::new(cpu, (packed, !self.signed[1]), [k, columns]).unwrap();
-                let left = Left { codes: &a, signed: self.signed[0], rows, zeros: &self.zeros[0] };
-                let product = CodeProduct { left, right, right_zeros: &self.zeros[1], bias: &bias };
+                pack_rhs(cpu, (&b, !self.signed[1]), [k, columns], strides, packed).unwrap();
+                let rhs = PackedBytes::new(cpu, (packed, !self.signed[1]), [k, columns]).unwrap();
+                let lhs = QuantizedLhs { values: &a, signed: self.signed[0], rows, zeros: &self.zeros[0] };
+                let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: &self.zeros[1], bias: &bias };
                 let mut workspace = vec![-1; multiply_workspace_len(self.shape, self.signed[0])];
                 let mut run =
-                    |target: Target<'_>| multiply(cpu, &product, target, columns, &mut workspace).unwrap();
+                    |target: Target<'_>| multiply(cpu, &matmul, target, columns, &mut workspace).unwrap();
                 let mut found = vec![7; rows * columns];
-                run(Target::Sums(&mut found));
+                run(Target::Accumulators(&mut found));
                 assert_eq!(found, sums, "{what}");
 
                 let factors: Vec<f32> = (0..columns).map(|column| 0.001 * (1 + column % 7) as f32).collect();
@@ -99,15 +99,15 @@ impl Case {
                     let by_row: Vec<f32> = (0..rows).map(|row| 0.003 / (1 + row % 5) as f32).collect();
                     let all = [Factors::One(1.0), Factors::Columns(&factors), Factors::Rows(&by_row)];
                     for (kind, factors_of) in all.into_iter().enumerate() {
-                        let mut codes = vec![9; rows * columns];
-                        run(Target::Codes { codes: &mut codes, factors: factors_of, zero, signed });
-                        for (at, code) in codes.iter().enumerate() {
+                        let mut values = vec![9; rows * columns];
+                        run(Target::Quantized { values: &mut values, factors: factors_of, zero, signed });
+                        for (at, value) in values.iter().enumerate() {
                             let factor = [1.0, factors[at % columns], by_row[at / columns]][kind];
                             let whole =
                                 f64::from(sums[at] as f32 * factor).round_ties_even() + f64::from(zero);
                             let (least, greatest) = if signed { (-128.0, 127.0) } else { (0.0, 255.0) };
                             let expected = whole.clamp(least, greatest) as i64;
-                            assert_eq!(number(*code, signed), expected, "{what} code {at} of {kind}");
+                            assert_eq!(number(*value, signed), expected, "{what} value {at} of {kind}");
                         }
                     }
                 }
@@ -158,16 +158,16 @@ fn extremes_do_not_saturate() {
     let (k, columns) = (1024, 20);
     for isa in Isa::available() {
         let cpu = Cpu { isa, ..Cpu::with_threads(1) };
-        let mut packed = vec![0_u32; packed_right_len(cpu, k, columns) / 4];
+        let mut packed = vec![0_u32; packed_rhs_len(cpu, k, columns) / 4];
         let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
         let (a, b) = (vec![255; k], vec![0x80; k * columns]);
-        pack_right(cpu, (&b, false), [k, columns], [columns, 1], packed).unwrap();
-        let right = PackedBytes::new(cpu, (packed, false), [k, columns]).unwrap();
-        let left = Left { codes: &a, signed: false, rows: 1, zeros: &[] };
-        let product = CodeProduct { left, right, right_zeros: &[], bias: &[] };
+        pack_rhs(cpu, (&b, false), [k, columns], [columns, 1], packed).unwrap();
+        let rhs = PackedBytes::new(cpu, (packed, false), [k, columns]).unwrap();
+        let lhs = QuantizedLhs { values: &a, signed: false, rows: 1, zeros: &[] };
+        let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: &[], bias: &[] };
         let mut workspace = vec![0; multiply_workspace_len([1, columns, k], false)];
         let mut sums = vec![0; columns];
-        multiply(cpu, &product, Target::Sums(&mut sums), columns, &mut workspace).unwrap();
+        multiply(cpu, &matmul, Target::Accumulators(&mut sums), columns, &mut workspace).unwrap();
         assert_eq!(sums, vec![-255 * 128 * 1024; columns], "{isa:?}");
     }
 }
@@ -175,22 +175,22 @@ fn extremes_do_not_saturate() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let cpu = Cpu::with_threads(1);
-    let mut packed = vec![0_u32; packed_right_len(cpu, 4, 4) / 4];
+    let mut packed = vec![0_u32; packed_rhs_len(cpu, 4, 4) / 4];
     let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
-    assert!(pack_right(cpu, (&[0; 15], false), [4, 4], [4, 1], packed).is_err());
-    pack_right(cpu, (&[0; 16], false), [4, 4], [4, 1], packed).unwrap();
-    let right = PackedBytes::new(cpu, (packed, false), [4, 4]).unwrap();
-    let left = Left { codes: &[0; 8], signed: false, rows: 2, zeros: &[] };
-    let product = CodeProduct { left, right, right_zeros: &[], bias: &[] };
+    assert!(pack_rhs(cpu, (&[0; 15], false), [4, 4], [4, 1], packed).is_err());
+    pack_rhs(cpu, (&[0; 16], false), [4, 4], [4, 1], packed).unwrap();
+    let rhs = PackedBytes::new(cpu, (packed, false), [4, 4]).unwrap();
+    let lhs = QuantizedLhs { values: &[0; 8], signed: false, rows: 2, zeros: &[] };
+    let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: &[], bias: &[] };
     let mut workspace = vec![0; multiply_workspace_len([2, 4, 4], false)];
-    let mut refused = |product: &CodeProduct<'_>, len: usize, row_stride: usize| {
-        multiply(cpu, product, Target::Sums(&mut vec![0; len]), row_stride, &mut workspace).is_err()
+    let mut refused = |matmul: &QuantizedMatmul<'_>, len: usize, row_stride: usize| {
+        multiply(cpu, matmul, Target::Accumulators(&mut vec![0; len]), row_stride, &mut workspace).is_err()
     };
-    assert!(!refused(&product, 8, 4));
-    assert!(refused(&product, 7, 4));
-    assert!(refused(&product, 8, 3));
-    assert!(refused(&CodeProduct { right_zeros: &[1, 2, 3], ..product }, 8, 4));
-    assert!(refused(&CodeProduct { bias: &[1, 2, 3], ..product }, 8, 4));
-    assert!(refused(&CodeProduct { left: Left { codes: &[0; 7], ..left }, ..product }, 8, 4));
-    assert!(refused(&CodeProduct { left: Left { zeros: &[1, 2, 3], ..left }, ..product }, 8, 4));
+    assert!(!refused(&matmul, 8, 4));
+    assert!(refused(&matmul, 7, 4));
+    assert!(refused(&matmul, 8, 3));
+    assert!(refused(&QuantizedMatmul { rhs_zeros: &[1, 2, 3], ..matmul }, 8, 4));
+    assert!(refused(&QuantizedMatmul { bias: &[1, 2, 3], ..matmul }, 8, 4));
+    assert!(refused(&QuantizedMatmul { lhs: QuantizedLhs { values: &[0; 7], ..lhs }, ..matmul }, 8, 4));
+    assert!(refused(&QuantizedMatmul { lhs: QuantizedLhs { zeros: &[1, 2, 3], ..lhs }, ..matmul }, 8, 4));
 }

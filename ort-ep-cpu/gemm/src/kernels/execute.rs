@@ -8,7 +8,7 @@ use super::Kernel;
 use super::pairs::STAGED;
 use super::tile::Tile;
 use crate::epilogue::{Finish, apply};
-use crate::operand::{AOperand, BOperand};
+use crate::operand::{LhsOperand, RhsOperand};
 use crate::{Gemm, GemmError};
 use ort_cpu_threads::interrupt::{TASK_UNITS, spending};
 use ort_cpu_threads::parallel::{Pool, Shares, for_each_chunk_mut};
@@ -59,28 +59,28 @@ pub(crate) struct SlotLens {
     /// A packed block of B.
     pub(crate) block: usize,
     /// Rows of A converted to bf16 pairs.
-    pub(crate) left: usize,
+    pub(crate) lhs: usize,
     /// The staging buffer of a conversion.
     pub(crate) stage: usize,
 }
 
 impl SlotLens {
     pub(crate) fn len(&self) -> usize {
-        self.block + self.left + self.stage
+        self.block + self.lhs + self.stage
     }
 
     /// Splits a slot into its parts.
     fn split<'a>(&self, slot: &'a mut [f32]) -> Slot<'a> {
         let (block, rest) = slot.split_at_mut(self.block);
-        let (left, stage) = rest.split_at_mut(self.left);
-        Slot { block, left, stage }
+        let (lhs, stage) = rest.split_at_mut(self.lhs);
+        Slot { block, lhs, stage }
     }
 }
 
 /// A thread's part of the workspace.
 struct Slot<'a> {
     block: &'a mut [f32],
-    left: &'a mut [f32],
+    lhs: &'a mut [f32],
     stage: &'a mut [f32],
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn execute<'a>(
                 return;
             }
         };
-        let height = gemm.a.height(kernel);
+        let height = gemm.lhs.height(kernel);
         let tiles = rows.div_ceil(height);
         let block = Block {
             kernel,
@@ -292,18 +292,18 @@ impl Block<'_> {
         let (kernel, width) = (self.kernel, self.kernel.width());
         let next = kernel.elements(steps.len()) * width;
         let packed = |start| Strips { start, next, row: 0, step: width };
-        match &self.gemm.b {
-            BOperand::Packed(b) => {
+        match &self.gemm.rhs {
+            RhsOperand::Packed(b) => {
                 let next = kernel.elements(b.k) * width;
                 let first = panels.start * next + kernel.elements(steps.start) * width;
                 Strips { start: b.values.as_ptr().wrapping_add(first), next, row: 0, step: width }
             }
-            BOperand::Plain(matrix) if !self.grid.packs => {
+            RhsOperand::Plain(matrix) if !self.grid.packs => {
                 let first = panels.start * width + steps.start * matrix.row_stride;
                 let start = matrix.values.as_ptr().wrapping_add(first);
                 Strips { start, next: width, row: 0, step: matrix.row_stride }
             }
-            BOperand::Im2col(image) if image.terms == kernel.terms() => {
+            RhsOperand::Im2col(image) if image.terms == kernel.terms() => {
                 let steps = kernel.elements(steps.start)..kernel.elements(steps.end);
                 kernel.pack_windows(image, steps, self.columns(panels), slot.block, [width, next]);
                 packed(slot.block.as_ptr())
@@ -324,13 +324,13 @@ impl Block<'_> {
     /// Packs k steps and columns of B into a panel with one element per k step.
     fn pack_panel(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
         let width = self.kernel.width();
-        match &self.gemm.b {
-            BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps, columns, to),
-            BOperand::Blocks(blocks) => blocks.pack(self.grid.isa, steps, columns, to, width),
-            BOperand::Im2col(image) => {
+        match &self.gemm.rhs {
+            RhsOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps, columns, to),
+            RhsOperand::Blocks(blocks) => blocks.pack(self.grid.isa, steps, columns, to, width),
+            RhsOperand::Im2col(image) => {
                 self.kernel.pack_windows(image, steps, columns, to, [width, 0]);
             }
-            BOperand::Packed(_) => {}
+            RhsOperand::Packed(_) => {}
         }
     }
 
@@ -338,7 +338,7 @@ impl Block<'_> {
     fn pack_pairs(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], stage: &mut [f32]) {
         let width = self.kernel.width();
         // Contiguous rows are paired straight from B, without the staging buffer.
-        if let BOperand::Plain(matrix) = &self.gemm.b
+        if let RhsOperand::Plain(matrix) = &self.gemm.rhs
             && (matrix.column_stride == 1 || columns.len() == 1)
         {
             let first = steps.start * matrix.row_stride + columns.start * matrix.column_stride;
@@ -361,22 +361,22 @@ impl Block<'_> {
     /// slot.
     fn strips_of_a(&self, tiles: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
         let (kernel, height) = (self.kernel, self.height);
-        match &self.gemm.a {
-            AOperand::Packed(packed) => {
+        match &self.gemm.lhs {
+            LhsOperand::Packed(packed) => {
                 let next = kernel.elements(packed.k) * height;
                 let first = tiles.start * next + kernel.elements(steps.start) * height;
                 Strips { start: packed.values.as_ptr().wrapping_add(first), next, row: 1, step: height }
             }
-            AOperand::Plain(matrix) if matrix.terms == kernel.terms() => {
+            LhsOperand::Plain(matrix) if matrix.terms == kernel.terms() => {
                 let [row, step] = [matrix.row_stride, matrix.column_stride];
                 let first = tiles.start * height * row + kernel.elements(steps.start) * step;
                 let start = matrix.values.as_ptr().wrapping_add(first);
                 Strips { start, next: height * row, row, step }
             }
-            AOperand::Plain(matrix) => {
+            LhsOperand::Plain(matrix) => {
                 let rows = tiles.start * height..(tiles.end * height).min(self.grid.shape[0]);
-                let [row, step] = kernel.pair_left(matrix, rows, steps, slot.left, slot.stage);
-                Strips { start: slot.left.as_ptr(), next: height * row, row, step }
+                let [row, step] = kernel.pair_lhs(matrix, rows, steps, slot.lhs, slot.stage);
+                Strips { start: slot.lhs.as_ptr(), next: height * row, row, step }
             }
         }
     }
@@ -392,7 +392,7 @@ impl Block<'_> {
         // Tile by tile, rows of C are written in long runs and a panel of the weights stays in L1.
         // Panels of B then do not stay there, which matters if they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
-        let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
+        let by_tile = matches!(self.gemm.lhs, LhsOperand::Packed(_)) && !long;
         // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
         let units = self.height * self.kernel.width() * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
         // SAFETY: `run_tile` has the contract of this function.
@@ -425,7 +425,7 @@ impl Block<'_> {
         let columns = self.columns(&(panel..panel + 1));
         let vectors = columns.len().div_ceil(self.kernel.lanes);
         // Packing pads panels to whole vectors, so only a panel read in place can end inside one.
-        let packed = self.grid.packs || matches!(self.gemm.b, BOperand::Packed(_));
+        let packed = self.grid.packs || matches!(self.gemm.rhs, RhsOperand::Packed(_));
         let whole = packed || columns.len() == vectors * self.kernel.lanes;
         let functions = if whole { self.kernel.whole } else { self.kernel.partial };
         let strip = b.start.wrapping_add((panel - panels.start) * b.next);
@@ -447,7 +447,7 @@ impl Block<'_> {
             column_bias: std::ptr::null(),
             residual: std::ptr::null(),
             residual_row: 0,
-            ending: super::Ending::None,
+            activation: super::RegisterActivation::None,
             prefetch: strip,
             prefetch_step: 0,
         };
@@ -469,7 +469,7 @@ impl Block<'_> {
     }
 
     fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {
-        call.ending = self.finish.ending;
+        call.activation = self.finish.activation;
         if let Some(bias) = self.finish.row_bias {
             call.row_bias = bias.as_ptr().wrapping_add(row);
         }

@@ -10,7 +10,7 @@ use super::execute::Block;
 use super::tile::AddRows;
 use crate::Gemm;
 use crate::epilogue::apply;
-use crate::operand::{AOperand, BOperand, Strided};
+use crate::operand::{LhsOperand, RhsOperand, Strided};
 use ort_cpu_threads::interrupt::spend;
 
 /// Multiply-adds for a unit of [`spend`]: a quarter of a tile's, because GEMV waits for memory.
@@ -26,7 +26,9 @@ impl Block<'_> {
     ///
     /// As [`Block::run`].
     pub(super) unsafe fn run_vector(&self, tiles: &Range<usize>, panels: &Range<usize>) -> bool {
-        let (AOperand::Plain(a), BOperand::Plain(b)) = (&self.gemm.a, &self.gemm.b) else { return false };
+        let (LhsOperand::Plain(a), RhsOperand::Plain(b)) = (&self.gemm.lhs, &self.gemm.rhs) else {
+            return false;
+        };
         if a.terms > 1 {
             return false;
         }

@@ -26,7 +26,7 @@ pub(super) use execute::{Grid, Output, SlotLens, execute};
 pub(super) use pack::{transpose, unfold};
 pub(super) use rows::add_four_rows;
 pub use rows::{Number, Widen};
-pub(super) use tile::Ending;
+pub(super) use tile::RegisterActivation;
 
 use pairs::MakePairs;
 use tile::{AddRows, TileFunction, Vector, copy, copy_even};

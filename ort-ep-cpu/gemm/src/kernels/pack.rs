@@ -10,7 +10,7 @@ use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
 /// Packs the rows of A from `first` on into one panel: k step by k step, with the panel's rows
 /// contiguous. Rows beyond the matrix become zeros.
-pub(super) fn pack_a_panel<T: Weight>(
+pub(super) fn pack_lhs_panel<T: Weight>(
     values: &[T],
     [rows, k]: [usize; 2],
     [row_stride, step_stride]: [usize; 2],
@@ -41,7 +41,7 @@ pub(super) fn pack_a_panel<T: Weight>(
 
 /// Packs the columns of B from `first` on into one panel: k step by k step, with the panel's
 /// columns contiguous. Columns beyond the matrix become zeros.
-pub(super) fn pack_b_panel<T: Weight>(
+pub(super) fn pack_rhs_panel<T: Weight>(
     values: &[T],
     [k, columns]: [usize; 2],
     [row_stride, column_stride]: [usize; 2],

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::pack::{pack_a_panel, pack_b_panel};
+use super::pack::{pack_lhs_panel, pack_rhs_panel};
 use super::{CopyRows, Kernel};
 use crate::operand::{Strided, Weight};
 
@@ -44,7 +44,7 @@ impl Kernel {
     }
 
     /// Packs the rows of A from `first` on into one panel. Rows beyond the matrix become zeros.
-    pub(crate) fn pack_a_panel<T: Weight>(
+    pub(crate) fn pack_lhs_panel<T: Weight>(
         &self,
         values: &[T],
         [rows, k]: [usize; 2],
@@ -53,17 +53,17 @@ impl Kernel {
         to: &mut [f32],
     ) {
         if self.pairs.is_none() {
-            return pack_a_panel(values, [rows, k], [row_stride, step_stride], first, to);
+            return pack_lhs_panel(values, [rows, k], [row_stride, step_stride], first, to);
         }
         self.pack_staged(k, to, |steps, staged| {
             let values = &values[steps.start * step_stride..];
-            pack_a_panel(values, [rows, steps.len()], [row_stride, step_stride], first, staged);
+            pack_lhs_panel(values, [rows, steps.len()], [row_stride, step_stride], first, staged);
         });
     }
 
-    /// [`Kernel::pack_a_panel`], with k step `step` of row `row` at
+    /// [`Kernel::pack_lhs_panel`], with k step `step` of row `row` at
     /// `row * row_stride + place(step)`.
-    pub(crate) fn pack_a_panel_by<T: Weight>(
+    pub(crate) fn pack_lhs_panel_by<T: Weight>(
         &self,
         values: &[T],
         [rows, k]: [usize; 2],
@@ -88,7 +88,7 @@ impl Kernel {
 
     /// Packs the columns of B from `first` on into one panel. Columns beyond the matrix become
     /// zeros.
-    pub(crate) fn pack_b_panel<T: Weight>(
+    pub(crate) fn pack_rhs_panel<T: Weight>(
         &self,
         values: &[T],
         [k, columns]: [usize; 2],
@@ -97,11 +97,11 @@ impl Kernel {
         to: &mut [f32],
     ) {
         if self.pairs.is_none() {
-            return pack_b_panel(values, [k, columns], [row_stride, column_stride], first, to);
+            return pack_rhs_panel(values, [k, columns], [row_stride, column_stride], first, to);
         }
         self.pack_staged(k, to, |steps, staged| {
             let values = &values[steps.start * row_stride..];
-            pack_b_panel(values, [steps.len(), columns], [row_stride, column_stride], first, staged);
+            pack_rhs_panel(values, [steps.len(), columns], [row_stride, column_stride], first, staged);
         });
     }
 
@@ -179,7 +179,7 @@ impl Kernel {
     ///
     /// `to` must hold the rows times the pairs, `stage` must hold [`Kernel::stage_len`] values, and
     /// the matrix must contain the ranges.
-    pub(super) fn pair_left(
+    pub(super) fn pair_lhs(
         &self,
         a: &Strided,
         rows: Range<usize>,

@@ -46,7 +46,7 @@ pub(super) trait Vector: Copy {
 
 /// The activation at the end of an epilogue, evaluated in registers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Ending {
+pub(crate) enum RegisterActivation {
     /// No activation.
     None,
     /// `min(max(x, low), high)`.
@@ -88,7 +88,7 @@ pub(super) struct Tile {
     pub(super) column_bias: *const f32,
     pub(super) residual: *const f32,
     pub(super) residual_row: usize,
-    pub(super) ending: Ending,
+    pub(super) activation: RegisterActivation,
     /// Memory that a later call will read, of which each k step prefetches one cache line, and the
     /// stride between these lines.
     pub(super) prefetch: *const f32,
@@ -219,7 +219,7 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
                 sum.add(read(tile.residual.add(row * tile.residual_row), vector))
             });
         }
-        end(&mut sums, tile.ending);
+        end(&mut sums, tile.activation);
         each(&mut sums, |sum, row, vector| {
             let to = tile.c.add(row * tile.c_row + vector * V::LANES);
             match vector + 1 == VECTORS && last < V::LANES {
@@ -252,26 +252,26 @@ fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
 #[inline(always)]
 unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
     sums: &mut [[V; VECTORS]; ROWS],
-    ending: Ending,
+    activation: RegisterActivation,
 ) {
     // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let (zero, one) = (V::splat(0.0), V::splat(1.0));
-        match ending {
-            Ending::None => {}
-            Ending::Clip { low, high } => {
+        match activation {
+            RegisterActivation::None => {}
+            RegisterActivation::Clip { low, high } => {
                 let (low, high) = (V::splat(low), V::splat(high));
                 each(sums, |sum, _, _| sum.max(low).min(high));
             }
-            Ending::LeakyRelu { slope } => {
+            RegisterActivation::LeakyRelu { slope } => {
                 let slope = V::splat(slope);
                 each(sums, |sum, _, _| sum.min(zero).mul(slope).add(sum.max(zero)));
             }
-            Ending::HardSigmoid { slope, offset } => {
+            RegisterActivation::HardSigmoid { slope, offset } => {
                 let (slope, offset) = (V::splat(slope), V::splat(offset));
                 each(sums, |sum, _, _| sum.mul_add(slope, offset).max(zero).min(one));
             }
-            Ending::HardSwish => {
+            RegisterActivation::HardSwish => {
                 let (slope, offset) = (V::splat(1.0 / 6.0), V::splat(0.5));
                 each(sums, |sum, _, _| sum.mul(sum.mul_add(slope, offset).max(zero).min(one)));
             }

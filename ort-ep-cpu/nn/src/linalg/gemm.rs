@@ -11,14 +11,14 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
-use super::PackedLeft;
-use super::product::spread;
+use super::TransposedLhs;
+use super::matmul_batch::spread;
 use ort_cpu_gemm::generic::{self, Number, View};
-use ort_cpu_gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::activation::unary_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::packed::{PackedRight, is_weight, product_cpu};
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 use ort_cpu_vector::elementwise::Unary;
@@ -35,18 +35,22 @@ const PACKED: KernelDef = KernelDef {
     when: |node: &NodeView<'_>| {
         is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
     },
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
-const PLAIN: KernelDef =
-    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| widened(cx, make_plain), ..KernelDef::BASE };
+const UNPACKED: KernelDef = KernelDef {
+    op: "Gemm",
+    types: &[("T", SINGLE)],
+    make: |cx| via_f32(cx, make_unpacked),
+    ..KernelDef::BASE
+};
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PACKED },
-    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PLAIN },
+    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..UNPACKED },
     KernelDef {
         op: "Gemm",
         types: &[("T", TypeSet::HIGH_PRECISION)],
@@ -91,28 +95,28 @@ impl Options {
     }
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Single { options: Options::new(cx)?, precision: cx.precision, right: None }))
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Single { options: Options::new(cx)?, precision: cx.precision, rhs: None }))
 }
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let options = Options::new(cx)?;
     let view = cx.constant(1).ok_or_else(|| error!(Fail, "the right operand is not constant"))?;
     let (shape, strides) = options.side(1, view.shape())?;
-    let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { options, precision: cx.precision, right }))
+    let rhs = Some(PackedWeight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single { options, precision: cx.precision, rhs }))
 }
 
 struct Single {
     options: Options,
     precision: Precision,
-    right: Option<PackedRight>,
+    rhs: Option<PackedWeight>,
 }
 
 impl Single {
     fn columns(&self, b: &[usize]) -> Result<usize> {
-        match &self.right {
-            Some(right) => Ok(right.columns),
+        match &self.rhs {
+            Some(rhs) => Ok(rhs.columns),
             None => Ok(self.options.side(1, b)?.0[1]),
         }
     }
@@ -120,15 +124,15 @@ impl Single {
 
 impl Single {
     /// Returns whether the left side is column-major and worth packing.
-    fn packs_left(&self, shape: [usize; 3]) -> bool {
-        self.options.transposed[0] && PackedLeft::pays(shape)
+    fn packs_lhs(&self, shape: [usize; 3]) -> bool {
+        self.options.transposed[0] && TransposedLhs::pays(shape)
     }
 
     /// Returns the ranges of k that are computed one after another: a single one, unless the left
     /// side is packed part by part.
     fn parts(&self, shape: [usize; 3]) -> SmallVec<[Range<usize>; 4]> {
-        match self.packs_left(shape) && self.right.is_none() {
-            true => PackedLeft::parts(1, shape).collect(),
+        match self.packs_lhs(shape) && self.rhs.is_none() {
+            true => TransposedLhs::parts(1, shape).collect(),
             false => SmallVec::from_iter(std::iter::once(0..shape[2])),
         }
     }
@@ -150,6 +154,8 @@ impl Single {
                 Step::Residual { values, row_stride: columns }
             }
             _ => {
+                // Any other addend is broadcast to the result first, which the GEMM then scales by
+                // beta.
                 spread(values, c.shape(), result, &[rows, columns])?;
                 return Ok((SmallVec::new(), self.options.beta));
             }
@@ -163,15 +169,15 @@ impl Executable for Single {
         let [rows, k] = self.options.side(0, shapes.input(0))?.0;
         let columns = self.columns(shapes.input(1))?;
         // With one column, a transposed side is contiguous.
-        let source = match (&self.right, self.options.transposed[1] && columns > 1) {
-            (Some(_), _) => BSource::Packed,
-            (None, true) => BSource::Strided,
-            (None, false) => BSource::Rows,
+        let source = match (&self.rhs, self.options.transposed[1] && columns > 1) {
+            (Some(_), _) => RhsSource::Packed,
+            (None, true) => RhsSource::Strided,
+            (None, false) => RhsSource::Rows,
         };
-        let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
+        let cpu = gemm_cpu(shapes.threads, self.precision, self.rhs.is_some(), rows);
         let part = |steps: Range<usize>| {
             let shape = [rows, columns, steps.len()];
-            let packed = if self.packs_left(shape) { PackedLeft::len(cpu, 1, shape) } else { 0 };
+            let packed = if self.packs_lhs(shape) { TransposedLhs::len(cpu, 1, shape) } else { 0 };
             packed.saturating_add(workspace_len(cpu, 1, shape, source))
         };
         bytes_of::<f32>(self.parts([rows, columns, k]).into_iter().map(part).max().unwrap_or(0))
@@ -180,9 +186,9 @@ impl Executable for Single {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let workspace = scratch(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let ([rows, k], left_strides) = self.options.side(0, a.shape())?;
-        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
-        let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        let ([rows, k], lhs_strides) = self.options.side(0, a.shape())?;
+        let cpu = gemm_cpu(cx.threads(), self.precision, self.rhs.is_some(), rows);
+        let packed = self.rhs.as_ref().map(|rhs| rhs.operand(cpu)).transpose()?;
         // A packed weight may still be an input, because other nodes read it.
         let b = b.filter(|_| packed.is_none());
         let columns = self.columns(b.as_ref().map_or(&[], |b| b.shape()))?;
@@ -194,20 +200,20 @@ impl Executable for Single {
         for part in self.parts([rows, columns, k]) {
             let mut rest = &mut *workspace;
             let shape = [rows, columns, part.len()];
-            let left = if self.packs_left([rows, columns, k]) {
-                let to = take(&mut rest, PackedLeft::len(cpu, 1, shape))?;
-                PackedLeft::new(cpu, a, [rows, columns, k], part.clone(), to)?
+            let lhs = if self.packs_lhs([rows, columns, k]) {
+                let to = take(&mut rest, TransposedLhs::len(cpu, 1, shape))?;
+                TransposedLhs::new(cpu, a, [rows, columns, k], part.clone(), to)?
                     .operand(cpu, 0)
                     .map_err(refused)?
             } else {
-                AOperand::Plain(Strided::new(a, [rows, k], left_strides).map_err(refused)?)
+                LhsOperand::Plain(Strided::new(a, [rows, k], lhs_strides).map_err(refused)?)
             };
-            let right = match (packed, &b) {
+            let rhs = match (packed, &b) {
                 (Some(packed), _) => packed,
                 (None, Some(b)) => {
                     let strides = self.options.side(1, b.shape())?.1;
                     let values = b.as_slice()?.get(part.start * strides[0]..).unwrap_or(&[]);
-                    BOperand::Plain(Strided::new(values, [part.len(), columns], strides).map_err(refused)?)
+                    RhsOperand::Plain(Strided::new(values, [part.len(), columns], strides).map_err(refused)?)
                 }
                 (None, None) => return Err(error!(Fail, "there is no right side")),
             };
@@ -217,7 +223,7 @@ impl Executable for Single {
                 alpha: self.options.alpha,
                 beta: if part.start == 0 { beta } else { 1.0 },
                 epilogue: if part.end == k { &steps } else { &[] },
-                ..Gemm::new(left, right)
+                ..Gemm::new(lhs, rhs)
             };
             gemm.run(cpu, result, columns, rest).map_err(refused)?;
         }
@@ -249,11 +255,11 @@ where
     let (a_shape, a_strides) = options.side(0, a.shape())?;
     let (b_shape, b_strides) = options.side(1, b.shape())?;
     ensure!(a_shape[1] == b_shape[0], InvalidArgument, "the inner sizes of the matrix product differ");
-    let left = View::new(a.as_slice::<T>()?, a_shape, a_strides).map_err(refused)?;
-    let right = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
+    let lhs = View::new(a.as_slice::<T>()?, a_shape, a_strides).map_err(refused)?;
+    let rhs = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
     let (rows, columns) = (a_shape[0], b_shape[1]);
     let result = cx.output(0)?.as_mut_slice::<T>()?;
-    generic::multiply(cpu, left, right, result).map_err(refused)?;
+    generic::multiply(cpu, lhs, rhs, result).map_err(refused)?;
     let (alpha, beta) = (f64::from(options.alpha), f64::from(options.beta));
     if alpha != 1.0 {
         pieces_mut(result).flatten().for_each(|value| *value = (alpha * value.as_()).as_());

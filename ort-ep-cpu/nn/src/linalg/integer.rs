@@ -5,15 +5,15 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::product::Product;
+use super::matmul_batch::MatmulBatch;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
-    CodeProduct, Factors, Left, PackedBytes, Target, multiply, multiply_workspace_len, pack_right,
-    packed_right_len,
+    Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
+    packed_rhs_len,
 };
-use ort_cpu_kernel::coded::{PackedCodes, codes_len, is_unsigned};
-use ort_cpu_kernel::codes::{range, read_floats, write_codes};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_convert::{range, read_floats, write_quantized};
+use ort_cpu_kernel::quantized_gemm::{PackedQuantized, is_unsigned, quantized_len};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 
@@ -21,7 +21,7 @@ cpu_kernels![
     KernelDef {
         op: "MatMulInteger",
         unaligned: &[1],
-        make: |cx| Ok(Box::new(MatMulInteger(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(MatMulInteger(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -32,7 +32,7 @@ cpu_kernels![
             ("T3", TypeSet::of(&[DType::I8, DType::U8])),
         ],
         unaligned: &[3],
-        make: |cx| Ok(Box::new(QLinear(CodeSides::new(cx, [0, 3])?))),
+        make: |cx| Ok(Box::new(QLinear(QuantizedOperands::new(cx, [0, 3])?))),
         ..KernelDef::BASE
     },
     // Fallback for 8-bit floats, whose accumulators are floats too.
@@ -58,24 +58,37 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
     }
 }
 
-/// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
-pub(super) struct CodeSides {
-    /// The indices of the two inputs.
-    places: [usize; 2],
-    packed: Option<(PackedCodes, Shape)>,
+/// What a batch of quantized matmuls reads, besides the right side.
+pub(super) struct QuantizedInputs<'a> {
+    /// The left matrices, one after another.
+    pub(super) lhs: &'a [u8],
+    /// Whether they are signed.
+    pub(super) signed: bool,
+    pub(super) matmuls: &'a MatmulBatch,
+    /// The zero points of both sides.
+    pub(super) zeros: [&'a [i32]; 2],
+    /// Added to the accumulators of each column, or empty.
+    pub(super) bias: &'a [i32],
 }
 
-impl CodeSides {
-    pub(super) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<CodeSides> {
-        CodeSides::with_right(cx, places, false)
+/// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
+pub(super) struct QuantizedOperands {
+    /// The indices of the two inputs.
+    places: [usize; 2],
+    packed: Option<(PackedQuantized, Shape)>,
+}
+
+impl QuantizedOperands {
+    pub(super) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<QuantizedOperands> {
+        QuantizedOperands::with_rhs(cx, places, false)
     }
 
     /// Like [`new`](Self::new). A `transposed` right side must be a constant matrix.
-    pub(super) fn with_right(
+    pub(super) fn with_rhs(
         cx: &mut CompileCx<'_>,
         places: [usize; 2],
         transposed: bool,
-    ) -> Result<CodeSides> {
+    ) -> Result<QuantizedOperands> {
         let constant = cx.constant(places[1]);
         let layout = match constant.map(|view| view.shape()) {
             Some(&[k]) => Some(([k, 1], [1, 1])),
@@ -85,34 +98,34 @@ impl CodeSides {
             _ => None,
         };
         let (Some(view), Some((shape, strides))) = (constant, layout) else {
-            return Ok(CodeSides { places, packed: None });
+            return Ok(QuantizedOperands { places, packed: None });
         };
-        let packed = PackedCodes::new(cx, view, 0, shape, strides)?;
+        let packed = PackedQuantized::new(cx, view, 0, shape, strides)?;
         cx.consume(places[1]);
         // A vector keeps its rank, which decides the rank of the result.
         let shape = if view.rank() == 1 { &shape[..1] } else { &shape[..] };
-        Ok(CodeSides { places, packed: Some((packed, Shape::from_slice(shape))) })
+        Ok(QuantizedOperands { places, packed: Some((packed, Shape::from_slice(shape))) })
     }
 
-    /// Returns the sizes of the matmuls. `right` is not read if the right side is packed.
-    pub(super) fn product(&self, left: &[usize], right: &[usize]) -> Result<Product> {
-        Product::new(left, self.packed.as_ref().map_or(right, |(_, shape)| &shape[..]))
+    /// Returns the sizes of the matmuls. `rhs` is not read if the right side is packed.
+    pub(super) fn matmuls(&self, lhs: &[usize], rhs: &[usize]) -> Result<MatmulBatch> {
+        MatmulBatch::new(lhs, self.packed.as_ref().map_or(rhs, |(_, shape)| &shape[..]))
     }
 
-    pub(super) fn product_of(&self, shapes: &IoShapes<'_>) -> Result<Product> {
-        self.product(shapes.input(self.places[0]), shapes.input(self.places[1]))
+    pub(super) fn matmuls_of(&self, shapes: &IoShapes<'_>) -> Result<MatmulBatch> {
+        self.matmuls(shapes.input(self.places[0]), shapes.input(self.places[1]))
     }
 
     /// Returns the workspace in values that [`run`](Self::run) needs; the left side may be signed.
     pub(super) fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let product = self.product_of(shapes)?;
-        let [_, columns, k] = product.shape;
+        let matmuls = self.matmuls_of(shapes)?;
+        let [_, columns, k] = matmuls.shape;
         let cpu = Cpu::with_threads(shapes.threads);
         let packed = match self.packed {
             Some(_) => 0,
-            None => codes_len(packed_right_len(cpu, k, columns)),
+            None => quantized_len(packed_rhs_len(cpu, k, columns)),
         };
-        Ok(packed.saturating_add(multiply_workspace_len(product.shape, true)))
+        Ok(packed.saturating_add(multiply_workspace_len(matmuls.shape, true)))
     }
 
     /// Computes all matmuls. `target` returns the destination of the matmul at an index; its rows
@@ -120,40 +133,47 @@ impl CodeSides {
     pub(super) fn run<'t>(
         &self,
         cx: &RunCx<'_>,
-        (left, signed, product): (&[u8], bool, &Product),
-        (zeros, bias): ([&[i32]; 2], &[i32]),
+        inputs: &QuantizedInputs<'_>,
         workspace: &mut [f32],
         mut target: impl FnMut(usize) -> Result<Target<'t>>,
     ) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
-        let ([rows, columns, k], mut rest) = (product.shape, workspace);
+        let QuantizedInputs { lhs, signed, matmuls, zeros, bias } = *inputs;
+        let ([rows, columns, k], mut rest) = (matmuls.shape, workspace);
         let buffer: &mut [u8] = match self.packed {
             Some(_) => &mut [],
-            None => bytemuck::cast_slice_mut(take(&mut rest, codes_len(packed_right_len(cpu, k, columns)))?),
+            None => {
+                bytemuck::cast_slice_mut(take(&mut rest, quantized_len(packed_rhs_len(cpu, k, columns)))?)
+            }
         };
         let workspace: &mut [i32] = bytemuck::cast_slice_mut(rest);
         let mut in_buffer = None;
-        for index in 0..product.count {
+        for index in 0..matmuls.count {
             // A side that is broadcast repeats its zero points as well.
-            let (offsets, matrices) = (product.offsets(index), product.matrices(index));
-            let right = match &self.packed {
+            let (offsets, matrices) = (matmuls.offsets(index), matmuls.matrices(index));
+            let rhs = match &self.packed {
                 Some((packed, _)) => packed.operand(cpu)?,
                 None => {
                     let view = cx.input(self.places[1])?;
-                    let codes = (view.bytes()?.get(offsets[1]..).unwrap_or(&[]), is_unsigned(view));
+                    let quantized = (view.bytes()?.get(offsets[1]..).unwrap_or(&[]), is_unsigned(view));
                     // A broadcast right side is packed once for consecutive matmuls.
                     if in_buffer != Some(offsets[1]) {
-                        pack_right(cpu, codes, [k, columns], [columns, 1], buffer).map_err(refused)?;
+                        pack_rhs(cpu, quantized, [k, columns], [columns, 1], buffer).map_err(refused)?;
                         in_buffer = Some(offsets[1]);
                     }
-                    PackedBytes::new(cpu, (buffer, codes.1), [k, columns]).map_err(refused)?
+                    PackedBytes::new(cpu, (buffer, quantized.1), [k, columns]).map_err(refused)?
                 }
             };
-            let codes = left.get(offsets[0]..).unwrap_or(&[]);
-            let left = Left { codes, signed, rows, zeros: of_matrix(zeros[0], rows, matrices[0]) };
-            let right_zeros = of_matrix(zeros[1], columns, matrices[1]);
-            let product = CodeProduct { left, right, right_zeros, bias };
-            multiply(cpu, &product, target(index)?, columns, workspace).map_err(refused)?;
+            let quantized = lhs.get(offsets[0]..).unwrap_or(&[]);
+            let lhs = QuantizedLhs {
+                values: quantized,
+                signed,
+                rows,
+                zeros: of_matrix(zeros[0], rows, matrices[0]),
+            };
+            let rhs_zeros = of_matrix(zeros[1], columns, matrices[1]);
+            let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros, bias };
+            multiply(cpu, &matmul, target(index)?, columns, workspace).map_err(refused)?;
         }
         Ok(())
     }
@@ -162,13 +182,13 @@ impl CodeSides {
 /// Splits a result among the matmuls of a batch; each call returns the next part.
 pub(super) fn parts<'t, T>(
     values: &'t mut [T],
-    product: &Product,
+    matmuls: &MatmulBatch,
 ) -> impl FnMut() -> Result<&'t mut [T]> + use<'t, T> {
-    let mut parts = values.chunks_mut((product.shape[0] * product.shape[1]).max(1));
+    let mut parts = values.chunks_mut((matmuls.shape[0] * matmuls.shape[1]).max(1));
     move || Ok(parts.next().unwrap_or_default())
 }
 
-struct MatMulInteger(CodeSides);
+struct MatMulInteger(QuantizedOperands);
 
 impl Executable for MatMulInteger {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
@@ -179,11 +199,11 @@ impl Executable for MatMulInteger {
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let workspace = scratch::<f32>(cx.workspace()?)?;
         let zeros = [zero_points(cx.find_input(2))?, zero_points(cx.find_input(3))?];
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let mut sums = parts(cx.output(0)?.as_mut_slice::<i32>()?, &product);
-        let left = (a.bytes()?, !is_unsigned(a), &product);
-        let zeros = [&zeros[0][..], &zeros[1]];
-        self.0.run(cx, left, (zeros, &[]), workspace, |_| Ok(Target::Sums(sums()?)))
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let mut accumulators = parts(cx.output(0)?.as_mut_slice::<i32>()?, &matmuls);
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(accumulators()?)))
     }
 }
 
@@ -211,16 +231,16 @@ impl Granularity {
 }
 
 /// The scales of a `QLinearMatMul`, and the zero point of its result.
-struct Scales {
+struct MatmulScales {
     a: Granularity,
     b: Granularity,
     y: Granularity,
     y_zero: Granularity,
 }
 
-impl Scales {
-    fn new(cx: &RunCx<'_>, [rows, columns, _]: [usize; 3]) -> Result<Scales> {
-        Ok(Scales {
+impl MatmulScales {
+    fn new(cx: &RunCx<'_>, [rows, columns, _]: [usize; 3]) -> Result<MatmulScales> {
+        Ok(MatmulScales {
             a: Granularity::new(cx.input(1)?, rows)?,
             b: Granularity::new(cx.input(4)?, columns)?,
             y: Granularity::new(cx.input(6)?, rows)?,
@@ -229,35 +249,35 @@ impl Scales {
     }
 
     /// Turns the accumulators of a matmul into values of the output type, still as floats.
-    fn requantize(&self, product: &Product, index: usize, sums: &mut [f32], is_float: bool) {
-        let ([_, columns, _], [left, right]) = (product.shape, product.matrices(index));
-        for (at, value) in spending(8, sums).enumerate() {
+    fn requantize(&self, matmuls: &MatmulBatch, index: usize, accumulators: &mut [f32], is_float: bool) {
+        let ([_, columns, _], [lhs, rhs]) = (matmuls.shape, matmuls.matrices(index));
+        for (at, value) in spending(8, accumulators).enumerate() {
             let (row, column) = (at / columns, at % columns);
-            let scale = self.a.at(left, row) * self.b.at(right, column) / self.y.at(index, row);
+            let scale = self.a.at(lhs, row) * self.b.at(rhs, column) / self.y.at(index, row);
             let scaled = *value * scale;
             *value = self.y_zero.at(index, row) + if is_float { scaled } else { scaled.round_ties_even() };
         }
     }
 }
 
-struct QLinear(CodeSides);
+struct QLinear(QuantizedOperands);
 
 impl QLinear {
     /// Returns whether the GEMM requantizes in its epilogue: all scales are single, or B has one
     /// for each column.
-    fn is_direct(counts: [usize; 4], product: &Product) -> bool {
+    fn is_direct(counts: [usize; 4], matmuls: &MatmulBatch) -> bool {
         let [a, b, y, y_zero] = counts;
-        a == 1 && y == 1 && y_zero == 1 && (b == 1 || b == product.shape[1])
+        a == 1 && y == 1 && y_zero == 1 && (b == 1 || b == matmuls.shape[1])
     }
 }
 
 impl Executable for QLinear {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let product = self.0.product_of(shapes)?;
+        let matmuls = self.0.matmuls_of(shapes)?;
         let count = |index: usize| element_count(shapes.input(index));
         // Otherwise the accumulators are kept, and requantized one by one.
-        let extra = match QLinear::is_direct([count(1)?, count(4)?, count(6)?, count(7)?], &product) {
-            true => product.shape[1].next_multiple_of(16),
+        let extra = match QLinear::is_direct([count(1)?, count(4)?, count(6)?, count(7)?], &matmuls) {
+            true => matmuls.shape[1].next_multiple_of(16),
             false => element_count(shapes.output(0))?.next_multiple_of(16),
         };
         bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(extra))
@@ -266,14 +286,15 @@ impl Executable for QLinear {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(3));
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let scales = Scales::new(cx, product.shape)?;
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let scales = MatmulScales::new(cx, matmuls.shape)?;
         let zeros = [zero_points(Some(cx.input(2)?))?, zero_points(Some(cx.input(5)?))?];
-        let (left, zeros) = ((a.bytes()?, !is_unsigned(a), &product), [&zeros[0][..], &zeros[1]]);
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
         let output = cx.output(0)?;
-        let [columns, count] = [product.shape[1], output.element_count()];
+        let [columns, count] = [matmuls.shape[1], output.element_count()];
         let counts = [&scales.a, &scales.b, &scales.y, &scales.y_zero].map(|scale| scale.values.len());
-        if QLinear::is_direct(counts, &product) {
+        if QLinear::is_direct(counts, &matmuls) {
             let factors = take(&mut workspace, columns.next_multiple_of(16))?;
             let factor = |b: &f32| scales.a.values[0] * b / scales.y.values[0];
             factors.iter_mut().zip(&scales.b.values).for_each(|(to, b)| *to = factor(b));
@@ -282,21 +303,23 @@ impl Executable for QLinear {
                 _ => Factors::Columns(factors),
             };
             let (zero, signed) = (scales.y_zero.values[0] as i32, output.dtype().is_signed());
-            let mut codes = parts(output.bytes_mut()?, &product);
-            return self.0.run(cx, left, (zeros, &[]), workspace, |_| {
-                Ok(Target::Codes { codes: codes()?, factors, zero, signed })
+            let mut quantized = parts(output.bytes_mut()?, &matmuls);
+            return self.0.run(cx, &inputs, workspace, |_| {
+                Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
-        let sums = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
-        let mut ints = parts(bytemuck::cast_slice_mut(sums), &product);
-        self.0.run(cx, left, (zeros, &[]), workspace, |_| Ok(Target::Sums(ints()?)))?;
+        let accumulators = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
+        let mut ints = parts(bytemuck::cast_slice_mut(accumulators), &matmuls);
+        self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(ints()?)))?;
+        // The iterator borrows the accumulators.
         drop(ints);
         // Converts each i32 accumulator to a float in place.
-        pieces_mut(sums).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
-        for (index, sums) in sums.chunks_mut((product.shape[0] * columns).max(1)).enumerate() {
-            scales.requantize(&product, index, sums, false);
+        pieces_mut(accumulators).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
+        for (index, accumulators) in accumulators.chunks_mut((matmuls.shape[0] * columns).max(1)).enumerate()
+        {
+            scales.requantize(&matmuls, index, accumulators, false);
         }
-        write_codes(cx.threads(), sums, true, output)
+        write_quantized(cx.threads(), accumulators, true, output)
     }
 }
 
@@ -311,27 +334,28 @@ impl Executable for QLinearFloat {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let workspace = scratch::<f32>(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.input(3)?);
-        let product = Product::new(a.shape(), b.shape())?;
-        let [rows, columns, k] = product.shape;
-        let scales = Scales::new(cx, product.shape)?;
+        let matmuls = MatmulBatch::new(a.shape(), b.shape())?;
+        let [rows, columns, k] = matmuls.shape;
+        let scales = MatmulScales::new(cx, matmuls.shape)?;
         let (a_zero, b_zero) =
             (Granularity::new(cx.input(2)?, rows)?, Granularity::new(cx.input(5)?, columns)?);
         let (a, b) = (read_floats(a)?, read_floats(b)?);
         let output = cx.output(0)?;
-        let sums = &mut workspace[..output.element_count()];
+        let accumulators = &mut workspace[..output.element_count()];
         let is_float = range(output.dtype()).is_none();
-        for (index, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
-            let ([left, right], matrices) = (product.offsets(index), product.matrices(index));
-            for (at, sum) in sums.iter_mut().enumerate() {
+        for (index, accumulators) in accumulators.chunks_mut((rows * columns).max(1)).enumerate() {
+            let ([lhs, rhs], matrices) = (matmuls.offsets(index), matmuls.matrices(index));
+            for (at, sum) in accumulators.iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
+                // Few models have 8-bit floats, so a plain loop in `f32` serves as their kernel.
                 let terms = spending(4, 0..k).map(|step| {
-                    let a = a[left + row * k + step] - a_zero.at(matrices[0], row);
-                    a * (b[right + step * columns + column] - b_zero.at(matrices[1], column))
+                    let a = a[lhs + row * k + step] - a_zero.at(matrices[0], row);
+                    a * (b[rhs + step * columns + column] - b_zero.at(matrices[1], column))
                 });
                 *sum = terms.sum();
             }
-            scales.requantize(&product, index, sums, is_float);
+            scales.requantize(&matmuls, index, accumulators, is_float);
         }
-        write_codes(cx.threads(), sums, true, output)
+        write_quantized(cx.threads(), accumulators, true, output)
     }
 }

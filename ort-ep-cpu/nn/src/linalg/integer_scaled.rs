@@ -8,12 +8,12 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::integer::{CodeSides, parts, zero_points};
+use super::integer::{QuantizedInputs, QuantizedOperands, parts, zero_points};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{Factors, Target};
-use ort_cpu_kernel::coded::{codes_len, is_unsigned, scaled};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::dynamic_quantize::ByteCodes;
+use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
+use ort_cpu_kernel::quantized_gemm::{is_unsigned, quantized_len, scaled};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
@@ -24,7 +24,7 @@ cpu_kernels![
         op: "DynamicQuantizeMatMul",
         unaligned: &[1],
         when: |node| is_matrix(node, 1) && is_list(node, 2) && is_list(node, 3),
-        make: |cx| Ok(Box::new(Dynamic(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(Dynamic(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -33,7 +33,7 @@ cpu_kernels![
         types: &[("T3", SINGLE)],
         unaligned: &[1],
         when: |node| is_matrix(node, 1) && is_list(node, 3) && is_list(node, 5),
-        make: |cx| Ok(Box::new(ToFloat(CodeSides::new(cx, [0, 1])?))),
+        make: |cx| Ok(Box::new(ToFloat(QuantizedOperands::new(cx, [0, 1])?))),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -41,8 +41,9 @@ cpu_kernels![
         op: "QGemm",
         unaligned: &[3],
         when: |node| {
+            // Only the right side may be transposed: the left one is read in place, by rows.
             let plain = matches!(node.attrs().flag("transA"), Ok(false));
-            let constant = node.constant(3).is_some_and(|right| right.shape().len() == 2);
+            let constant = node.constant(3).is_some_and(|rhs| rhs.shape().len() == 2);
             plain && constant && is_list(node, 4) && is_list(node, 5) && has_column_bias(node)
         },
         make: make_gemm,
@@ -61,9 +62,9 @@ fn is_list(node: &NodeView<'_>, index: usize) -> bool {
 
 /// Returns whether the bias, if there is one, has one value for each column.
 fn has_column_bias(node: &NodeView<'_>) -> bool {
-    let right = node.constant(3).map(|right| right.shape());
+    let rhs = node.constant(3).map(|rhs| rhs.shape());
     let transposed = node.attrs().flag("transB").unwrap_or(false);
-    let columns = right.and_then(|shape| if transposed { shape.first() } else { shape.last() }).copied();
+    let columns = rhs.and_then(|shape| if transposed { shape.first() } else { shape.last() }).copied();
     match node.fixed_shape(6).as_deref() {
         None => node.input(6).is_none(),
         Some([len] | [1, len]) => Some(*len) == columns,
@@ -117,58 +118,66 @@ fn column_bias<'a>(view: Option<TensorView<'a>>, columns: usize) -> Result<&'a [
 }
 
 /// `DynamicQuantizeMatMul`: quantizes the left side over its whole range.
-struct Dynamic(CodeSides);
+struct Dynamic(QuantizedOperands);
 
 impl Executable for Dynamic {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.0.product_of(shapes)?.shape[1].next_multiple_of(16);
-        let codes = codes_len(element_count(shapes.input(0))?);
-        bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(codes).saturating_add(columns))
+        let columns = self.0.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
+        let quantized = quantized_len(element_count(shapes.input(0))?);
+        bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(quantized).saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let cpu = Cpu::with_threads(cx.threads());
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let (columns, values) = (product.shape[1], a.as_slice::<f32>()?);
-        let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut workspace, codes_len(values.len()))?);
-        let codes = &mut codes[..values.len()];
-        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
-        quantized.encode(cpu.isa, cpu.threads, values, codes);
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let (columns, values) = (matmuls.shape[1], a.as_slice::<f32>()?);
+        // Bytes live in the workspace of floats, which all parts of it share.
+        let quantized: &mut [u8] =
+            bytemuck::cast_slice_mut(take(&mut workspace, quantized_len(values.len()))?);
+        let quantized = &mut quantized[..values.len()];
+        // The whole input has one scale and zero point, so the range is known only after a first
+        // pass.
+        let quantizer = ByteQuantizer::covering(cpu.isa, cpu.threads, values);
+        quantizer.encode(cpu.isa, cpu.threads, values, quantized);
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
-        let factors = scaled(quantized.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
-        let (zero, right_zeros) = ([quantized.zero as i32], zero_points(cx.find_input(3))?);
+        // Both scales make one factor per column, so the epilogue multiplies once.
+        let factors = scaled(quantizer.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
+        let (zero, rhs_zeros) = ([quantizer.zero as i32], zero_points(cx.find_input(3))?);
         let bias = column_bias(cx.find_input(4), columns)?;
-        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &product);
-        self.0.run(cx, (codes, false, &product), ([&zero, &right_zeros], &[]), workspace, |_| {
+        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
+        let zeros = [&zero[..], &rhs_zeros];
+        let inputs = QuantizedInputs { lhs: quantized, signed: false, matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
 }
 
 /// `MatMulIntegerToFloat`.
-struct ToFloat(CodeSides);
+struct ToFloat(QuantizedOperands);
 
 impl Executable for ToFloat {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.0.product_of(shapes)?.shape[1].next_multiple_of(16);
+        let columns = self.0.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
         bytes_of::<f32>(self.0.workspace_len(shapes)?.saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let product = self.0.product(a.shape(), b.map_or(&[], |b| b.shape()))?;
-        let columns = product.shape[1];
+        let matmuls = self.0.matmuls(a.shape(), b.map_or(&[], |b| b.shape()))?;
+        let columns = matmuls.shape[1];
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let (scale, scales) = (single(cx.input(2)?, "a_scale")?, column_scales(cx.input(3)?, columns)?);
         let factors = scaled(scale, scales, &mut factors[..columns]);
         let zeros = [single_zero(cx.find_input(4), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = column_bias(cx.find_input(6), columns)?;
-        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &product);
-        let left = (a.bytes()?, !is_unsigned(a), &product);
-        self.0.run(cx, left, ([&zeros[0], &zeros[1]], &[]), workspace, |_| {
+        let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &matmuls);
+        let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
+        let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
+        self.0.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
         })
     }
@@ -176,30 +185,31 @@ impl Executable for ToFloat {
 
 /// `QGemm`, with a quantized or float result.
 struct QGemm {
-    sides: CodeSides,
+    sides: QuantizedOperands,
     alpha: f32,
 }
 
 fn make_gemm(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (alpha, transposed) = (cx.attrs().float("alpha")?, cx.attrs().flag("transB")?);
-    Ok(Box::new(QGemm { sides: CodeSides::with_right(cx, [0, 3], transposed)?, alpha }))
+    Ok(Box::new(QGemm { sides: QuantizedOperands::with_rhs(cx, [0, 3], transposed)?, alpha }))
 }
 
 impl Executable for QGemm {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let columns = self.sides.product_of(shapes)?.shape[1].next_multiple_of(16);
+        let columns = self.sides.matmuls_of(shapes)?.shape[1].next_multiple_of(16);
         bytes_of::<f32>(self.sides.workspace_len(shapes)?.saturating_add(columns))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let a = cx.input(0)?;
-        let product = self.sides.product(a.shape(), &[])?;
-        let columns = product.shape[1];
+        let matmuls = self.sides.matmuls(a.shape(), &[])?;
+        let columns = matmuls.shape[1];
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let factors = &mut factors[..columns];
         let scale = self.alpha * single(cx.input(1)?, "a_scale")?;
         let y_scale = cx.find_input(7).map(|view| single(view, "y_scale")).transpose()?;
+        // Folds alpha and all three scales into one factor, before any rounding to integers.
         let scaled = |b: f32| y_scale.map_or(scale * b, |y| scale * b / y);
         let factors = match column_scales(cx.input(4)?, columns)? {
             [one] => Factors::One(scaled(*one)),
@@ -211,19 +221,24 @@ impl Executable for QGemm {
         let zeros = [single_zero(cx.find_input(2), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = cx.find_input(6).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
         let y_zero = single_zero(cx.find_input(8), "y_zero_point")?;
-        let left = (a.bytes()?, !is_unsigned(a), &product);
-        let terms = ([&zeros[0][..], &zeros[1]], &bias[..]);
+        let inputs = QuantizedInputs {
+            lhs: a.bytes()?,
+            signed: !is_unsigned(a),
+            matmuls: &matmuls,
+            zeros: [&zeros[0], &zeros[1]],
+            bias: &bias,
+        };
         let output = cx.output(0)?;
         // With a zero point, the result is quantized.
         if let Some(zero) = y_zero.first().copied() {
             let signed = output.dtype().is_signed();
-            let mut codes = parts(output.bytes_mut()?, &product);
-            return self.sides.run(cx, left, terms, workspace, |_| {
-                Ok(Target::Codes { codes: codes()?, factors, zero, signed })
+            let mut quantized = parts(output.bytes_mut()?, &matmuls);
+            return self.sides.run(cx, &inputs, workspace, |_| {
+                Ok(Target::Quantized { values: quantized()?, factors, zero, signed })
             });
         }
-        let mut numbers = parts(output.as_mut_slice::<f32>()?, &product);
-        self.sides.run(cx, left, terms, workspace, |_| {
+        let mut numbers = parts(output.as_mut_slice::<f32>()?, &matmuls);
+        self.sides.run(cx, &inputs, workspace, |_| {
             Ok(Target::Numbers { values: numbers()?, factors, bias: &[], add: false })
         })
     }

@@ -12,16 +12,17 @@ use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
-use super::PackedLeft;
-use super::product::Product;
+use super::TransposedLhs;
+use super::matmul_batch::MatmulBatch;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Origin, Step, Strided, run_batch, workspace_len,
+    Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, RhsOperand, RhsSource, Step, Strided, run_batch,
+    workspace_len,
 };
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::packed::{PackedRight, is_weight, product_cpu};
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::Unary;
@@ -37,31 +38,31 @@ const PACKED: KernelDef = KernelDef {
     // Packing reads the weight at any alignment.
     unaligned: &[1],
     when: has_constant_matrix,
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
-const PLAIN: KernelDef =
-    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| widened(cx, make_plain), ..PACKED };
+const UNPACKED: KernelDef =
+    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| via_f32(cx, make_unpacked), ..PACKED };
 
 /// `FusedMatMul` of `com.microsoft` without transposed batches. Other nodes are decomposed.
-const PLAIN_BATCH: KernelDef =
-    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
+const UNPACKED_BATCH: KernelDef =
+    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: keeps_batch_order, ..UNPACKED };
 
 /// `FusedMatMul` of the runtime. Half precision accumulates in a buffer of `float`, so only `float`
 /// may compute in place of the addend.
-const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
+const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..UNPACKED };
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef {
         domain: MICROSOFT,
         op: "FusedMatMul",
-        when: |node| has_plain_batches(node) && has_constant_matrix(node),
+        when: |node| keeps_batch_order(node) && has_constant_matrix(node),
         ..PACKED
     },
-    PLAIN_BATCH,
+    UNPACKED_BATCH,
     KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", SINGLE)], in_place: &[(3, 0)], ..PACKED },
     KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", HALF)], ..PACKED },
     KernelDef { types: &[("T", SINGLE)], in_place: &[(3, 0)], ..WITH_ADDENDS },
@@ -81,7 +82,7 @@ fn has_constant_matrix(node: &NodeView<'_>) -> bool {
 }
 
 /// Returns whether a `FusedMatMul` of `com.microsoft` does not transpose the batches.
-fn has_plain_batches(node: &NodeView<'_>) -> bool {
+fn keeps_batch_order(node: &NodeView<'_>) -> bool {
     ["transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
 }
 
@@ -114,21 +115,21 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(&[k, columns]) => ([k, columns], [columns, 1]),
         _ => return Err(error!(Fail, "the right operand is not a constant matrix")),
     };
-    let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { settings, precision: cx.precision, right, begins_with_residual: is_single(cx) }))
+    let rhs = Some(PackedWeight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single { settings, precision: cx.precision, rhs, begins_with_residual: is_single(cx) }))
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let begins_with_residual = is_single(cx);
     let (settings, precision) = (Settings::new(cx)?, cx.precision);
-    Ok(Box::new(Single { settings, precision, right: None, begins_with_residual }))
+    Ok(Box::new(Single { settings, precision, rhs: None, begins_with_residual }))
 }
 
 /// A `float` matmul whose right side is packed or known only to the run.
 struct Single {
     settings: Settings,
     precision: Precision,
-    right: Option<PackedRight>,
+    rhs: Option<PackedWeight>,
     /// Whether the residual initializes the result, rather than being added by the epilogue. If it
     /// may share memory with the result, it always initializes it. Otherwise, sharing would change
     /// the rounding.
@@ -154,27 +155,27 @@ fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
 }
 
 impl Single {
-    fn product(&self, a: &[usize], b: &[usize]) -> Result<Product> {
-        let [left, right] = self.settings.transposed;
-        let b = match &self.right {
+    fn matmuls(&self, a: &[usize], b: &[usize]) -> Result<MatmulBatch> {
+        let [lhs, rhs] = self.settings.transposed;
+        let b = match &self.rhs {
             Some(packed) => Shape::from_slice(&[packed.k, packed.columns]),
-            None => side(b, right),
+            None => side(b, rhs),
         };
         // A vector has no dimensions to swap.
-        Product::of(&side(a, left && a.len() > 1), &b, !left)
+        MatmulBatch::of(&side(a, lhs && a.len() > 1), &b, !lhs)
     }
 
     /// Returns whether the left sides are column-major and worth packing.
-    fn packs_left(&self, product: &Product) -> bool {
-        self.settings.transposed[0] && PackedLeft::pays(product.shape)
+    fn packs_lhs(&self, matmuls: &MatmulBatch) -> bool {
+        self.settings.transposed[0] && TransposedLhs::pays(matmuls.shape)
     }
 
     /// Returns the ranges of k that are computed one after another: a single one, unless left sides
     /// are packed part by part.
-    fn parts(&self, product: &Product, lefts: usize) -> SmallVec<[Range<usize>; 4]> {
-        let [_, _, k] = product.shape;
-        match self.packs_left(product) && self.right.is_none() {
-            true => PackedLeft::parts(lefts, product.shape).collect(),
+    fn parts(&self, matmuls: &MatmulBatch, lhs_count: usize) -> SmallVec<[Range<usize>; 4]> {
+        let [_, _, k] = matmuls.shape;
+        match self.packs_lhs(matmuls) && self.rhs.is_none() {
+            true => TransposedLhs::parts(lhs_count, matmuls.shape).collect(),
             false => SmallVec::from_iter(std::iter::once(0..k)),
         }
     }
@@ -195,30 +196,32 @@ impl Single {
 
 impl Executable for Single {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let product = self.product(shapes.input(0), shapes.input(1))?;
-        let source = match &self.right {
-            Some(_) => BSource::Packed,
+        let matmuls = self.matmuls(shapes.input(0), shapes.input(1))?;
+        // The workspace depends on how the GEMM reads B: packed and row-major operands need the
+        // least.
+        let source = match &self.rhs {
+            Some(_) => RhsSource::Packed,
             // With one column, a transposed side is contiguous.
-            None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
-            None => BSource::Rows,
+            None if self.settings.transposed[1] && matmuls.shape[1] > 1 => RhsSource::Strided,
+            None => RhsSource::Rows,
         };
-        let [rows, columns, k] = product.shape;
-        let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
+        let [rows, columns, k] = matmuls.shape;
+        let cpu = gemm_cpu(shapes.threads, self.precision, self.rhs.is_some(), rows);
         // A broadcast left side is packed once, so this counts the matrices of the input.
-        let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
+        let lhs_count = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
         let part = |steps: Range<usize>| {
             let shape = [rows, columns, steps.len()];
-            let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, shape) } else { 0 };
-            packed.saturating_add(workspace_len(cpu, product.count, shape, source))
+            let packed = if self.packs_lhs(&matmuls) { TransposedLhs::len(cpu, lhs_count, shape) } else { 0 };
+            packed.saturating_add(workspace_len(cpu, matmuls.count, shape, source))
         };
-        bytes_of::<f32>(self.parts(&product, lefts).into_iter().map(part).max().unwrap_or(0))
+        bytes_of::<f32>(self.parts(&matmuls, lhs_count).into_iter().map(part).max().unwrap_or(0))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (a, b) = (cx.input(0)?, cx.find_input(1));
-        let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
-        let [rows, columns, k] = product.shape;
-        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
+        let matmuls = self.matmuls(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
+        let [rows, columns, k] = matmuls.shape;
+        let cpu = gemm_cpu(cx.threads(), self.precision, self.rhs.is_some(), rows);
         let workspace = scratch(cx.workspace()?)?;
         let steps = self.steps(cx, columns)?;
         let (threads, residual) = (cx.threads(), cx.find_input(3).filter(|_| self.begins_with_residual));
@@ -231,39 +234,43 @@ impl Executable for Single {
         if let Some(residual) = residual {
             copy_residual(threads, residual.as_slice()?, result)?;
         }
-        let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        let packed = self.rhs.as_ref().map(|rhs| rhs.operand(cpu)).transpose()?;
         // A packed weight is still an input if other nodes read it. It may be unaligned, so it must
         // not be viewed as a slice.
         let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
         let sides = Sides { a: a.as_slice::<f32>()?, b, packed, transposed: self.settings.transposed };
-        let lefts = sides.a.len() / (rows * k).max(1);
+        let lhs_count = sides.a.len() / (rows * k).max(1);
         let shape = |steps: &Range<usize>| [rows, columns, steps.len()];
-        for part in self.parts(&product, lefts) {
+        for part in self.parts(&matmuls, lhs_count) {
             let mut rest = &mut *workspace;
-            let left = match self.packs_left(&product) {
+            let lhs = match self.packs_lhs(&matmuls) {
                 true => {
-                    let to = take(&mut rest, PackedLeft::len(cpu, lefts, shape(&part)))?;
-                    Some(PackedLeft::new(cpu, sides.a, product.shape, part.clone(), to)?)
+                    let to = take(&mut rest, TransposedLhs::len(cpu, lhs_count, shape(&part)))?;
+                    Some(TransposedLhs::new(cpu, sides.a, matmuls.shape, part.clone(), to)?)
                 }
                 false => None,
             };
             let (is_first, is_last) = (part.start == 0, part.end == k);
             let problem = |index: usize| {
-                let left = match left {
-                    Some(lefts) => lefts.operand(cpu, product.matrices(index)[0])?,
-                    None => sides.left(&product, index)?,
+                let lhs = match lhs {
+                    Some(packed) => packed.operand(cpu, matmuls.matrices(index)[0])?,
+                    None => sides.lhs(&matmuls, index)?,
                 };
                 Ok(Gemm {
                     alpha: self.settings.factor,
+                    // Ranges of k accumulate in the result. The first overwrites it, unless it
+                    // holds the residual.
                     beta: if adds || !is_first { 1.0 } else { 0.0 },
                     epilogue: if is_last { &steps } else { &[] },
+                    // The residual has the shape of the result, so each matmul of the batch has
+                    // rows of its own.
                     origin: Origin { bias_row: 0, residual_row: index * rows },
-                    ..Gemm::new(left, sides.right(&product, index, &part)?)
+                    ..Gemm::new(lhs, sides.rhs(&matmuls, index, &part)?)
                 })
             };
             let batch_stride = rows * columns;
             let results =
-                Batch { values: &mut *result, count: product.count, row_stride: columns, batch_stride };
+                Batch { values: &mut *result, count: matmuls.count, row_stride: columns, batch_stride };
             run_batch(cpu, &problem, results, rest).map_err(refused)?;
         }
         Ok(())
@@ -285,27 +292,32 @@ fn copy_residual(threads: usize, residual: &[f32], result: &mut [f32]) -> Result
 struct Sides<'a> {
     a: &'a [f32],
     b: &'a [f32],
-    packed: Option<BOperand<'a>>,
+    packed: Option<RhsOperand<'a>>,
     transposed: [bool; 2],
 }
 
 impl<'a> Sides<'a> {
-    fn left(&self, product: &Product, index: usize) -> Result<AOperand<'a>, GemmError> {
-        let [rows, _, k] = product.shape;
-        let left = from("the left side", self.a, product.offsets(index)[0])?;
-        Ok(AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], self.transposed[0]))?))
+    fn lhs(&self, matmuls: &MatmulBatch, index: usize) -> Result<LhsOperand<'a>, GemmError> {
+        let [rows, _, k] = matmuls.shape;
+        let lhs = from("the left side", self.a, matmuls.offsets(index)[0])?;
+        Ok(LhsOperand::Plain(Strided::new(lhs, [rows, k], strides([rows, k], self.transposed[0]))?))
     }
 
     /// Returns a range of k of a right side.
-    fn right(&self, product: &Product, index: usize, part: &Range<usize>) -> Result<BOperand<'a>, GemmError> {
-        let [_, columns, k] = product.shape;
+    fn rhs(
+        &self,
+        matmuls: &MatmulBatch,
+        index: usize,
+        part: &Range<usize>,
+    ) -> Result<RhsOperand<'a>, GemmError> {
+        let [_, columns, k] = matmuls.shape;
         if let Some(packed) = self.packed {
             return Ok(packed);
         }
         let strides = strides([k, columns], self.transposed[1] && columns > 1);
-        let first = product.offsets(index)[1] + part.start * strides[0];
-        let right = from("the right side", self.b, first)?;
-        Ok(BOperand::Plain(Strided::new(right, [part.len(), columns], strides)?))
+        let first = matmuls.offsets(index)[1] + part.start * strides[0];
+        let rhs = from("the right side", self.b, first)?;
+        Ok(RhsOperand::Plain(Strided::new(rhs, [part.len(), columns], strides)?))
     }
 }
 
@@ -327,15 +339,15 @@ fn make_generic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn multiply<T: Element + Number>(cx: &mut RunCx<'_>) -> Result<()> {
     let cpu = Cpu::with_threads(cx.threads());
     let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let product = Product::new(a.shape(), b.shape())?;
+    let matmuls = MatmulBatch::new(a.shape(), b.shape())?;
     let result = cx.output(0)?.as_mut_slice::<T>()?;
     let (a, b) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
-    let [rows, columns, k] = product.shape;
+    let [rows, columns, k] = matmuls.shape;
     for (index, result) in result.chunks_mut((rows * columns).max(1)).enumerate() {
-        let [left, right] = product.offsets(index);
-        let left = from("the left side", a, left).and_then(|a| View::new(a, [rows, k], [k, 1]));
-        let right = from("the right side", b, right).and_then(|b| View::new(b, [k, columns], [columns, 1]));
-        generic::multiply(cpu, left.map_err(refused)?, right.map_err(refused)?, result).map_err(refused)?;
+        let [lhs, rhs] = matmuls.offsets(index);
+        let lhs = from("the left side", a, lhs).and_then(|a| View::new(a, [rows, k], [k, 1]));
+        let rhs = from("the right side", b, rhs).and_then(|b| View::new(b, [k, columns], [columns, 1]));
+        generic::multiply(cpu, lhs.map_err(refused)?, rhs.map_err(refused)?, result).map_err(refused)?;
     }
     Ok(())
 }

@@ -9,25 +9,25 @@ mod gemm;
 mod integer;
 mod integer_scaled;
 mod matmul;
-pub(super) mod product;
+pub(super) mod matmul_batch;
 
 use std::ops::Range;
 
 use ort_core::Result;
 
-use ort_cpu_gemm::{AOperand, Cpu, GemmError, PackedA, STEPS};
+use ort_cpu_gemm::{Cpu, GemmError, LhsOperand, PackedLhs, STEPS};
 use ort_cpu_kernel::workspace::refused;
 
 /// Column-major left sides, packed in the workspace. Consecutive steps along k are too far apart to
 /// be read in place.
 #[derive(Clone, Copy)]
-pub(super) struct PackedLeft<'a> {
+pub(super) struct TransposedLhs<'a> {
     values: &'a [f32],
     rows: usize,
     k: usize,
 }
 
-impl<'a> PackedLeft<'a> {
+impl<'a> TransposedLhs<'a> {
     /// Values that are packed at once, unless a block of `STEPS` has more. They stay in the L2
     /// cache.
     const AT_ONCE: usize = 1 << 18;
@@ -44,14 +44,15 @@ impl<'a> PackedLeft<'a> {
         count: usize,
         [rows, _, k]: [usize; 3],
     ) -> impl Iterator<Item = Range<usize>> + Clone {
-        let most = (PackedLeft::AT_ONCE / count.saturating_mul(rows).max(1)).max(STEPS);
+        let most = (TransposedLhs::AT_ONCE / count.saturating_mul(rows).max(1)).max(STEPS);
+        // Nearly equal ranges, because a short last one would cost a whole pass over the result.
         let part = k.div_ceil(k.div_ceil(most).max(1)).max(1);
         (0..k.max(1)).step_by(part).map(move |start| start..(start + part).min(k))
     }
 
     /// Returns the workspace in values for `count` matrices, in whole cache lines.
     pub(super) fn len(cpu: Cpu, count: usize, [rows, _, k]: [usize; 3]) -> usize {
-        count.saturating_mul(PackedA::len(cpu, rows, k).next_multiple_of(16))
+        count.saturating_mul(PackedLhs::len(cpu, rows, k).next_multiple_of(16))
     }
 
     /// Packs a range of k of the matrices `[k, rows]` in `from`.
@@ -61,20 +62,20 @@ impl<'a> PackedLeft<'a> {
         [rows, columns, k]: [usize; 3],
         steps: Range<usize>,
         to: &'a mut [f32],
-    ) -> Result<PackedLeft<'a>> {
+    ) -> Result<TransposedLhs<'a>> {
         let shape = [rows, columns, steps.len()];
-        let len = PackedLeft::len(cpu, 1, shape).max(1);
+        let len = TransposedLhs::len(cpu, 1, shape).max(1);
         for (from, to) in from.chunks_exact((rows * k).max(1)).zip(to.chunks_exact_mut(len)) {
             let from = from.get(steps.start * rows..).unwrap_or(&[]);
-            ort_cpu_gemm::pack_a(cpu, from, [rows, steps.len()], [1, rows], to).map_err(refused)?;
+            ort_cpu_gemm::pack_lhs(cpu, from, [rows, steps.len()], [1, rows], to).map_err(refused)?;
         }
-        Ok(PackedLeft { values: to, rows, k: steps.len() })
+        Ok(TransposedLhs { values: to, rows, k: steps.len() })
     }
 
     /// Returns the matrix at `index` as a left operand.
-    pub(super) fn operand(&self, cpu: Cpu, index: usize) -> Result<AOperand<'a>, GemmError> {
-        let len = PackedA::len(cpu, self.rows, self.k).next_multiple_of(16);
+    pub(super) fn operand(&self, cpu: Cpu, index: usize) -> Result<LhsOperand<'a>, GemmError> {
+        let len = PackedLhs::len(cpu, self.rows, self.k).next_multiple_of(16);
         let values = self.values.get(index * len..).unwrap_or(&[]);
-        Ok(AOperand::Packed(PackedA::new(cpu, values, self.rows, self.k)?))
+        Ok(LhsOperand::Packed(PackedLhs::new(cpu, values, self.rows, self.k)?))
     }
 }

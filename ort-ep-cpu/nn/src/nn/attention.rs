@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::attention_mask::Mask;
-use ort_cpu_gemm::{BSource, Cpu};
+use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::heap::{elements, tables};
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -51,7 +51,7 @@ cpu_kernels![
         op: "Attention",
         types: &[("T1", HALVES), ("T2", HALVES)],
         when: is_single,
-        make: |cx| widened(cx, make::<f32>),
+        make: |cx| via_f32(cx, make::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -293,8 +293,8 @@ impl<T: Real> Attention<T> {
     /// Returns the scratch of one part, in values: scores and GEMM workspace.
     fn part_len(cpu: Cpu, sizes: Sizes) -> usize {
         let (rows, total) = (sizes.rows, sizes.total());
-        let first = T::workspace_len(cpu, [rows, total, sizes.q.size], BSource::Strided);
-        let second = T::workspace_len(cpu, [rows, sizes.v.size, total], BSource::Rows);
+        let first = T::workspace_len(cpu, [rows, total, sizes.q.size], RhsSource::Strided);
+        let second = T::workspace_len(cpu, [rows, sizes.v.size, total], RhsSource::Rows);
         // With fewer keys, the GEMM may choose other blocks, which never take more than two panels
         // more.
         let slack = 2 * 64 * 512 * cpu.threads;
@@ -478,24 +478,24 @@ impl<T: Real> Attention<T> {
             // Without keys, the offset could be past the end.
             let cache =
                 |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
-            let transposed = Right::Plain(Matrix {
+            let transposed = Rhs::Plain(Matrix {
                 values: &shared.k.values[cache(&shared.k)..],
                 shape: [q.size, keys],
                 strides: [1, shared.k.layout.row_stride()],
             });
-            T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
+            T::multiply(shared.cpu, queries, transposed, GemmTarget::write(&mut *scores, keys), workspace)?;
             T::scale(shared.scale, scores);
             let place = (head - task.heads.start) * rows * keys;
             let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
             self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
             let weights = Matrix::rows(&*scores, rows, keys);
-            let values = Right::Plain(Matrix {
+            let values = Rhs::Plain(Matrix {
                 values: &shared.v.values[cache(&shared.v)..],
                 shape: [keys, v.size],
                 strides: [shared.v.layout.row_stride(), 1],
             });
             let first = (head - task.heads.start) * v.size;
-            let result = (&mut task.result[first..], row_stride, false);
+            let result = GemmTarget::write(&mut task.result[first..], row_stride);
             T::multiply(shared.cpu, weights, values, result, workspace)?;
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::attention_mask::Mask;
 use ort_cpu_attention as attention;
 use ort_cpu_attention::{Elements, Rows};
 use ort_cpu_gemm::Cpu;
-use ort_cpu_kernel::widened::{narrow, widen};
+use ort_cpu_kernel::half_precision::{narrow, widen};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 
 pub(super) fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {

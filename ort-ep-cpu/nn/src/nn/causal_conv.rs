@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_threads::interrupt::{self, pieces_mut, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
@@ -14,7 +14,7 @@ use ort_cpu_vector::simd::Isa;
 cpu_kernels![KernelDef {
     op: "CausalConvWithState",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 }];
 

@@ -16,8 +16,8 @@ use ort_cpu_conv::{
 use ort_cpu_gemm::{Cpu, STEPS, Step};
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_vector::elementwise::Unary;
@@ -35,22 +35,22 @@ const PACKED: KernelDef = KernelDef {
         let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
         constant && is_weight(node.dtype(1))
     },
-    make: |cx| widened(cx, make_packed),
+    make: |cx| via_f32(cx, make_packed),
     ..KernelDef::BASE
 };
 
 /// For weights that only the run knows.
-const PLAIN: KernelDef = KernelDef {
+const UNPACKED: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", SINGLE)],
     when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-    make: |cx| widened(cx, make_plain),
+    make: |cx| via_f32(cx, make_unpacked),
     ..KernelDef::BASE
 };
 
 cpu_kernels![
     PACKED,
-    PLAIN,
+    UNPACKED,
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PACKED },
     KernelDef {
         domain: MICROSOFT,
@@ -60,7 +60,7 @@ cpu_kernels![
         when: adds_in_place,
         ..PACKED
     },
-    KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
+    KernelDef { domain: MICROSOFT, op: "FusedConv", ..UNPACKED },
 ];
 
 /// Returns whether the result may be computed in place of the addend. With at most `STEPS` terms,
@@ -148,7 +148,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             image[0] = 1;
             image[1] = shape[1].saturating_mul(groups);
             let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
-            (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Left)
+            (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Lhs)
         }
     };
     let packed = PackedFloats::new(
@@ -160,7 +160,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let activation = activation_of(cx)?;
     let precision = cx.precision;
     // The GEMM can read the addend from the result's memory only with the weights on the left.
-    let copies_addend = side != WeightSide::Left && adds_in_place(&cx.node);
+    let copies_addend = side != WeightSide::Lhs && adds_in_place(&cx.node);
     Ok(Box::new(Packed {
         windows,
         weight: shape,
@@ -184,13 +184,12 @@ impl Executable for Packed {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch(cx.workspace()?)?;
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
-        let weights = (self.packed.values(), self.side);
         let cpu = cpu_of(cx.threads(), self.precision, &self.weight, self.groups);
         let in_place = cx.in_place(0).is_some();
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         let addend = match (in_place, self.side) {
             (false, _) => Addend::of_input(cx)?,
-            (true, WeightSide::Left) => Addend::Held,
+            (true, WeightSide::Lhs) => Addend::Held,
             (true, _) => {
                 let copy = take(&mut workspace, addend_len(&geometry))?;
                 copy.get_mut(..output.len())
@@ -199,7 +198,10 @@ impl Executable for Packed {
                 Addend::Apart(copy)
             }
         };
-        convolve(cx, cpu, &geometry, weights, (addend, self.activation), (output, workspace))
+        let image = cx.input(0)?.as_slice::<f32>()?;
+        let epilogue = epilogue(cx, &geometry, addend, self.activation)?;
+        let input = Input { image, weights: self.packed.values(), side: self.side, epilogue: &epilogue };
+        forward(cpu, &geometry, input, output, workspace).map_err(refused)
     }
 }
 
@@ -251,35 +253,20 @@ fn epilogue<'a, 'cx: 'a>(
     Ok(epilogue)
 }
 
-/// Runs a convolution with packed weights.
-fn convolve(
-    cx: &RunCx<'_>,
-    cpu: Cpu,
-    geometry: &ConvGeometry,
-    (weights, side): (&[f32], WeightSide),
-    (addend, activation): (Addend<'_>, Option<Unary>),
-    (output, workspace): (&mut [f32], &mut [f32]),
-) -> Result<()> {
-    let image = cx.input(0)?.as_slice::<f32>()?;
-    let epilogue = epilogue(cx, geometry, addend, activation)?;
-    let input = Input { image, weights, side, epilogue: &epilogue };
-    forward(cpu, geometry, input, output, workspace).map_err(refused)
-}
-
 /// A convolution with weights that only the run knows. Each run packs them.
-struct Plain {
+struct UnpackedConv {
     attrs: ort_core::ir::Attributes,
     groups: usize,
     activation: Option<Unary>,
     precision: Precision,
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (attrs, precision) = (cx.attrs().clone(), cx.precision);
-    Ok(Box::new(Plain { attrs, groups: groups_of(cx)?, activation: activation_of(cx)?, precision }))
+    Ok(Box::new(UnpackedConv { attrs, groups: groups_of(cx)?, activation: activation_of(cx)?, precision }))
 }
 
-impl Plain {
+impl UnpackedConv {
     fn geometry(&self, image: &[usize], weight: &[usize]) -> Result<ConvGeometry> {
         ensure!(weight.len() >= 3, InvalidArgument, "a weight of shape {weight:?}");
         let kernel: Vec<_> =
@@ -288,7 +275,7 @@ impl Plain {
     }
 }
 
-impl Executable for Plain {
+impl Executable for UnpackedConv {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
         let cpu = cpu_of(shapes.threads, self.precision, shapes.input(1), self.groups);
@@ -296,8 +283,8 @@ impl Executable for Plain {
         if is_batched(cpu, &geometry) {
             return bytes_of::<f32>(batched_workspace_len(cpu, &geometry));
         }
-        let packed = packed_weights_len(cpu, &geometry, WeightSide::Left);
-        bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Left))
+        let packed = packed_weights_len(cpu, &geometry, WeightSide::Lhs);
+        bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Lhs))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -312,10 +299,12 @@ impl Executable for Plain {
             let output = cx.output(0)?.as_mut_slice::<f32>()?;
             return forward_batched(cpu, &geometry, given, &epilogue, output, rest).map_err(refused);
         }
-        let side = WeightSide::Left;
+        let side = WeightSide::Lhs;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), (output, rest))
+        let epilogue = epilogue(cx, &geometry, addend, self.activation)?;
+        let input = Input { image: image.as_slice()?, weights: packed, side, epilogue: &epilogue };
+        forward(cpu, &geometry, input, output, rest).map_err(refused)
     }
 }

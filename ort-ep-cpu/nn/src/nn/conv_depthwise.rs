@@ -18,9 +18,9 @@ use super::windows_of;
 use ort_cpu_conv::parts_of_image;
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
-use ort_cpu_threads::parallel::Lines;
+use ort_cpu_threads::parallel::StridedRows;
 use ort_cpu_vector::activation::Activation;
 use ort_cpu_vector::depthwise::DepthwisePlan;
 use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place};
@@ -33,7 +33,7 @@ const DEPTHWISE: KernelDef = KernelDef {
     // Takes precedence over the GEMM kernel, which has rank 1.
     rank: 2,
     when: is_depthwise,
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 };
 
@@ -108,6 +108,8 @@ impl Depthwise {
             self.weight
         );
         let window = plane_window(&self.windows.on(&image[2..])?)?;
+        // Images are split by rows before channels: a thread then writes the rows that it reads in
+        // the next layer.
         let count = parts_of_image(threads, image[0], window.output);
         let rows = window.output[0].div_ceil(count).max(1);
         let part = |first: usize| {
@@ -162,9 +164,9 @@ impl Executable for Depthwise {
         let activation = self.activation.map_or(Activation::None, Activation::Unary);
         // The addend comes before the activation, so the loops must not apply it.
         let first = if addend.is_some() { Activation::None } else { activation };
-        let lines = Lines::new(result, [batch, height, filters], [filters * plane, width, plane], width);
-        let lines = lines.ok_or_else(|| error!(Fail, "the result is too short"))?;
-        lines.for_each_block(
+        let rows = StridedRows::new(result, [batch, height, filters], [filters * plane, width, plane], width);
+        let rows = rows.ok_or_else(|| error!(Fail, "the result is too short"))?;
+        rows.for_each_block(
             threads,
             [cut.rows, cut.channels],
             (workspace, cut.scratch_len()),
@@ -173,12 +175,14 @@ impl Executable for Depthwise {
                 let Some(part) = cut.parts.get(rows.start / cut.rows) else { return };
                 for filter in channels {
                     let channel = batch * groups + filter / (filters / groups);
+                    // ONNX's depthwise multiplier: consecutive filters share a channel.
                     let from = &image[channel * input[0] * input[1]..]
                         [part.input.start * input[1]..part.input.end * input[1]];
                     let bias = bias.map_or(0.0, |bias| bias[filter]);
-                    let to = block.adjacent_lines(filter);
+                    let to = block.adjacent_rows(filter);
                     part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
                     if let Some(addend) = addend {
+                        // The addend is added to the plane while it is in cache.
                         let isa = Isa::current();
                         let start = (batch * filters + filter) * plane + rows.start * width;
                         binary_in_place(isa, Binary::Add, to, Operand::Slice(&addend[start..][..to.len()]));

@@ -49,7 +49,7 @@ struct Convolution {
 }
 
 /// The sizes of a run.
-struct Sizes {
+struct GradientSizes {
     cpu: Cpu,
     geometry: ConvGeometry,
     /// The window over a plane, if the convolution is depthwise.
@@ -62,7 +62,7 @@ impl Convolution {
     }
 
     /// Returns the sizes for these shapes of image, weight and result.
-    fn sizes(&self, threads: usize, [image, weight, result]: [&[usize]; 3]) -> Result<Sizes> {
+    fn sizes(&self, threads: usize, [image, weight, result]: [&[usize]; 3]) -> Result<GradientSizes> {
         let fits = image.len() >= 3 && weight.len() == image.len() && result.len() == image.len();
         ensure!(
             fits && result[..2] == [image[0], weight[0]],
@@ -93,7 +93,7 @@ impl Convolution {
         let is_depthwise = geometry.group_channels() == 1 && geometry.group_filters() == 1;
         let plane = (is_depthwise && axes.len() <= 2).then(|| plane_window(&axes)).transpose()?;
         let cpu = cpu_of(threads, self.precision, weight, self.groups);
-        Ok(Sizes { cpu, geometry, plane })
+        Ok(GradientSizes { cpu, geometry, plane })
     }
 }
 

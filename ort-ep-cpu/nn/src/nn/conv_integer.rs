@@ -11,15 +11,15 @@ use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
-use super::conv_plain::convolve_plane;
+use super::conv_reference::convolve_plane;
 use super::window_of;
 use ort_cpu_conv::bytes::{
-    CodeConv, ConvTarget, PackedFilters, code_conv_workspace_len, pack_filters, packed_filters_len,
+    ConvTarget, PackedFilters, QuantizedConv, pack_filters, packed_filters_len, quantized_conv_workspace_len,
 };
 use ort_cpu_gemm::{Cpu, Window};
-use ort_cpu_kernel::codes::{range, read_floats};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::packed::Packed;
+use ort_cpu_kernel::quantized_convert::{range, read_floats};
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 use ort_cpu_threads::interrupt::{self, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
@@ -28,8 +28,8 @@ cpu_kernels![
     KernelDef { op: "ConvInteger", unaligned: &[1], when: is_plane, make: make_integer, ..KernelDef::BASE },
     KernelDef { op: "QLinearConv", unaligned: &[3], when: is_plane, make: make_qlinear, ..KernelDef::BASE },
     // Fallback for images of three spatial axes, by reference loops.
-    KernelDef { op: "ConvInteger", rank: -1, make: make_plain_integer, ..KernelDef::BASE },
-    KernelDef { op: "QLinearConv", rank: -1, make: make_plain_qlinear, ..KernelDef::BASE },
+    KernelDef { op: "ConvInteger", rank: -1, make: make_reference_integer, ..KernelDef::BASE },
+    KernelDef { op: "QLinearConv", rank: -1, make: make_reference_qlinear, ..KernelDef::BASE },
 ];
 
 /// Returns whether the image has one or two spatial axes.
@@ -50,7 +50,7 @@ struct Planes {
 }
 
 /// The sizes of one run.
-struct Sizes {
+struct ConvSizes {
     window: Window,
     batch: usize,
     /// The number of filters, the channels of a group, and the number of taps.
@@ -81,7 +81,7 @@ impl Planes {
         Ok(Planes { attrs, groups, place, packed: Some((packed, unsigned, shape)) })
     }
 
-    fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<Sizes> {
+    fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<ConvSizes> {
         // A packed weight may no longer be an input, so we kept its shape.
         let weight = self.packed.as_ref().map_or(weight, |(_, _, shape)| shape);
         let ([batch, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight)
@@ -98,7 +98,7 @@ impl Planes {
         );
         let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
         let window = window_of(&Windows::new(&self.attrs, &kernel)?.on(spatial)?)?;
-        Ok(Sizes { window, batch: *batch, shape: packed_shape(weight)? })
+        Ok(ConvSizes { window, batch: *batch, shape: packed_shape(weight)? })
     }
 
     /// Returns the bytes for filters that are packed in each run; 0 if they are constant.
@@ -110,7 +110,7 @@ impl Planes {
     fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let sizes = self.sizes(shapes.input(0), shapes.input(self.place))?;
         let cpu = Cpu::with_threads(shapes.threads);
-        let conv = code_conv_workspace_len(cpu, sizes.window, sizes.shape).map_err(refused)?;
+        let conv = quantized_conv_workspace_len(cpu, sizes.window, sizes.shape).map_err(refused)?;
         Ok(conv.saturating_add(self.packed_len(sizes.shape)))
     }
 
@@ -125,10 +125,13 @@ impl Planes {
     ) -> Result<()> {
         let (image, weight) = (cx.input(0)?, cx.find_input(self.place));
         let sizes = self.sizes(image.shape(), weight.map_or(&[], |weight| weight.shape()))?;
+        // The standard allows one zero point per filter, but only one for the image.
         let [image_zero, filter_zeros] = zeros.map(Side::zeros);
         let filters = match (&self.packed, weight) {
             (Some((packed, unsigned, _)), _) => PackedFilters::new((packed.values(), *unsigned), sizes.shape),
             (None, Some(weight)) => {
+                // Filters that are not constant are packed in each run; that is little next to the
+                // convolution.
                 let packed = take(&mut workspace, self.packed_len(sizes.shape))?;
                 let unsigned = is_unsigned(weight);
                 pack_filters((weight.bytes()?, unsigned), sizes.shape, packed).map_err(refused)?;
@@ -136,7 +139,7 @@ impl Planes {
             }
             (None, None) => return Err(error!(Fail, "there are no filters")),
         };
-        let conv = CodeConv {
+        let conv = QuantizedConv {
             image: (image.bytes()?, !is_unsigned(image)),
             image_zero: image_zero?.first().copied().unwrap_or(0),
             batch: sizes.batch,
@@ -166,9 +169,9 @@ impl Executable for IntegerPlanes {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (workspace, sums) = (cx.workspace()?, cx.output(0)?.as_mut_slice::<i32>()?);
+        let (workspace, accumulators) = (cx.workspace()?, cx.output(0)?.as_mut_slice::<i32>()?);
         let zeros = [cx.find_input(2), cx.find_input(3)];
-        self.0.run(cx, zeros, &[], ConvTarget::Sums(sums), workspace)
+        self.0.run(cx, zeros, &[], ConvTarget::Accumulators(accumulators), workspace)
     }
 }
 
@@ -192,23 +195,23 @@ impl Executable for QLinearPlanes {
         let factors = &mut scratch::<f32>(factors)?[..filters];
         let zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0) as i32;
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
-        Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?.factors(factors);
+        ConvScales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?.factors(factors);
         let (signed, zeros) = (output.dtype().is_signed(), [cx.find_input(2), cx.find_input(5)]);
-        let target = ConvTarget::Codes { codes: output.bytes_mut()?, factors, zero, signed };
+        let target = ConvTarget::Quantized { values: output.bytes_mut()?, factors, zero, signed };
         self.0.run(cx, zeros, &bias, target, workspace)
     }
 }
 
 /// The scales of a `QLinearConv`.
-pub(super) struct Scales<'a> {
+pub(super) struct ConvScales<'a> {
     x: f32,
     w: std::borrow::Cow<'a, [f32]>,
     y: f32,
 }
 
-impl<'a> Scales<'a> {
+impl<'a> ConvScales<'a> {
     /// Takes the scales of the image, the filters and the result.
-    pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<Scales<'a>> {
+    pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<ConvScales<'a>> {
         let w = w.to_cow::<f32>()?;
         ensure!(
             w.len() == 1 || w.len() == filters,
@@ -216,7 +219,7 @@ impl<'a> Scales<'a> {
             "w_scale has {} values, expected one for each of the {filters} filters",
             w.len()
         );
-        Ok(Scales { x: x.to_scalar()?, w, y: y.to_scalar()? })
+        Ok(ConvScales { x: x.to_scalar()?, w, y: y.to_scalar()? })
     }
 
     /// Returns the factor that requantizes the accumulators of a filter.
@@ -231,27 +234,28 @@ impl<'a> Scales<'a> {
     }
 }
 
-struct Plain {
+struct ReferenceConv {
     attrs: Attributes,
     groups: usize,
 }
 
-fn plain(cx: &CompileCx<'_>) -> Result<Plain> {
-    Ok(Plain { attrs: cx.attrs().clone(), groups: groups_of(cx)? })
+fn reference(cx: &CompileCx<'_>) -> Result<ReferenceConv> {
+    Ok(ReferenceConv { attrs: cx.attrs().clone(), groups: groups_of(cx)? })
 }
 
 /// An operand with its zero points: one for all, or one for each filter.
 struct Side<'a> {
-    codes: TensorView<'a>,
+    quantized: TensorView<'a>,
     zeros: Vec<i32>,
 }
 
 impl<'a> Side<'a> {
-    fn new(codes: TensorView<'a>, zeros: Option<TensorView<'a>>) -> Result<Side<'a>> {
-        Ok(Side { codes, zeros: Side::zeros(zeros)? })
+    fn new(quantized: TensorView<'a>, zeros: Option<TensorView<'a>>) -> Result<Side<'a>> {
+        Ok(Side { quantized, zeros: Side::zeros(zeros)? })
     }
 
     fn zeros(zeros: Option<TensorView<'_>>) -> Result<Vec<i32>> {
+        // A missing zero point is 0.
         let zeros = zeros.map(|zeros| zeros.to_ints()).transpose()?.unwrap_or_else(|| vec![0]);
         Ok(zeros.into_iter().map(|zero| zero as i32).collect())
     }
@@ -262,7 +266,7 @@ impl<'a> Side<'a> {
 
     /// Returns the bytes, and whether they are signed.
     fn reader(&self) -> Result<(&'a [u8], bool)> {
-        Ok((self.codes.bytes()?, self.codes.dtype().is_signed()))
+        Ok((self.quantized.bytes()?, self.quantized.dtype().is_signed()))
     }
 }
 
@@ -271,36 +275,39 @@ fn number(byte: u8, signed: bool) -> i32 {
 }
 
 /// Computes the accumulators of the convolution, plane by plane.
-fn sums(
+fn accumulate(
     threads: usize,
-    plain: &Plain,
+    reference: &ReferenceConv,
     [x, w]: [&Side<'_>; 2],
     bias: &[i32],
     result: &mut [i32],
 ) -> Result<()> {
-    let (image, weight) = (x.codes.shape(), w.codes.shape());
+    let (image, weight) = (x.quantized.shape(), w.quantized.shape());
     let ([_, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight) else {
         return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
     };
     let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
-    let axes = Windows::new(&plain.attrs, &kernel)?.on(spatial)?;
+    let axes = Windows::new(&reference.attrs, &kernel)?.on(spatial)?;
     ensure!(
-        group_channels * plain.groups == *channels
-            && filters.is_multiple_of(plain.groups)
+        group_channels * reference.groups == *channels
+            && filters.is_multiple_of(reference.groups)
             && (bias.is_empty() || bias.len() == *filters),
         InvalidArgument,
         "shapes {image:?} and {weight:?} do not match {} groups",
-        plain.groups
+        reference.groups
     );
     let ((image, image_signed), (weight, weight_signed)) = (x.reader()?, w.reader()?);
     let input: usize = axes.iter().map(|axis| axis.input).product();
     let output: usize = axes.iter().map(|axis| axis.output).product();
     let (image_len, weight_len) = (group_channels * input, weight.len() / (*filters).max(1));
     for_each_chunk_mut(threads, result, output, |unit, plane| {
+        // One unit is a plane of the result, so that no two threads write to the same one.
         let (batch, filter) = (unit / filters, unit % filters);
-        let group = batch * plain.groups + filter / (filters / plain.groups);
+        let group = batch * reference.groups + filter / (filters / reference.groups);
         let sides = (&image[group * image_len..][..image_len], &weight[filter * weight_len..][..weight_len]);
+        // Only filters may have a zero point each; the image has one.
         let (x_zero, w_zero) = (x.zero(0), w.zero(filter));
+        // Starting with the bias saves a pass over the plane.
         interrupt::fill(plane, bias.get(filter).copied().unwrap_or(0));
         convolve_plane(&axes, sides, plane, |sum: i32, x, w| {
             // Accumulators have 32 bits and wrap on overflow.
@@ -311,48 +318,49 @@ fn sums(
     Ok(())
 }
 
-fn make_plain_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let plain = plain(cx)?;
+fn make_reference_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let reference = reference(cx)?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let x = Side::new(cx.input(0)?, cx.find_input(2))?;
         let w = Side::new(cx.input(1)?, cx.find_input(3))?;
         let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<i32>()?);
-        sums(threads, &plain, [&x, &w], &[], result)
+        accumulate(threads, &reference, [&x, &w], &[], result)
     }))
 }
 
-fn make_plain_qlinear(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(PlainQLinear(plain(cx)?)))
+fn make_reference_qlinear(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(ReferenceQLinear(reference(cx)?)))
 }
 
-struct PlainQLinear(Plain);
+struct ReferenceQLinear(ReferenceConv);
 
-impl Executable for PlainQLinear {
+impl Executable for ReferenceQLinear {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         bytes_of::<i32>(element_count(shapes.output(0))?)
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        // Accumulators need 32 bits each, and the quantized output has only 8.
         let ints = scratch::<i32>(cx.workspace()?)?;
         let x = Side::new(cx.input(0)?, Some(cx.input(2)?))?;
         let w = Side::new(cx.input(3)?, Some(cx.input(5)?))?;
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?;
         let y_zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0);
-        let filters = w.codes.shape().first().copied().unwrap_or(0);
-        let scales = Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?;
+        let filters = w.quantized.shape().first().copied().unwrap_or(0);
+        let scales = ConvScales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?;
         let mut factors = vec![0.0; filters];
         scales.factors(&mut factors);
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (count, dtype) = (output.element_count(), output.dtype());
         let plane: usize = output.shape().iter().skip(2).product();
         let ints = &mut ints[..count];
-        sums(threads, &self.0, [&x, &w], bias.as_deref().unwrap_or(&[]), ints)?;
+        accumulate(threads, &self.0, [&x, &w], bias.as_deref().unwrap_or(&[]), ints)?;
         let (least, greatest) =
             range(dtype).ok_or_else(|| error!(Fail, "quantized values of type {dtype}"))?;
         let signed = dtype.is_signed();
-        for_each_chunk_mut(threads, output.bytes_mut()?, plane, |unit, codes| {
+        for_each_chunk_mut(threads, output.bytes_mut()?, plane, |unit, quantized| {
             let factor = factors[unit % filters];
-            for (code, sum) in spending(2, codes.iter_mut().zip(&ints[unit * plane..])) {
+            for (code, sum) in spending(2, quantized.iter_mut().zip(&ints[unit * plane..])) {
                 let value = (*sum as f32 * factor).round_ties_even() + y_zero;
                 let value = value.clamp(least, greatest);
                 *code = if signed { (value as i8) as u8 } else { value as u8 };

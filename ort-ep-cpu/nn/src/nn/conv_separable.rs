@@ -15,11 +15,11 @@ use super::conv::cpu_of;
 use super::conv_depthwise::plane_window;
 use super::windows_of;
 use ort_cpu_conv::separable::{SeparableGeometry, SeparableInput, forward, workspace_len};
-use ort_cpu_gemm::{Cpu, PackedA, Step, pack_a};
+use ort_cpu_gemm::{Cpu, PackedLhs, Step, pack_lhs};
 use ort_cpu_kernel::activation::{activation_of, unary_of};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch};
 use ort_cpu_vector::activation::Activation;
@@ -31,7 +31,7 @@ cpu_kernels![KernelDef {
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16]))],
     unaligned: &[1],
     when: is_known,
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 }];
 
@@ -60,8 +60,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (shape, strides) = ([filters, channels], [channels, 1]);
     let packed = PackedFloats::new(
         cx,
-        PackedA::len(cpu, filters, channels),
-        |packed| with_weight!(weight, weights => pack_a(cpu, weights, shape, strides, packed).map_err(refused)),
+        PackedLhs::len(cpu, filters, channels),
+        |packed| with_weight!(weight, weights => pack_lhs(cpu, weights, shape, strides, packed).map_err(refused)),
     )?;
     cx.consume(1);
     let activations = [inner, activation_of(cx)?];
@@ -109,7 +109,7 @@ impl Executable for Separable {
         epilogue.extend(inner.map(Step::Activate));
         let input = SeparableInput {
             image: cx.input(0)?.as_slice()?,
-            pointwise: PackedA::new(cpu, self.packed.values(), geometry.filters, geometry.channels)
+            pointwise: PackedLhs::new(cpu, self.packed.values(), geometry.filters, geometry.channels)
                 .map_err(refused)?,
             epilogue: &epilogue,
             depthwise: cx.input(2)?.as_slice()?,

@@ -16,8 +16,8 @@ use ort_cpu_conv::{
 };
 use ort_cpu_gemm::{Cpu, Step};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::with_weight;
 use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
 
@@ -34,14 +34,14 @@ cpu_kernels![
             let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
             constant && is_weight(node.dtype(1))
         },
-        make: |cx| widened(cx, make_packed),
+        make: |cx| via_f32(cx, make_packed),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "ConvTranspose",
         types: &[("T", SINGLE)],
         when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-        make: |cx| widened(cx, make_plain),
+        make: |cx| via_f32(cx, make_unpacked),
         ..KernelDef::BASE
     },
 ];
@@ -53,7 +53,7 @@ struct Transposed {
     weight: Option<(Shape, PackedFloats)>,
 }
 
-fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Transposed { attrs: cx.attrs().clone(), groups: groups_of(cx)?, weight: None }))
 }
 
@@ -126,7 +126,7 @@ impl Executable for Transposed {
         let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
         let steps = bias.map(|bias| [Step::RowBias(bias)]);
         let epilogue = steps.as_ref().map_or(&[][..], |steps| &steps[..]);
-        let input = Input { image: image.as_slice()?, weights, side: WeightSide::Left, epilogue };
+        let input = Input { image: image.as_slice()?, weights, side: WeightSide::Lhs, epilogue };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         transposed(cpu, &geometry, input, output, rest).map_err(refused)
     }

@@ -10,8 +10,8 @@ use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
@@ -19,7 +19,7 @@ cpu_kernels![
     KernelDef {
         op: "DeformConv",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make::<f32>),
+        make: |cx| via_f32(cx, make::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {

@@ -9,9 +9,9 @@ use ort_core::spec::ONNX_PREVIEW;
 use ort_core::tensor::{Tensor, TensorView, Value, ValueView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
-use ort_cpu_gemm::{BSource, Cpu};
+use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_threads::interrupt::{self, pieces_mut, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
@@ -107,8 +107,8 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         && v.shape() == [batch, key_heads, keys, value_size];
     ensure!(fits, InvalidArgument, "queries, keys and values do not match");
     let dtype = q.dtype();
-    let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
-    let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
+    let first = T::workspace_len(cpu, [queries, keys, size], RhsSource::Strided);
+    let second = T::workspace_len(cpu, [queries, value_size, keys], RhsSource::Rows);
     // The heap memory of this function: inputs and results in the compute type, the GEMM workspace,
     // and scores. Scores count twice because `read` may hold them in their own type and in the
     // compute type.
@@ -127,7 +127,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     for (index, scores) in scores.as_mut_slice::<T>()?.chunks_mut(plane).enumerate() {
         let rows = Matrix::rows(&q[index * queries * size..][..queries * size], queries, size);
         let columns = Matrix::transposed(&k[key_head(index) * keys * size..][..keys * size], size, keys);
-        T::multiply(cpu, rows, Right::Plain(columns), (&mut *scores, keys, false), &mut workspace)?;
+        T::multiply(cpu, rows, Rhs::Plain(columns), GemmTarget::write(&mut *scores, keys), &mut workspace)?;
         pieces_mut(scores).flatten().for_each(|score| *score = *score * T::from_f64(scale));
     }
     let scores = modify::<T>(cx, flex.score_mod, scores, flex.precision)?;
@@ -141,8 +141,8 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     for (index, result) in result.chunks_mut((queries * value_size).max(1)).enumerate() {
         let rows = Matrix::rows(&weights[index * queries * keys..][..queries * keys], queries, keys);
         let values = &v[key_head(index) * keys * value_size..][..keys * value_size];
-        let columns = Right::Plain(Matrix::rows(values, keys, value_size));
-        T::multiply(cpu, rows, columns, (result, value_size, false), &mut workspace)?;
+        let columns = Rhs::Plain(Matrix::rows(values, keys, value_size));
+        T::multiply(cpu, rows, columns, GemmTarget::write(result, value_size), &mut workspace)?;
     }
     let mut output = cx.allocate(dtype, &[batch, heads, queries, value_size])?;
     write::<T>(&result, (&mut output, dtype))?;

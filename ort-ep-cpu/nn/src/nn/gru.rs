@@ -7,14 +7,14 @@ use ort_core::ep::{CompileCx, Executable, KernelDef};
 use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{Matrix, Real};
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real};
 
 cpu_kernels![
     KernelDef {
         op: "GRU",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make_gru::<f32>),
+        make: |cx| via_f32(cx, make_gru::<f32>),
         // Constant weights are packed, so they may be unaligned.
         unaligned: &[1, 2],
         when: |node| node.constant(1).is_some() && node.constant(2).is_some(),
@@ -24,7 +24,7 @@ cpu_kernels![
     KernelDef {
         op: "GRU",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make_gru::<f32>),
+        make: |cx| via_f32(cx, make_gru::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -63,7 +63,13 @@ impl<T: Real> Cell<T> for Gru {
         let width = 3 * hidden;
         let [f, g] = &self.gates[step.direction][..] else { return Ok(()) };
         let states = Matrix::rows(&*step.h, batch, hidden);
-        T::multiply(cpu, states, step.recurrence[0], (&mut *step.gates, width, true), &mut *step.workspace)?;
+        T::multiply(
+            cpu,
+            states,
+            step.recurrence[0],
+            GemmTarget::accumulate(&mut *step.gates, width),
+            &mut *step.workspace,
+        )?;
         // `chunks_mut` panics on a width of 0.
         if width == 0 {
             return Ok(());
@@ -71,7 +77,7 @@ impl<T: Real> Cell<T> for Gru {
         step.gates.chunks_mut(width).for_each(|row| f.apply(&mut row[..2 * hidden]));
         if self.linear_before_reset {
             // The reset gate scales the result of the GEMM, with its bias.
-            let result = (&mut *step.extra, hidden, false);
+            let result = GemmTarget::write(&mut *step.extra, hidden);
             T::multiply(cpu, states, step.recurrence[1], result, &mut *step.workspace)?;
             for (row, extra) in step.gates.chunks_mut(width).zip(step.extra.chunks(hidden)) {
                 let (others, candidate) = row.split_at_mut(2 * hidden);
@@ -89,7 +95,7 @@ impl<T: Real> Cell<T> for Gru {
                 }
             }
             let reset = Matrix::rows(&*step.extra, batch, hidden);
-            let result = (&mut step.gates[2 * hidden..], width, true);
+            let result = GemmTarget::accumulate(&mut step.gates[2 * hidden..], width);
             T::multiply(cpu, reset, step.recurrence[1], result, &mut *step.workspace)?;
         }
         let (one, minus) = (T::from_f64(1.0), T::from_f64(-1.0));

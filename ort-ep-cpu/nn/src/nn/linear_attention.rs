@@ -5,15 +5,15 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::units::for_each_unit;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::{self, spend, spending};
 
 cpu_kernels![KernelDef {
     op: "LinearAttention",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 }];
 

@@ -8,14 +8,14 @@ use ort_core::spec::MICROSOFT;
 use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{Matrix, Real};
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real};
 
 cpu_kernels![
     KernelDef {
         op: "LSTM",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make_lstm::<f32>),
+        make: |cx| via_f32(cx, make_lstm::<f32>),
         // Constant weights are packed, so they may be unaligned.
         unaligned: &[1, 2],
         when: |node| node.constant(1).is_some() && node.constant(2).is_some(),
@@ -25,7 +25,7 @@ cpu_kernels![
     KernelDef {
         op: "LSTM",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make_lstm::<f32>),
+        make: |cx| via_f32(cx, make_lstm::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -68,7 +68,7 @@ impl<T: Real> Cell<T> for Lstm {
             step.cpu,
             states,
             step.recurrence[0],
-            (&mut *step.gates, width, true),
+            GemmTarget::accumulate(&mut *step.gates, width),
             &mut *step.workspace,
         )?;
         let [f, g, h] = &self.gates[step.direction][..] else { return Ok(()) };

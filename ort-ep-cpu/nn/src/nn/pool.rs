@@ -3,13 +3,14 @@
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure};
 
 use super::conv_depthwise::plane_window;
-use super::pool_plain::{self, Kind};
+use super::pool_reference::{self, Kind};
+use super::pool_windows::{planes, windows_of_pool};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd, scratch_len};
 use ort_cpu_vector::pool_indices::max_and_indices;
@@ -28,13 +29,13 @@ cpu_kernels![
     KernelDef {
         op: "MaxPool",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]))],
-        make: |cx| widened(cx, |cx| make(cx, Pool::Max)),
+        make: |cx| via_f32(cx, |cx| make(cx, Pool::Max)),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "AveragePool",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, |cx| {
+        make: |cx| via_f32(cx, |cx| {
             let count_include_pad = cx.attrs().flag("count_include_pad")?;
             make(cx, Pool::Average { count_include_pad })
         }),
@@ -53,12 +54,6 @@ struct Pooling {
     has_indices: bool,
 }
 
-/// Returns the windows of a pooling node.
-pub(super) fn windows_of_pool(node: &NodeView<'_>) -> Result<Windows> {
-    let rank = node.attrs().ints("kernel_shape")?.len() + 2;
-    Windows::of_pool(node.attrs(), rank)
-}
-
 /// Returns the number of taps of a window.
 fn taps(node: &NodeView<'_>) -> Result<i64> {
     let sizes = node.attrs().ints("kernel_shape")?.iter();
@@ -71,20 +66,13 @@ fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
             Pool::Max => Kind::Max,
             Pool::Average { count_include_pad } => Kind::Average { include_pad: count_include_pad },
         };
-        return pool_plain::make::<f32>(cx, kind);
+        return pool_reference::make::<f32>(cx, kind);
     }
     let windows = windows_of_pool(&cx.node)?;
     let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
+    // By the node, because the workspace is sized before a run says which outputs it wants.
     let has_indices = cx.node.output_dtype(1).is_some();
     Ok(Box::new(Pooling { windows, pool, column_major, has_indices }))
-}
-
-/// Returns the number of planes (batch times channels), and the windows on each.
-pub(super) fn planes(windows: &Windows, image: &[usize]) -> Result<(usize, Vec<WindowAxis>)> {
-    match image {
-        [batch, channels, spatial @ ..] => Ok((batch * channels, windows.on(spatial)?)),
-        _ => Err(error!(InvalidArgument, "an image of shape {image:?}")),
-    }
 }
 
 impl Pooling {
@@ -93,6 +81,7 @@ impl Pooling {
         if axes.len() > 2 {
             return Ok(None);
         }
+        // A plan has two axes; the first of a plane with one axis has no padding.
         let end = |from_last: usize| axes.iter().rev().nth(from_last).map_or(0, |axis| axis.pads[1]);
         Ok(Some(PoolPlan::new(plane_window(axes)?, [end(1), end(0)], self.pool)))
     }
@@ -150,6 +139,8 @@ impl Pooling {
                 let base = (unit * input) as i64;
                 let indices = Indices { values, base, column_major: self.column_major };
                 match &window {
+                    // The loops over two axes find maxima by rows first; more axes are rare and go
+                    // window by window.
                     Some(window) => max_and_indices(isa, window, (image, scratch), maxima, indices),
                     None => pool_nd(self.pool, &along, image, maxima, Some(indices)),
                 }

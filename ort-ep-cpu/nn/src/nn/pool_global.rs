@@ -5,8 +5,8 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, error};
 
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::{PIECE, pieces, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::reduce;
@@ -22,7 +22,7 @@ macro_rules! global_pools {
             KernelDef {
                 op: $op,
                 types: &[("T", HALVES)],
-                make: |cx| widened(cx, |cx| make::<f32>(cx, $single)),
+                make: |cx| via_f32(cx, |cx| make::<f32>(cx, $single)),
                 ..KernelDef::BASE
             },
             KernelDef { op: $op, types: &[("T", DOUBLE)], make: |cx| make::<f64>(cx, $double), ..KernelDef::BASE },

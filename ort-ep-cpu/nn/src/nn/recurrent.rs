@@ -10,10 +10,10 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
-use ort_cpu_gemm::{BSource, Cpu};
-use ort_cpu_kernel::coded::{CodedRight, CodedWeights, PackedCodes};
-use ort_cpu_kernel::packed::{PackedRight, is_weight};
-use ort_cpu_kernel::real::{Matrix, Real, Right};
+use ort_cpu_gemm::{Cpu, RhsSource};
+use ort_cpu_kernel::packed::{PackedWeight, is_weight};
+use ort_cpu_kernel::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_threads::interrupt::spend;
 
@@ -39,7 +39,7 @@ pub(super) struct Step<'a, T> {
     /// The gates of each sequence: at first the contribution of the input, with biases.
     pub(super) gates: &'a mut [T],
     /// The recurrent weights, one matrix for each of [`Cell::parts`].
-    pub(super) recurrence: &'a [Right<'a, T>],
+    pub(super) recurrence: &'a [Rhs<'a, T>],
     /// The hidden states.
     pub(super) h: &'a mut [T],
     /// The cell states.
@@ -59,8 +59,8 @@ pub(super) struct Step<'a, T> {
 
 /// The packed weights of one direction.
 struct Packed {
-    input: PackedRight,
-    recurrence: Vec<PackedRight>,
+    input: PackedWeight,
+    recurrence: Vec<PackedWeight>,
 }
 
 /// A recurrent layer.
@@ -70,10 +70,10 @@ pub(super) struct Layer<C> {
     batch_first: bool,
     /// Whether the weights are quantized. They are then transposed, with scales and zero points
     /// after the other inputs.
-    is_coded: bool,
+    is_quantized: bool,
     packed: Option<Vec<Packed>>,
     /// The packed quantized weights of inputs and states, by direction.
-    packed_codes: Option<[Vec<PackedCodes>; 2]>,
+    packed_quantized: Option<[Vec<PackedQuantized>; 2]>,
     hidden: usize,
 }
 
@@ -96,15 +96,15 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
 ) -> Result<Box<dyn Executable>> {
     let reverse = directions(cx)?;
     let batch_first = cx.attrs().find_int("layout").is_some_and(|layout| layout != 0);
-    let is_coded = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
+    let is_quantized = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
     let can_pack = T::DTYPE == DType::F32 && is_weight(cx.node.dtype(1));
     let mut layer =
-        Layer { cell, reverse, batch_first, is_coded, packed: None, packed_codes: None, hidden: 0 };
+        Layer { cell, reverse, batch_first, is_quantized, packed: None, packed_quantized: None, hidden: 0 };
     if let (true, Some(weights), Some(recurrence)) = (can_pack, cx.constant(1), cx.constant(2)) {
         layer.pack(cx, weights, recurrence)?;
     }
-    if let (true, Some(weights), Some(recurrence)) = (is_coded, cx.constant(1), cx.constant(2)) {
-        layer.pack_codes(cx, [weights, recurrence])?;
+    if let (true, Some(weights), Some(recurrence)) = (is_quantized, cx.constant(1), cx.constant(2)) {
+        layer.pack_quantized(cx, [weights, recurrence])?;
     }
     Ok(Box::new(Runner { layer, element: std::marker::PhantomData::<fn() -> T> }))
 }
@@ -116,8 +116,8 @@ impl<T: Real> Step<'_, T> {
     /// An ended sequence must not widen the quantization range of the others. ONNX Runtime drops a
     /// state one step after its last, so we do the same to get the same quantized values.
     pub(super) fn hides_ended(&mut self) -> bool {
-        let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
-        if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
+        let is_quantized = matches!(self.recurrence, [Rhs::Quantized(_), ..]);
+        if !is_quantized || self.hidden == 0 || !self.ended.contains(&true) {
             return false;
         }
         let rows = self.extra.chunks_mut(self.hidden).zip(self.h.chunks(self.hidden));
@@ -152,11 +152,12 @@ impl<C> Layer<C> {
         let mut packed = Vec::with_capacity(count);
         for direction in 0..count {
             let first = direction * rows * inputs;
-            let input = PackedRight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
+            // ONNX stores gates as rows. Packing reads the transpose.
+            let input = PackedWeight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
             let (mut parts_packed, mut first) = (Vec::new(), direction * rows * hidden);
             for part in parts {
                 let columns = part * hidden;
-                parts_packed.push(PackedRight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
+                parts_packed.push(PackedWeight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
                 first += columns * hidden;
             }
             packed.push(Packed { input, recurrence: parts_packed });
@@ -170,7 +171,7 @@ impl<C> Layer<C> {
 
 impl<C> Layer<C> {
     /// Packs quantized weights of shape `[directions, inputs, gates]`.
-    fn pack_codes(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
+    fn pack_quantized(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
         let mut packed = [Vec::new(), Vec::new()];
         for (view, packed) in weights.into_iter().zip(&mut packed) {
             let &[count, k, columns] = view.shape() else {
@@ -178,11 +179,11 @@ impl<C> Layer<C> {
             };
             for direction in 0..count {
                 let first = direction * k * columns;
-                packed.push(PackedCodes::new(cx, view, first, [k, columns], [columns, 1])?);
+                packed.push(PackedQuantized::new(cx, view, first, [k, columns], [columns, 1])?);
             }
             self.hidden = k;
         }
-        self.packed_codes = Some(packed);
+        self.packed_quantized = Some(packed);
         cx.consume(1);
         cx.consume(2);
         Ok(())
@@ -196,7 +197,7 @@ struct Runner<T, C> {
 
 /// The sizes of a run.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct RecurrentSizes {
     steps: usize,
     batch: usize,
     inputs: usize,
@@ -205,38 +206,40 @@ struct Sizes {
 }
 
 impl<T: Real, C: Cell<T>> Runner<T, C> {
-    fn sizes(&self, x: &[usize], recurrence: &[usize]) -> Result<Sizes> {
+    fn sizes(&self, x: &[usize], recurrence: &[usize]) -> Result<RecurrentSizes> {
         let &[first, second, inputs] = x else {
             return Err(error!(InvalidArgument, "an input of shape {x:?}"));
         };
         let (steps, batch) = if self.layer.batch_first { (second, first) } else { (first, second) };
-        let is_packed = self.layer.packed.is_some() || self.layer.packed_codes.is_some();
+        let is_packed = self.layer.packed.is_some() || self.layer.packed_quantized.is_some();
         let hidden = match (is_packed, recurrence) {
+            // Packed weights may no longer be inputs, so their shape is not known here.
             (true, _) => self.layer.hidden,
-            (false, [_, hidden, _]) if self.layer.is_coded => *hidden,
+            (false, [_, hidden, _]) if self.layer.is_quantized => *hidden,
             _ => recurrence.last().copied().unwrap_or(0),
         };
-        Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
+        Ok(RecurrentSizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
     }
 
     /// Returns the GEMM workspace, in values.
-    fn product_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
-        let Sizes { steps, batch, inputs, hidden, gates } = sizes;
-        let source = if self.layer.packed.is_some() { BSource::Packed } else { BSource::Strided };
-        let len = |shape: [usize; 3]| match self.layer.is_coded {
-            true => CodedRight::workspace_len(cpu, shape, self.layer.packed_codes.is_some()),
+    fn gemm_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
+        let RecurrentSizes { steps, batch, inputs, hidden, gates } = sizes;
+        let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
+        let len = |shape: [usize; 3]| match self.layer.is_quantized {
+            true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
             false => T::workspace_len(cpu, shape, source),
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
+        // The GEMMs run one after the other and share a workspace.
         parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
     }
 
     /// Returns the workspace in values: gates of all steps, gates of one step, both states,
     /// `extra`, two biases, GEMM workspace.
-    fn workspace_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
-        let Sizes { steps, batch, hidden, gates, .. } = sizes;
+    fn workspace_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let per_sequence = hidden * (gates * (steps + 1) + 3);
-        per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.product_len(cpu, sizes)
+        per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.gemm_len(cpu, sizes)
     }
 }
 
@@ -276,24 +279,26 @@ struct Inputs<'a, T: Clone> {
     c: &'a [T],
     peepholes: &'a [T],
     /// The weights of inputs and states if they are quantized; the two above are then empty.
-    coded: Option<[CodedWeights<'a>; 2]>,
+    quantized: Option<[QuantizedWeights<'a>; 2]>,
     /// The length of each sequence.
     lengths: Vec<usize>,
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: Sizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
-        let Sizes { steps, batch, hidden, gates, inputs } = sizes;
-        let (directions, is_coded) = (layer.reverse.len(), layer.is_coded);
+    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: RecurrentSizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
+        let RecurrentSizes { steps, batch, hidden, gates, inputs } = sizes;
+        let (directions, is_quantized) = (layer.reverse.len(), layer.is_quantized);
         let weights = |index: usize, rows: usize, scales: usize| {
             let shape = [directions, rows, gates * hidden];
             let (scales, zeros) = (cx.input(scales)?, cx.input(scales + 1)?);
-            match &layer.packed_codes {
-                Some(packed) => CodedWeights::packed(&packed[index - 1], shape, scales, zeros),
-                None => CodedWeights::new(cx.input(index)?, shape, scales, zeros),
+            match &layer.packed_quantized {
+                Some(packed) => QuantizedWeights::packed(&packed[index - 1], shape, scales, zeros),
+                None => QuantizedWeights::new(cx.input(index)?, shape, scales, zeros),
             }
         };
-        let coded = if is_coded { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
+        let quantized =
+            // ONNX Runtime's order: scale and zero point of the weights, then of the recurrence.
+            if is_quantized { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
         let slice = |index: usize, len: usize| -> Result<&'a [T]> {
             let Some(view) = cx.find_input(index) else { return Ok(&[]) };
             let values = view.as_slice::<T>()?;
@@ -301,7 +306,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             Ok(values)
         };
         // Other nodes may read the weights too, so packed ones may still be present.
-        let is_packed = is_coded || layer.packed.is_some();
+        let is_packed = is_quantized || layer.packed.is_some();
         let matrix = |index: usize, columns: usize| -> Result<Cow<'a, [T]>> {
             let Some(view) = cx.find_input(index).filter(|_| !is_packed) else {
                 return Ok(Cow::Borrowed(&[]));
@@ -312,6 +317,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             Ok(values)
         };
         let lengths = match cx.find_input(4) {
+            // Without lengths, all sequences last for all steps.
             None => vec![steps; batch],
             Some(view) => {
                 let lengths = view.to_ints()?;
@@ -334,7 +340,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             h: slice(5, state)?,
             c: slice(6, state)?,
             peepholes: slice(7, directions * 3 * hidden)?,
-            coded,
+            quantized,
             lengths,
         })
     }
@@ -370,8 +376,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
     }
 
-    fn load_states(&self, from: &[T], direction: usize, sizes: Sizes, to: &mut [T]) {
-        let Sizes { batch, hidden, .. } = sizes;
+    fn load_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: &mut [T]) {
+        let RecurrentSizes { batch, hidden, .. } = sizes;
         to.fill(T::ZERO);
         if from.is_empty() || hidden == 0 {
             return;
@@ -381,8 +387,8 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
     }
 
-    fn store_states(&self, from: &[T], direction: usize, sizes: Sizes, to: Option<&mut &mut [T]>) {
-        let Sizes { batch, hidden, .. } = sizes;
+    fn store_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: Option<&mut &mut [T]>) {
+        let RecurrentSizes { batch, hidden, .. } = sizes;
         let Some(to) = to.filter(|_| hidden > 0) else { return };
         for (sequence, from) in from.chunks(hidden).enumerate() {
             to[self.state_row(direction, sequence, batch) * hidden..][..hidden].copy_from_slice(from);
@@ -393,12 +399,12 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         &self,
         cpu: Cpu,
         direction: usize,
-        sizes: Sizes,
+        sizes: RecurrentSizes,
         inputs: &Inputs<'_, T>,
         outputs: &mut Outputs<'_, T>,
         workspace: &mut [T],
     ) -> Result<()> {
-        let Sizes { steps, batch, hidden, gates, .. } = sizes;
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let (directions, width) = (self.layer.reverse.len(), gates * hidden);
         let mut rest = workspace;
         let all_gates = take(&mut rest, steps * batch * width)?;
@@ -413,13 +419,17 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         // time-major rows can be cut off.
         let rows = if self.layer.batch_first { steps } else { longest } * batch;
         let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
-        T::multiply(cpu, rows, weights.input, (all_gates, width, false), rest)?;
+        // One GEMM serves the inputs of all steps. Only the recurrent part depends on the step
+        // before.
+        T::multiply(cpu, rows, weights.input, GemmTarget::write(all_gates, width), rest)?;
         self.load_states(inputs.h, direction, sizes, h);
         self.load_states(inputs.c, direction, sizes, c);
         let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);
         for index in 0..longest {
+            // An activation costs as much as several simple operations.
             spend(4 * batch * width);
             let time = |sequence: usize| match self.layer.reverse[direction] {
+                // In reverse, a sequence starts at its own last step, not at that of the batch.
                 true => inputs.lengths[sequence].checked_sub(index + 1),
                 false => Some(index).filter(|index| *index < inputs.lengths[sequence]),
             };
@@ -464,7 +474,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     }
 
     /// Returns the row of the input for a time of a sequence.
-    fn row(&self, time: usize, sequence: usize, sizes: Sizes) -> usize {
+    fn row(&self, time: usize, sequence: usize, sizes: RecurrentSizes) -> usize {
         if self.layer.batch_first { sequence * sizes.steps + time } else { time * sizes.batch + sequence }
     }
 
@@ -478,30 +488,38 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
         let width = bias.len();
         let (input, recurrent) = given.split_at(width);
+        // With `linear_before_reset`, a GRU's reset gate scales the recurrent part of the last
+        // gate, its bias included.
         let apart = if self.layer.cell.keeps_last_bias() { width - hidden } else { width };
         bias.copy_from_slice(input);
         bias[..apart].iter_mut().zip(recurrent).for_each(|(bias, recurrent)| *bias = *bias + *recurrent);
         last_bias[..width - apart].copy_from_slice(&recurrent[apart..]);
     }
 
-    fn weights<'b>(&'b self, direction: usize, sizes: Sizes, inputs: &'b Inputs<'b, T>) -> Weights<'b, T> {
+    fn weights<'b>(
+        &'b self,
+        direction: usize,
+        sizes: RecurrentSizes,
+        inputs: &'b Inputs<'b, T>,
+    ) -> Weights<'b, T> {
         if let Some(packed) = &self.layer.packed {
             let packed = &packed[direction];
-            let recurrence = packed.recurrence.iter().map(Right::Packed).collect();
-            return Weights { input: Right::Packed(&packed.input), recurrence };
+            let recurrence = packed.recurrence.iter().map(Rhs::Packed).collect();
+            return Weights { input: Rhs::Packed(&packed.input), recurrence };
         }
-        if let Some([input, recurrence]) = &inputs.coded {
-            let recurrence = vec![Right::Coded(recurrence.at(direction))];
-            return Weights { input: Right::Coded(input.at(direction)), recurrence };
+        if let Some([input, recurrence]) = &inputs.quantized {
+            let recurrence = vec![Rhs::Quantized(recurrence.at(direction))];
+            return Weights { input: Rhs::Quantized(input.at(direction)), recurrence };
         }
-        let Sizes { hidden, gates, inputs: size, .. } = sizes;
+        let RecurrentSizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();
         let values = part(&inputs.weights, direction, directions);
-        let input = Right::Plain(Matrix::transposed(values, size, gates * hidden));
+        // ONNX stores gates as rows. The GEMM reads the transpose in place.
+        let input = Rhs::Plain(Matrix::transposed(values, size, gates * hidden));
         let (mut recurrence, mut rest) = (Vec::new(), part(&inputs.recurrence, direction, directions));
         for part in self.layer.cell.parts() {
             let (values, others) = rest.split_at((part * hidden * hidden).min(rest.len()));
-            recurrence.push(Right::Plain(Matrix::transposed(values, hidden, part * hidden)));
+            recurrence.push(Rhs::Plain(Matrix::transposed(values, hidden, part * hidden)));
             rest = others;
         }
         Weights { input, recurrence }
@@ -509,6 +527,6 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
 }
 
 struct Weights<'a, T> {
-    input: Right<'a, T>,
-    recurrence: Vec<Right<'a, T>>,
+    input: Rhs<'a, T>,
+    recurrence: Vec<Rhs<'a, T>>,
 }

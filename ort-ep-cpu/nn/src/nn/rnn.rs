@@ -7,14 +7,14 @@ use ort_core::ep::{CompileCx, Executable, KernelDef};
 use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{Matrix, Real};
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::real::{GemmTarget, Matrix, Real};
 
 cpu_kernels![
     KernelDef {
         op: "RNN",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-        make: |cx| widened(cx, make_rnn::<f32>),
+        make: |cx| via_f32(cx, make_rnn::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -48,7 +48,7 @@ impl<T: Real> Cell<T> for Rnn {
             step.cpu,
             states,
             step.recurrence[0],
-            (&mut *step.gates, hidden, true),
+            GemmTarget::accumulate(&mut *step.gates, hidden),
             &mut *step.workspace,
         )?;
         let [f] = &self.gates[step.direction][..] else { return Ok(()) };

@@ -6,14 +6,14 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_threads::interrupt::spending;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
 cpu_kernels![KernelDef {
     op: "RotaryEmbedding",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
-    make: |cx| widened(cx, make),
+    make: |cx| via_f32(cx, make),
     ..KernelDef::BASE
 }];
 

@@ -11,9 +11,9 @@ use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
 use super::granularity::{Run, run_of};
-use ort_cpu_kernel::codes::{BLOCK, decode, encode, range, read_floats};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::dynamic_quantize::quantize;
+use ort_cpu_kernel::dynamic_quantize::{AffineMap, quantize};
+use ort_cpu_kernel::quantized_convert::{BLOCK, decode, encode, range, read_floats};
 use ort_cpu_threads::interrupt::pieces;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
@@ -25,19 +25,19 @@ cpu_kernels![
 ];
 
 /// Scales and zero points of a tensor.
-struct Scales<'a> {
+struct QuantizeScales<'a> {
     granularity: Granularity,
     scales: Cow<'a, [f32]>,
     zeros: Option<Cow<'a, [f32]>>,
 }
 
-impl<'a> Scales<'a> {
+impl<'a> QuantizeScales<'a> {
     fn new(
         options: Quantization,
         shape: &[usize],
         scale: TensorView<'a>,
         zero: Option<TensorView<'a>>,
-    ) -> Result<Scales<'a>> {
+    ) -> Result<QuantizeScales<'a>> {
         let granularity = options.granularity(shape, scale.shape())?;
         if let Some(zero) = zero {
             let fits = zero.element_count() == scale.element_count();
@@ -46,7 +46,7 @@ impl<'a> Scales<'a> {
         let zeros = zero.map(read_floats).transpose()?;
         // Zero points that are all zero, as those of floats must be, are skipped.
         let zeros = zeros.filter(|zeros| pieces(zeros).flatten().any(|zero| *zero != 0.0));
-        Ok(Scales { granularity, scales: read_floats(scale)?, zeros })
+        Ok(QuantizeScales { granularity, scales: read_floats(scale)?, zeros })
     }
 
     /// Calls `one` for each run with one scale and zero point, and `each` for runs with one for
@@ -113,11 +113,11 @@ impl Executable for Dequantize {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let isa = Isa::current();
         let x = cx.input(0)?;
-        let scales = Scales::new(self.options, x.shape(), cx.input(1)?, cx.find_input(2))?;
+        let scales = QuantizeScales::new(self.options, x.shape(), cx.input(1)?, cx.find_input(2))?;
         let (threads, output) = (cx.threads(), cx.output(0)?);
-        let (dtype, count, codes) = (output.dtype(), output.element_count(), x.bytes()?);
+        let (dtype, count, quantized) = (output.dtype(), output.element_count(), x.bytes()?);
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
-            decode(x.dtype(), codes, first, values)?;
+            decode(x.dtype(), quantized, first, values)?;
             scales.walk(
                 first,
                 values,
@@ -163,7 +163,7 @@ fn round_to(precision: DType, values: &mut [f32]) {
 
 impl Quantize {
     /// Divides integers in double precision, which represents them exactly.
-    fn divide_ints(scales: &Scales<'_>, ints: &[i32], first: usize, values: &mut [f32]) {
+    fn divide_ints(scales: &QuantizeScales<'_>, ints: &[i32], first: usize, values: &mut [f32]) {
         for (at, value) in values.iter_mut().enumerate() {
             let scale = match run_of(&scales.granularity, first + at, 1) {
                 Run::One { scale, .. } | Run::Each { first: scale, .. } => scale,
@@ -177,7 +177,7 @@ impl Executable for Quantize {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let isa = Isa::current();
         let (x, scale) = (cx.input(0)?, cx.input(1)?);
-        let scales = Scales::new(self.options, x.shape(), scale, cx.find_input(2))?;
+        let scales = QuantizeScales::new(self.options, x.shape(), scale, cx.find_input(2))?;
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (dtype, count, floats) = (output.dtype(), output.element_count(), x.bytes()?);
         let precision = self.precision.unwrap_or(scale.dtype());
@@ -192,8 +192,8 @@ impl Executable for Quantize {
             (x.dtype(), precision, dtype, range, &*scales.scales)
         {
             let zero = scales.zeros.as_ref().and_then(|zeros| zeros.first()).copied().unwrap_or(0.0);
-            let codes = (scale, zero, [least, greatest]);
-            quantize(isa, threads, x.as_slice()?, codes, output.bytes_mut()?);
+            let map = AffineMap { scale, zero, range: [least, greatest] };
+            quantize(isa, threads, x.as_slice()?, map, output.bytes_mut()?);
             return Ok(());
         }
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
@@ -225,7 +225,7 @@ impl Executable for Quantize {
     }
 }
 
-fn add_zeros(scales: &Scales<'_>, first: usize, values: &mut [f32]) {
+fn add_zeros(scales: &QuantizeScales<'_>, first: usize, values: &mut [f32]) {
     let isa = Isa::current();
     if scales.zeros.is_none() {
         return;

@@ -27,7 +27,7 @@ cpu_kernels![
 ];
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct BatchNormSettings {
     epsilon: f64,
     momentum: f64,
     training: bool,
@@ -35,7 +35,7 @@ struct Settings {
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let settings = Settings {
+    let settings = BatchNormSettings {
         epsilon: f64::from(cx.attrs().float("epsilon")?),
         momentum: f64::from(cx.attrs().float("momentum")?),
         training: cx.attrs().flag("training_mode")?,
@@ -74,7 +74,7 @@ pub(super) fn moments_of<T: Row>(threads: usize, dims: [usize; 2], from: &[T], m
     });
 }
 
-fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: BatchNormSettings) -> Result<()> {
     let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
     let channels = shape.get(1).copied().unwrap_or(1);
     let spatial: usize = shape.iter().skip(2).product();
@@ -97,6 +97,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         let from = cx.input(0)?.as_slice::<T>()?;
         train(cx, settings, [channels, spatial], &mut moments, from)?;
     }
+    // One square root per channel, not per row.
     let factors: Vec<[f64; 3]> = spending(4, 0..channels)
         .map(|channel| {
             let [mean, variance] = moments[channel];
@@ -125,11 +126,12 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 /// Replaces the running moments by those of this batch, and writes the new running moments.
 fn train<T: Row>(
     cx: &mut RunCx<'_>,
-    settings: Settings,
+    settings: BatchNormSettings,
     dims: [usize; 2],
     moments: &mut [Moments],
     from: &[T],
 ) -> Result<()> {
+    // The running moments are inputs, and this batch replaces them for the normalization.
     let before = moments.to_vec();
     moments_of(cx.threads(), dims, from, moments);
     for index in [1, 2] {

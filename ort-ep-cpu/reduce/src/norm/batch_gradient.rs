@@ -77,6 +77,8 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<(
     let gradient = cx.unary::<T>(UPSTREAM, 0)?;
     let numbers = scratch::<Numbers>(cx.workspace()?)?;
     let numbers = numbers.get_mut(..channels).unwrap_or_default();
+    // The forward pass may have kept its statistics. Otherwise they are computed again, which costs
+    // one more pass over `x`.
     let statistics = match (cx.find_input(3), cx.find_input(4)) {
         (Some(mean), Some(inverse)) => {
             for given in [&mean, &inverse] {
@@ -95,6 +97,8 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<(
         Unary::Apart(upstream, _) => upstream,
         Unary::InPlace(upstream) => &**upstream,
     };
+    // All sums come before the first write, because the gradient may overwrite the upstream
+    // gradient.
     sum(cx.threads(), [channels, spatial], &statistics, [x, upstream], numbers);
     for (index, place) in [(1, 3), (2, 2)] {
         if cx.wants(index) {
@@ -150,6 +154,7 @@ fn sum<T: Row + Float + Into<f64>>(
                     sum / count
                 }
             };
+            // Products with deviations from the mean do not cancel; products with `x` itself would.
             let origin = T::from_f64(mean);
             for_each_part([x, upstream], dims, channel, |[x, upstream]| {
                 let [square, product, value] = deviation_sums(isa, origin, x, upstream);

@@ -64,6 +64,7 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, settings: &Statistics) ->
     }
     let moments = scratch::<Moments>(cx.workspace()?)?;
     let moments = moments.get_mut(..channels).unwrap_or_default();
+    // Moments are computed once in double precision. Up to four outputs are then rounded from them.
     moments_of(cx.threads(), [channels, spatial], x.as_slice::<T>()?, moments);
     let numbers: [fn(&Moments, f64) -> f64; 2] =
         [|[mean, _], _| *mean, |[_, variance], epsilon| 1.0 / (variance + epsilon).sqrt()];
@@ -83,6 +84,7 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, settings: &Statistics) ->
         let output = cx.output(index + 2)?.as_mut_slice::<T>()?;
         for ((to, before), now) in spending(2, output.iter_mut().zip(before).zip(&*moments)) {
             let before: f64 = (*before).into();
+            // ONNX's momentum is the share of the old value; PyTorch's is that of the new one.
             let (past, now) = (before * settings.momentum, now[index] * (1.0 - settings.momentum));
             *to = T::from_f64(past + now);
         }

@@ -55,11 +55,14 @@ fn normalize_groups<T: Row>(cx: &mut RunCx<'_>, groups: Option<usize>, epsilon: 
     let each = channels / groups.max(1);
     let isa = Isa::current();
     for_each_row(cx.threads(), cx.unary::<T>(0, 0)?, each * spatial, |row, from, to| {
+        // The channels of a group are adjacent, so a group is one row for the moments.
         let (mean, variance) = T::moments(isa, from);
         let factor = 1.0 / (variance + epsilon).sqrt();
         let first = row % groups * each;
         let rows = from.chunks_exact(spatial).zip(to.chunks_exact_mut(spatial));
         for (channel, (from, to)) in (first..).zip(spending(8, rows)) {
+            // Scale and bias are constants of a channel, so each channel is one multiplication and
+            // addition per element.
             T::affine(isa, [mean, factor * scale[channel], bias[channel]], from, to);
         }
     });

@@ -7,9 +7,9 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::layout::{broadcast_strides, normalize_axis};
 use ort_cpu_kernel::number::Number;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::{PIECE, pieces_mut, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::simd::Isa;
@@ -31,14 +31,14 @@ cpu_kernels![
         op: "LayerNormalization",
         rank: 2,
         types: &[("T", HALF)],
-        make: |cx| widened(cx, make_layer),
+        make: |cx| via_f32(cx, make_layer),
         ..KernelDef::BASE
     },
     KernelDef {
         op: "RMSNormalization",
         rank: 2,
         types: &[("T", HALF), ("V", HALF)],
-        make: |cx| widened(cx, make_rms),
+        make: |cx| via_f32(cx, make_rms),
         ..KernelDef::BASE
     },
 ];
@@ -46,15 +46,15 @@ cpu_kernels![
 const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct LayerNormSettings {
     axis: i64,
     epsilon: f64,
     isa: Isa,
 }
 
-fn settings(cx: &CompileCx<'_>) -> Result<Settings> {
+fn settings(cx: &CompileCx<'_>) -> Result<LayerNormSettings> {
     let (axis, epsilon) = (cx.attrs().int("axis")?, f64::from(cx.attrs().float("epsilon")?));
-    Ok(Settings { axis, epsilon, isa: Isa::current() })
+    Ok(LayerNormSettings { axis, epsilon, isa: Isa::current() })
 }
 
 fn make_layer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -123,8 +123,8 @@ impl<'a, T: Number> Parameter<'a, T> {
     }
 }
 
-fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn layer<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<T>::new(cx.input(1)?, shape, axis)?;
@@ -140,11 +140,13 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     for (index, output) in statistics.into_iter().enumerate() {
         let Some(output) = output else { continue };
         write_statistics(threads, output?, |row| {
+            // Computed once more than the normalization needs: models rarely ask for statistics.
             let (mean, variance) = T::moments(isa, &rows[row * row_len..][..row_len]);
             if index == 0 { mean } else { 1.0 / (variance + epsilon).sqrt() }
         })?;
     }
     for_each_row(threads, data, row_len, |index, from, to| {
+        // These stay empty unless scale or bias is broadcast in a way that must be gathered.
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let (mean, variance) = T::moments(isa, from);
         let factor = 1.0 / (variance + epsilon).sqrt();
@@ -155,7 +157,7 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 }
 
 /// Returns the shape of input and output 0, and the first normalized axis.
-fn rows_of<'a>(cx: &RunCx<'a>, settings: Settings) -> Result<(&'a [usize], usize)> {
+fn rows_of<'a>(cx: &RunCx<'a>, settings: LayerNormSettings) -> Result<(&'a [usize], usize)> {
     let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
     Ok((shape, normalize_axis(settings.axis, shape.len())?))
 }
@@ -174,8 +176,8 @@ fn write_statistics(
     }, else => Err(error!(NotImplemented, "statistics of type {} are not supported", dtype.name())))
 }
 
-fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn rms<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<T>::new(cx.input(1)?, shape, axis)?;
@@ -188,8 +190,8 @@ fn rms<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 }
 
 /// RMS normalization with an input and an output of different types.
-fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
-    let Settings { epsilon, isa, .. } = settings;
+fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
+    let LayerNormSettings { epsilon, isa, .. } = settings;
     let (shape, axis) = rows_of(cx, settings)?;
     let row_len: usize = shape[axis..].iter().product();
     let scale = Parameter::<V>::new(cx.input(1)?, shape, axis)?;

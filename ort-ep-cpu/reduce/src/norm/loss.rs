@@ -26,7 +26,7 @@ enum Reduction {
 }
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct LossSettings {
     /// Whether the input holds scores, to which softmax is applied first.
     scores: bool,
     ignored: Option<i64>,
@@ -40,7 +40,7 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
         "sum" => Reduction::Sum,
         other => return Err(unknown_name("reduction", other, &["none", "mean", "sum"])),
     };
-    let settings = Settings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
+    let settings = LossSettings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
     // Labels, denominators, weights, and for each thread the scores of a sample.
     let bound = |shapes: &IoShapes<'_>| {
         let classes = shapes.input(0).get(1).copied().unwrap_or(0);
@@ -78,12 +78,13 @@ impl<T: Row> Scores<'_, T> {
             return T::log_sum_exp(isa, block);
         }
         scratch.clear();
+        // The classes of a sample are `places` apart. They are read twice, so gathering them pays.
         scratch.extend(spending(2, block[place..].iter().step_by(self.places)).copied());
         T::log_sum_exp(isa, scratch)
     }
 }
 
-fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) -> Result<()> {
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: LossSettings, input: TensorView<'_>) -> Result<()> {
     let [images, classes, places] = around_axis(input.shape(), 1)?;
     let scores = Scores { elements: input.as_slice::<T>()?, classes, places };
     let labels = cx.input(1)?.to_ints()?;
@@ -137,12 +138,14 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     };
     let to = cx.output(0)?.as_mut_slice::<T>()?;
     if settings.reduction == Reduction::None {
+        // One thread: the losses are few, next to the scores that the denominators read.
         for (sample, to) in spending(4, to).enumerate() {
             *to = T::from_f64(loss_of(sample)?.0);
         }
         return Ok(());
     }
     let (mut loss, mut weight) = (0.0, 0.0);
+    // In order of the samples, so that the sum does not depend on the threads.
     for sample in spending(4, 0..samples) {
         let (this_loss, this_weight) = loss_of(sample)?;
         (loss, weight) = (loss + this_loss, weight + this_weight);

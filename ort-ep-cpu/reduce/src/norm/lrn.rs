@@ -14,7 +14,7 @@ use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 cpu_kernels![KernelDef { op: "LRN", make, ..KernelDef::BASE }];
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct LrnSettings {
     alpha: f64,
     beta: f64,
     bias: f64,
@@ -27,7 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let size = usize::try_from(size)
         .map_err(|_| error!(InvalidGraph, "size of LRN is {size}, expected 1 or more"))?;
     ensure!(size > 0, InvalidGraph, "LRN over no channels");
-    let settings = Settings {
+    let settings = LrnSettings {
         // The standard divides the sum of squares by the size.
         alpha: f64::from(attrs.float("alpha")?) / size as f64,
         beta: f64::from(attrs.float("beta")?),
@@ -50,7 +50,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) -> Result<()> {
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: LrnSettings, input: TensorView<'_>) -> Result<()> {
     let [_, channels, spatial] = around_axis(input.shape(), 1)?;
     let from = input.as_slice::<T>()?;
     let to = cx.output(0)?.as_mut_slice::<T>()?;
@@ -62,6 +62,8 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
             // it.
             let start = channel.saturating_sub((settings.size - 1) / 2);
             let end = channel.saturating_add(settings.size / 2).min(channels - 1);
+            // The window is summed again for each channel: a running sum would carry rounding
+            // errors from channel to channel.
             interrupt::fill(&mut squares, 0.0);
             for neighbour in start..=end {
                 spend(spatial.min(PIECE));

@@ -8,8 +8,8 @@ use ort_core::ep::Unary;
 use crate::reduce::rows::{self, ExpMinus, Plus, Same, Square, SquareMinus};
 use ort_cpu_kernel::number::{Number, Real};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut};
-use ort_cpu_threads::kept::with_kept;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
+use ort_cpu_threads::thread_scratch::with_thread_scratch;
 use ort_cpu_vector::simd::Isa;
 
 /// The fewest elements that are worth a thread.
@@ -78,6 +78,8 @@ pub(crate) trait Row: Real {
     /// Returns the mean and the population's variance.
     fn moments(isa: Isa, row: &[Self]) -> (f64, f64) {
         let mean = Self::sum(isa, row) / row.len() as f64;
+        // Two passes: the difference of the mean square and the squared mean cancels if the mean is
+        // large.
         (mean, Self::sum_squares_around(isa, mean, row) / row.len() as f64)
     }
 }
@@ -96,11 +98,13 @@ impl Row for f32 {
     }
 
     fn sum_squares_around(isa: Isa, mean: f64, row: &[f32]) -> f64 {
+        // Rounding the mean adds only the square of the rounding error to the variance.
         rows::combine(isa, SquareMinus(mean as f32), Plus, row)
     }
 
     fn log_sum_exp(isa: Isa, row: &[f32]) -> f64 {
         let greatest = rows::greatest(isa, row);
+        // The maximum keeps the powers in range; it is added back to the logarithm.
         rows::combine(isa, ExpMinus(greatest), Plus, row).ln() + f64::from(greatest)
     }
 
@@ -138,7 +142,7 @@ pub(crate) fn for_each_row<T: Number>(
         let rows = rows.chunks_exact_mut(len).enumerate();
         let Some(from) = from else {
             // The thread keeps the copy's memory for its next call.
-            with_kept(|copy: &mut Vec<T>| {
+            with_thread_scratch(|copy: &mut Vec<T>| {
                 for (index, to) in rows {
                     copy.clear();
                     copy.reserve(len);

@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::widened::widened;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Binary, Operand, binary, binary_in_place};
 use ort_cpu_vector::norm::{moments, normalize, normalize_in_place, root_mean_square};
@@ -32,11 +32,11 @@ const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 cpu_kernels![
     LAYER,
     SIMPLIFIED,
-    KernelDef { types: &[("T", HALF)], in_place: &[], make: |cx| widened(cx, |cx| make(cx, true)), ..LAYER },
+    KernelDef { types: &[("T", HALF)], in_place: &[], make: |cx| via_f32(cx, |cx| make(cx, true)), ..LAYER },
     KernelDef {
         types: &[("T", HALF)],
         in_place: &[],
-        make: |cx| widened(cx, |cx| make(cx, false)),
+        make: |cx| via_f32(cx, |cx| make(cx, false)),
         ..SIMPLIFIED
     },
 ];
@@ -115,6 +115,7 @@ impl Executable for Skip {
         };
         ensure!(sides.iter().all(whole), InvalidArgument, "input or skip is not made of rows of {len}");
         let [mean, factor, sum] = [output(cx, 1)?, output(cx, 2)?, output(cx, 3)?];
+        // All outputs are cut alike, so a task owns the same rows of each.
         let at_once = (GRAIN / len).max(1);
         let mut parts = cut((result, sum, mean, factor), len, at_once);
         for_each_chunk_mut(threads, &mut parts, 1, |part, rows| {
@@ -170,6 +171,7 @@ impl Skip {
             let mut sum = rows.sum.as_mut().map(|sum| &mut sum[index * len..][..len]);
             match &mut sum {
                 Some(sum) => add(isa, sides, Some(result), sum),
+                // Without an output for the sum, it is normalized where it is.
                 None => add(isa, sides, None, result),
             }
             let row = sum.as_deref_mut().unwrap_or(result);

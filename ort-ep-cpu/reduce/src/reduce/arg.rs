@@ -41,7 +41,7 @@ fn make(cx: &mut CompileCx<'_>, greatest: bool) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// Finds the position of the best element of each line. As in NumPy, NaN is better than every
+/// Finds the position of the best element of each lane. As in NumPy, NaN is better than every
 /// number.
 fn search<T: Number>(
     threads: usize,
@@ -56,6 +56,7 @@ fn search<T: Number>(
     for_each_row_chunk_mut(threads, to, 1, (GRAIN / len.max(1)).max(1), |first, piece| {
         let (mut index, mut rest) = (first, piece);
         while !rest.is_empty() {
+            // Adjacent lanes are searched together, because their elements share cache lines.
             let width = (inner - index % inner).min(TILE).min(rest.len());
             let (tile, after) = rest.split_at_mut(width);
             let start = index / inner * len * inner + index % inner;

@@ -11,7 +11,7 @@ use ort_core::ops::{Equation, Label};
 use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error};
 
-use super::einsum::{size_of_label, sizes};
+use super::subscripts::{size_of_label, sizes};
 use ort_cpu_kernel::number::{Number, Wide};
 use ort_cpu_threads::interrupt::{self, PIECE, Pace, in_blocks, pieces_mut, spend};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -39,8 +39,8 @@ struct Term {
 /// multiplied.
 #[derive(Debug)]
 struct Pair {
-    left: (Term, Term),
-    right: (Term, Term),
+    lhs: (Term, Term),
+    rhs: (Term, Term),
     /// Batch, rows, columns and k (the summed axis).
     shape: [usize; 4],
     result: Term,
@@ -73,6 +73,7 @@ impl Planner<'_> {
         let len = element_count(&shape)?;
         let start = self.end;
         self.end = start.checked_add(len).ok_or_else(|| error!(InvalidArgument, "an Einsum is too large"))?;
+        // Writing an intermediate counts as much as a multiplication per element.
         self.cost += len as f64;
         Ok(Term { labels, start, len })
     }
@@ -87,33 +88,38 @@ impl Planner<'_> {
         if labels == term.labels { Ok(term.clone()) } else { self.term(labels) }
     }
 
-    fn pair(&mut self, left: Term, right: Term, is_needed: &dyn Fn(Label) -> bool) -> Result<Pair> {
-        let both = |label: &&Label| right.labels.contains(label);
-        let shared: Vec<Label> = left.labels.iter().filter(both).copied().collect();
+    fn pair(&mut self, lhs: Term, rhs: Term, is_needed: &dyn Fn(Label) -> bool) -> Result<Pair> {
+        let both = |label: &&Label| rhs.labels.contains(label);
+        let shared: Vec<Label> = lhs.labels.iter().filter(both).copied().collect();
+        // A shared subscript that no later step reads is summed in this pair. Any other makes a
+        // batch of matmuls.
         let (batch, summed): (Vec<Label>, Vec<Label>) = shared.iter().partition(|label| is_needed(**label));
         let own = |of: &Term| of.labels.iter().filter(|label| !shared.contains(label)).copied().collect();
-        let (rows, columns): (Vec<Label>, Vec<Label>) = (own(&left), own(&right));
+        let (rows, columns): (Vec<Label>, Vec<Label>) = (own(&lhs), own(&rhs));
         let shape = [&batch, &rows, &columns, &summed].map(|labels| self.size(labels) as usize);
         self.cost += shape.iter().map(|size| *size as f64).product::<f64>();
-        let left_to = self.ordered(&left, [&batch, &rows, &summed])?;
-        let right_to = self.ordered(&right, [&batch, &summed, &columns])?;
+        let lhs_to = self.ordered(&lhs, [&batch, &rows, &summed])?;
+        let rhs_to = self.ordered(&rhs, [&batch, &summed, &columns])?;
+        // The order in which a matmul writes. A later step transposes the term only if it needs
+        // another order.
         let result = self.term([batch, rows, columns].concat())?;
-        Ok(Pair { left: (left, left_to), right: (right, right_to), shape, result })
+        Ok(Pair { lhs: (lhs, lhs_to), rhs: (rhs, rhs_to), shape, result })
     }
 
     /// Returns the number of multiplications of a pair.
-    fn cost_of(&self, left: &Term, right: &Term) -> f64 {
-        let only_right: Vec<Label> =
-            right.labels.iter().filter(|label| !left.labels.contains(label)).copied().collect();
-        self.size(&left.labels) * self.size(&only_right)
+    fn cost_of(&self, lhs: &Term, rhs: &Term) -> f64 {
+        let only_rhs: Vec<Label> =
+            rhs.labels.iter().filter(|label| !lhs.labels.contains(label)).copied().collect();
+        // Each subscript of either side is one loop; shared ones count once.
+        self.size(&lhs.labels) * self.size(&only_rhs)
     }
 
     /// Returns the positions of the cheapest pair.
     fn cheapest(&self, terms: &[Term]) -> (usize, usize) {
         let count = terms.len().min(CANDIDATES);
-        let pairs = (0..count).flat_map(|left| (left + 1..count).map(move |right| (left, right)));
-        let cost = |&(left, right): &(usize, usize)| match (terms.get(left), terms.get(right)) {
-            (Some(left), Some(right)) => self.cost_of(left, right),
+        let pairs = (0..count).flat_map(|lhs| (lhs + 1..count).map(move |rhs| (lhs, rhs)));
+        let cost = |&(lhs, rhs): &(usize, usize)| match (terms.get(lhs), terms.get(rhs)) {
+            (Some(lhs), Some(rhs)) => self.cost_of(lhs, rhs),
             _ => f64::INFINITY,
         };
         pairs.min_by(|one, other| cost(one).total_cmp(&cost(other))).unwrap_or((0, 1))
@@ -147,6 +153,7 @@ impl Contraction {
             operands.push(planner.term(kept)?);
         }
         let (pairs, last) = Self::order(&mut planner, operands.clone(), &equation.output)?;
+        // The strided loop needs no workspace, so the plan must gain much.
         let worth = planner.cost * GAIN < at_once;
         let (len, output) = (planner.end, equation.output.clone());
         Ok(worth.then_some(Contraction { sizes, operands, pairs, last, output, len }))
@@ -155,14 +162,14 @@ impl Contraction {
     fn order(planner: &mut Planner<'_>, mut terms: Vec<Term>, output: &[Label]) -> Result<(Vec<Pair>, Term)> {
         let mut pairs = Vec::with_capacity(terms.len());
         while terms.len() > 1 {
-            let (left, right) = planner.cheapest(&terms);
+            let (lhs, rhs) = planner.cheapest(&terms);
             // The later one is removed first, so that the other's position stays valid.
-            let right = terms.swap_remove(right);
-            let left = terms.swap_remove(left);
+            let rhs = terms.swap_remove(rhs);
+            let lhs = terms.swap_remove(lhs);
             let is_needed = |label: Label| {
                 output.contains(&label) || terms.iter().any(|term| term.labels.contains(&label))
             };
-            let pair = planner.pair(left, right, &is_needed)?;
+            let pair = planner.pair(lhs, rhs, &is_needed)?;
             terms.push(pair.result.clone());
             pairs.push(pair);
         }
@@ -184,16 +191,17 @@ impl Contraction {
             walk.sum(threads, &|place| values.get(place).map_or(T::Wide::ZERO, |value| value.widen()), to);
         }
         for pair in &self.pairs {
-            for (from, ordered) in [&pair.left, &pair.right] {
+            for (from, ordered) in [&pair.lhs, &pair.rhs] {
                 // A term that was in order already is its own copy.
                 if from.start != ordered.start {
                     self.reorder(threads, (from, ordered), work)?;
                 }
             }
-            let (from, to) = split(work, &[&pair.left.1, &pair.right.1], &pair.result)?;
-            let [left, right] = from.as_slice() else { return Err(error!(Fail, "a pair of one")) };
-            multiply(threads, pair.shape, [left, right], to);
+            let (from, to) = split(work, &[&pair.lhs.1, &pair.rhs.1], &pair.result)?;
+            let [lhs, rhs] = from.as_slice() else { return Err(error!(Fail, "a pair of one")) };
+            multiply(threads, pair.shape, [lhs, rhs], to);
         }
+        // The result is narrowed only here: intermediates keep the accumulator type.
         let walk = self.walk(&self.last, &self.output);
         let last = work.get(self.last.start..self.last.start + self.last.len);
         let last = last.ok_or_else(too_short)?;
@@ -331,25 +339,20 @@ fn step(counters: &mut [usize], axes: &[(usize, usize)], place: &mut usize) {
 }
 
 /// Multiplies batches of `[batch, rows, k]` and `[batch, k, columns]`, a row at a time.
-fn multiply<W: Wide>(
-    threads: usize,
-    [_, rows, columns, k]: [usize; 4],
-    [left, right]: [&[W]; 2],
-    to: &mut [W],
-) {
+fn multiply<W: Wide>(threads: usize, [_, rows, columns, k]: [usize; 4], [lhs, rhs]: [&[W]; 2], to: &mut [W]) {
     let grain = (GRAIN / (columns * k).max(1)).max(1);
     for_each_row_chunk_mut(threads, to, columns, grain, |first, piece| {
         for (row, to) in piece.chunks_exact_mut(columns).enumerate() {
             let row = first + row;
-            let (batch, factors) = (row / rows.max(1), left.get(row * k..(row + 1) * k).unwrap_or(&[]));
-            let right = right.get(batch * k * columns..).unwrap_or(&[]);
+            let (batch, factors) = (row / rows.max(1), lhs.get(row * k..(row + 1) * k).unwrap_or(&[]));
+            let rhs = rhs.get(batch * k * columns..).unwrap_or(&[]);
             interrupt::fill(to, W::ZERO);
             let steps = (GRAIN / columns).max(1);
-            for (factors, right) in factors.chunks(steps).zip(right.chunks(steps * columns)) {
-                spend(right.len());
-                for (&factor, right) in factors.iter().zip(right.chunks_exact(columns)) {
-                    for (to, right) in pieces_mut(to).zip(right.chunks(PIECE)) {
-                        to.iter_mut().zip(right).for_each(|(to, &other)| *to = to.add(factor.mul(other)));
+            for (factors, rhs) in factors.chunks(steps).zip(rhs.chunks(steps * columns)) {
+                spend(rhs.len());
+                for (&factor, rhs) in factors.iter().zip(rhs.chunks_exact(columns)) {
+                    for (to, rhs) in pieces_mut(to).zip(rhs.chunks(PIECE)) {
+                        to.iter_mut().zip(rhs).for_each(|(to, &other)| *to = to.add(factor.mul(other)));
                     }
                 }
             }

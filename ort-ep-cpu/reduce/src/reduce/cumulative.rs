@@ -68,6 +68,8 @@ impl Scan {
     fn columns<T: Number>(self, [len, inner]: [usize; 2], start: usize, from: &[T], to: &mut [T]) {
         let width = TILE.min(inner - start);
         let identity = if self.product { T::Wide::ONE } else { T::Wide::ZERO };
+        // Totals keep the accumulator type, so each element is rounded once and errors do not add
+        // up.
         let mut totals = [identity; TILE];
         let mut steps = 0..len;
         in_blocks(len, || {

@@ -26,6 +26,7 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         for_each_type!(dtype in FLOATS, T => {
             let (from, to) = (input.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
             let mut matrix = vec![0f64; rows * rows];
+            // One buffer serves all matrices, because elimination overwrites its input.
             for (index, to) in spending(8, to).enumerate() {
                 let from = &from[index * rows * rows..][..rows * rows];
                 pieces_mut(&mut matrix).flatten().zip(from).for_each(|(to, x)| *to = x.to_f64());
@@ -43,6 +44,8 @@ fn determinant(matrix: &mut [f64], size: usize) -> f64 {
     for step in 0..size {
         let at = |row: usize| row * size + step;
         let magnitude = |row: usize| matrix[at(row)].abs();
+        // Partial pivoting: dividing by the largest element of the column bounds the growth of
+        // rounding errors.
         let pivot =
             (step..size).fold(step, |best, row| if magnitude(row) > magnitude(best) { row } else { best });
         let value = matrix[at(pivot)];

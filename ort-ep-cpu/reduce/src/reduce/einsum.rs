@@ -9,8 +9,9 @@ use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::contraction::Contraction;
+use super::subscripts::{size_of_label, sizes};
 use ort_cpu_gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
+    Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::number::{Number, Wide};
@@ -38,32 +39,10 @@ cpu_kernels![
                 _ => false,
             }
         },
-        make: make_product,
+        make: make_matmul,
         ..KernelDef::BASE
     },
 ];
-
-/// Returns the size of each subscript of an equation. Sizes of 1 are broadcast.
-pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
-    let mut sizes: Vec<(Label, usize)> = Vec::new();
-    for (labels, shape) in equation.inputs.iter().zip(shapes) {
-        for (&label, &size) in labels.iter().zip(*shape) {
-            match sizes.iter_mut().find(|(known, _)| *known == label) {
-                None => sizes.push((label, size)),
-                Some((_, known)) if *known == size || size == 1 => {}
-                Some((_, known)) if *known == 1 => *known = size,
-                Some((_, known)) => {
-                    return Err(error!(InvalidArgument, "a subscript has sizes {known} and {size}"));
-                }
-            }
-        }
-    }
-    Ok(sizes)
-}
-
-pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
-    sizes.iter().find(|(known, _)| *known == label).map_or(1, |(_, size)| *size)
-}
 
 /// Returns the bytes of the accumulator type of `dtype`.
 fn wide_bytes(dtype: DType) -> Result<usize> {
@@ -161,6 +140,8 @@ impl Sum {
         let grain = (GRAIN / terms.max(1)).max(1);
         for_each_row_chunk_mut(threads, to, 1, grain, |first, piece| {
             let mut places = vec![0usize; operands.len()];
+            // Offsets advance with the counters, so the inner loop has neither multiplications nor
+            // divisions.
             let mut counters = vec![0usize; self.summed.len()];
             let mut uncounted = 0;
             for (index, to) in piece.iter_mut().enumerate() {
@@ -226,6 +207,7 @@ impl Roles {
             labels.filter(|label| a.contains(label) == in_a && b.contains(label) == in_b).collect()
         };
         let summed = equation.summed();
+        // A subscript that one operand alone sums would be a reduction before the matmul.
         let shared = summed.iter().all(|label| a.contains(label) && b.contains(label));
         shared.then(|| Roles {
             batch: of_output(true, true),
@@ -236,11 +218,11 @@ impl Roles {
     }
 }
 
-fn make_product(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Product { text: cx.attrs().string("equation")?.to_string() }))
+fn make_matmul(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(EinsumMatmul { text: cx.attrs().string("equation")?.to_string() }))
 }
 
-struct Product {
+struct EinsumMatmul {
     text: String,
 }
 
@@ -248,18 +230,17 @@ struct Product {
 struct Steps {
     count: usize,
     shape: [usize; 3],
-    left: Permutation,
-    right: Permutation,
+    lhs: Permutation,
+    rhs: Permutation,
     result: Permutation,
     /// Whether sizes broadcast, which only the loop supports.
     broadcast: bool,
 }
 
-impl Product {
+impl EinsumMatmul {
     fn steps(&self, shapes: [&[usize]; 2]) -> Result<Steps> {
         let equation = Equation::parse(&self.text, &[shapes[0].len(), shapes[1].len()])?;
-        let roles =
-            Roles::of(&equation).ok_or_else(|| error!(Fail, "the equation is not a matrix product"))?;
+        let roles = Roles::of(&equation).ok_or_else(|| error!(Fail, "the equation is not a matmul"))?;
         let sizes = sizes(&equation, &shapes)?;
         let size = |labels: &[Label]| -> Result<usize> {
             let sizes: Vec<usize> = labels.iter().map(|&label| size_of_label(&sizes, label)).collect();
@@ -273,16 +254,16 @@ impl Product {
                 .ok_or_else(|| error!(Fail, "subscripts are no permutation"))
         };
         let Roles { batch, rows, columns, summed } = &roles;
-        let product: Vec<Label> = [batch, rows, columns].into_iter().flatten().copied().collect();
+        let labels: Vec<Label> = [batch, rows, columns].into_iter().flatten().copied().collect();
         let broadcast = equation.inputs.iter().zip(shapes).any(|(labels, shape)| {
             labels.iter().zip(shape).any(|(&label, &own)| size_of_label(&sizes, label) != own)
         });
         Ok(Steps {
             count: size(batch)?,
             shape: [size(rows)?, size(columns)?, size(summed)?],
-            left: permute(&equation.inputs[0], [batch, rows, summed])?,
-            right: permute(&equation.inputs[1], [batch, summed, columns])?,
-            result: permute(&product, [&equation.output, &[], &[]])?,
+            lhs: permute(&equation.inputs[0], [batch, rows, summed])?,
+            rhs: permute(&equation.inputs[1], [batch, summed, columns])?,
+            result: permute(&labels, [&equation.output, &[], &[]])?,
             broadcast,
         })
     }
@@ -301,15 +282,15 @@ impl Steps {
             return Ok([0; 4]);
         }
         Ok([
-            moved(&self.left, [self.count, rows, k])?,
-            moved(&self.right, [self.count, k, columns])?,
+            moved(&self.lhs, [self.count, rows, k])?,
+            moved(&self.rhs, [self.count, k, columns])?,
             moved(&self.result, [self.count, rows, columns])?,
-            workspace_len(Cpu::with_threads(threads), self.count, self.shape, BSource::Rows),
+            workspace_len(Cpu::with_threads(threads), self.count, self.shape, RhsSource::Rows),
         ])
     }
 }
 
-impl Executable for Product {
+impl Executable for EinsumMatmul {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let steps = self.steps([shapes.input(0), shapes.input(1)])?;
         bytes_of::<f32>(steps.lens(shapes.threads)?.into_iter().fold(0, usize::saturating_add))
@@ -328,9 +309,10 @@ impl Executable for Product {
             Sum::new(&equation, &inputs)?.run(threads, &[a, b], to);
             return Ok(());
         }
-        let [left_len, right_len, result_len, work_len] = steps.lens(threads)?;
-        let left = permuted(&steps.left, a, take(&mut rest, left_len)?);
-        let right = permuted(&steps.right, b, take(&mut rest, right_len)?);
+        let [lhs_len, rhs_len, result_len, work_len] = steps.lens(threads)?;
+        // Axes in matmul order need no copy, which is the usual case.
+        let lhs = permuted(&steps.lhs, a, take(&mut rest, lhs_len)?);
+        let rhs = permuted(&steps.rhs, b, take(&mut rest, rhs_len)?);
         let moved = take(&mut rest, result_len)?;
         let work = take(&mut rest, work_len)?;
         ensure!(
@@ -340,9 +322,9 @@ impl Executable for Product {
         );
         // Without a permutation, the GEMM writes the output directly.
         if steps.result.is_identity() {
-            return multiply(&steps, threads, [left, right], to, work);
+            return multiply(&steps, threads, [lhs, rhs], to, work);
         }
-        multiply(&steps, threads, [left, right], moved, work)?;
+        multiply(&steps, threads, [lhs, rhs], moved, work)?;
         steps.result.apply(Isa::current(), moved, to);
         Ok(())
     }
@@ -359,7 +341,7 @@ fn permuted<'a>(permutation: &Permutation, from: &'a [f32], to: &'a mut [f32]) -
 fn multiply(
     steps: &Steps,
     threads: usize,
-    [left, right]: [&[f32]; 2],
+    [lhs, rhs]: [&[f32]; 2],
     to: &mut [f32],
     work: &mut [f32],
 ) -> Result<()> {
@@ -376,10 +358,10 @@ fn multiply(
         }
     };
     let problem = |index: usize| {
-        let left = &left[part("the left side", left, index, rows * k)?..];
-        let right = &right[part("the right side", right, index, k * columns)?..];
-        let left = Strided::row_major(left, rows, k)?;
-        Ok(Gemm::new(AOperand::Plain(left), BOperand::Plain(Strided::row_major(right, k, columns)?)))
+        let lhs = &lhs[part("the left side", lhs, index, rows * k)?..];
+        let rhs = &rhs[part("the right side", rhs, index, k * columns)?..];
+        let lhs = Strided::row_major(lhs, rows, k)?;
+        Ok(Gemm::new(LhsOperand::Plain(lhs), RhsOperand::Plain(Strided::row_major(rhs, k, columns)?)))
     };
     let results = Batch { values: to, count: steps.count, row_stride: columns, batch_stride: rows * columns };
     run_batch(Cpu::with_threads(threads), &problem, results, work).map_err(refused)

@@ -161,6 +161,7 @@ impl<T: Number> Task<'_, T> {
         let base = self.start(index);
         let run = if self.layout.inner_reduced { self.layout.inner } else { 1 };
         let elements = || {
+            // Runs are contiguous, so only their starts are computed from the layout.
             let runs = spending(1, 0..self.layout.runs()).map(|run| base + offset(&self.layout.reduced, run));
             runs.flat_map(move |start| pieces(&self.from[start..start + run]).flatten().copied())
         };
@@ -181,6 +182,8 @@ impl<T: Number> Task<'_, T> {
             Fold::LogSum => sum(|x| x).real(f64::ln),
             Fold::SumSquare => sum(|x| x.mul(x)),
             Fold::LogSumExp => {
+                // The maximum keeps the powers in range. An infinite one would yield NaN, as
+                // infinity minus infinity.
                 let shift = finite_or_zero(greatest().to_f64());
                 let sum: f64 = elements().map(|x| (x.to_f64() - shift).exp()).sum();
                 return T::from_f64(sum.ln() + shift);
@@ -252,6 +255,8 @@ impl Task<'_, f32> {
     fn for_each_tile(&self, first: usize, piece: &mut [f32], task: impl Fn(usize, &mut [f32])) {
         let (mut index, mut rest) = (first, piece);
         while !rest.is_empty() {
+            // A tile fits L1 with its totals, and ends with its run, beyond which the input is
+            // elsewhere.
             let len = (self.layout.inner - index % self.layout.inner).min(TILE).min(rest.len());
             let (tile, after) = rest.split_at_mut(len);
             task(index, tile);
@@ -303,6 +308,8 @@ impl Task<'_, f32> {
                 }
             } else {
                 self.for_each_tile(first, piece, |index, tile| {
+                    // Powers are computed in vectors of single precision and added in double
+                    // precision.
                     let (mut sums, mut powers) = ([0f64; TILE], [0f32; TILE]);
                     for row in spending(tile.len(), self.rows(index, tile.len())) {
                         let powers = &mut powers[..tile.len()];

@@ -12,4 +12,5 @@ mod det;
 mod einsum;
 mod folds;
 pub(super) mod rows;
+mod subscripts;
 mod top_k;

@@ -124,6 +124,8 @@ impl Combine for Lesser {
 pub(crate) fn combine<M: UnaryOp, C: Combine>(isa: Isa, map: M, how: C, row: &[f32]) -> f64 {
     let mut total = f64::from(C::IDENTITY);
     for block in pieces(row).flat_map(|piece| piece.chunks(BLOCK)) {
+        // The same number of lanes on every instruction set; those that a vector lacks hold the
+        // identity.
         let lanes: [f32; MAX_LANES] = fold(isa, map, how, C::IDENTITY, block);
         total = lanes.iter().fold(total, |total, &lane| C::exact(total, f64::from(lane)));
     }
@@ -157,6 +159,7 @@ pub(crate) fn normalize(
     let len = to.len();
     if from.len() == len && scale.len() == len && bias.is_none_or(|bias| bias.len() == len) {
         for (at, to) in pieces_mut(to).enumerate() {
+            // Piece by piece, so that a deadline stops a long row.
             let here = at * PIECE..at * PIECE + to.len();
             let (from, scale, bias) =
                 (&from[here.clone()], &scale[here.clone()], bias.map(|bias| &bias[here]));
@@ -186,6 +189,8 @@ impl SimdOp for Normalize<'_> {
                 true => s.load(from, at),
                 false => s.load_partial(from, at, count, 0.0),
             };
+            // The mean is subtracted first: `x * factor - mean * factor` would cancel if the mean
+            // is large.
             let normal = s.mul(s.sub(load(self.from), mean), factor);
             let bias = self.bias.map_or(s.splat(0.0), load);
             let result = s.mul_add(normal, load(self.scale), bias);

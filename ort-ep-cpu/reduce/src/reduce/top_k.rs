@@ -16,7 +16,7 @@ use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 const GRAIN: usize = 1 << 13;
 /// Elements between two calls of `spend`.
 const LOOKS: usize = 1 << 12;
-/// Up to this many results are kept sorted while the line is read once.
+/// Up to this many results are kept sorted while the lane is read once.
 const FEW: usize = 24;
 
 cpu_kernels![KernelDef { op: "TopK", make, ..KernelDef::BASE }];
@@ -27,7 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let bound = move |shapes: &IoShapes<'_>| {
         let (input, output) = (shapes.input(0), shapes.output(0));
         let [outer, len, _] = around_axis(input, axis).unwrap_or_default();
-        // Space for the indices if they are not an output, and for each thread a line with its
+        // Space for the indices if they are not an output, and for each thread a lane with its
         // order.
         let is_unwanted = shapes.outputs.get(1).is_none_or(Option::is_none);
         let places = if is_unwanted { elements(output).saturating_mul(size_of::<i64>()) } else { 0 };
@@ -81,17 +81,17 @@ impl<T: Number> Search<'_, T> {
         let [len, inner, count] = self.sizes;
         let rows = (GRAIN / (len * inner).max(1)).max(1);
         for_each_row_chunk_mut(threads, to, count * inner, rows, |first, blocks| {
-            let (mut line, mut order) = (Vec::with_capacity(len), Vec::new());
+            let (mut lane, mut order) = (Vec::with_capacity(len), Vec::new());
             for (index, to) in blocks.chunks_exact_mut(count * inner).enumerate() {
                 let block = &self.from[(first + index) * len * inner..][..len * inner];
                 for column in 0..inner {
                     spend(2 * len);
-                    line.clear();
+                    lane.clear();
                     match inner {
-                        1 => pieces(block).for_each(|piece| line.extend_from_slice(piece)),
-                        _ => line.extend(spending(1, block[column..].iter().step_by(inner)).copied()),
+                        1 => pieces(block).for_each(|piece| lane.extend_from_slice(piece)),
+                        _ => lane.extend(spending(1, block[column..].iter().step_by(inner)).copied()),
                     }
-                    self.order(&line, count, &mut order);
+                    self.order(&lane, count, &mut order);
                     for (to, &place) in spending(1, to[column..].iter_mut().step_by(inner).zip(&order)) {
                         *to = place as i64;
                     }
@@ -109,40 +109,42 @@ impl<T: Number> Search<'_, T> {
     }
 
     /// Compares in the order of results: by value, with NaN above every number, then by position.
-    fn compare(&self, line: &[T], a: usize, b: usize) -> Ordering {
-        let by_value = line[a].partial_cmp(&line[b]).unwrap_or(line[a].is_nan().cmp(&line[b].is_nan()));
+    fn compare(&self, lane: &[T], a: usize, b: usize) -> Ordering {
+        let by_value = lane[a].partial_cmp(&lane[b]).unwrap_or(lane[a].is_nan().cmp(&lane[b].is_nan()));
         let by_value = if self.largest { by_value.reverse() } else { by_value };
         by_value.then(a.cmp(&b))
     }
 
-    /// Finds the positions of the first `count` elements of the line, in the order of results.
-    fn order(&self, line: &[T], count: usize, order: &mut Vec<usize>) {
+    /// Finds the positions of the first `count` elements of the lane, in the order of results.
+    fn order(&self, lane: &[T], count: usize, order: &mut Vec<usize>) {
         order.clear();
         if count > FEW {
-            order.extend(spending(1, 0..line.len()));
+            order.extend(spending(1, 0..lane.len()));
             let pace = Pace::default();
             let compare = |&a: &usize, &b: &usize| {
                 pace.step(2);
-                self.compare(line, a, b)
+                self.compare(lane, a, b)
             };
-            if count < line.len() {
+            if count < lane.len() {
+                // Selection is linear in the lane, so only the results are sorted.
                 order.select_nth_unstable_by(count, compare);
                 order.truncate(count);
             }
             order.sort_unstable_by(compare);
             return;
         }
-        for place in 0..line.len() {
+        for place in 0..lane.len() {
             if place % LOOKS == LOOKS - 1 {
                 spend(LOOKS);
             }
             if order.len() == count {
                 match order.last() {
-                    Some(&last) if self.compare(line, place, last) == Ordering::Less => order.pop(),
+                    Some(&last) if self.compare(lane, place, last) == Ordering::Less => order.pop(),
                     _ => continue,
                 };
             }
-            let at = order.partition_point(|&kept| self.compare(line, kept, place) == Ordering::Less);
+            // The comparison above rejects most elements of a lane before this search.
+            let at = order.partition_point(|&kept| self.compare(lane, kept, place) == Ordering::Less);
             order.insert(at, place);
         }
     }

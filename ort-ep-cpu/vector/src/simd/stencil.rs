@@ -30,6 +30,26 @@ pub struct Filter<'a> {
     pub bias: f32,
 }
 
+/// The taps of a filter: where each reads, and its weight.
+#[derive(Clone, Copy)]
+pub struct Taps<'a> {
+    /// The offset that each tap reads at, relative to the first result.
+    pub offsets: &'a [usize],
+    /// The weights and the bias.
+    pub filter: Filter<'a>,
+}
+
+/// The taps of as many filters as a vector has lanes, one for each channel.
+#[derive(Clone, Copy)]
+pub struct ChannelTaps<'a> {
+    /// The offset that each tap reads at, in vectors.
+    pub offsets: &'a [usize],
+    /// A vector of weights per tap.
+    pub weights: &'a [f32],
+    /// A vector of initial values.
+    pub bias: &'a [f32],
+}
+
 /// Stores a vector of a row, of which `rest` values from `at` on are wanted. Stores it whole unless
 /// the slice ends before that.
 ///
@@ -62,13 +82,12 @@ pub(super) unsafe fn store_in_order<S: Simd>(
 pub fn taps<S: Simd, E: UnaryOp>(
     s: S,
     input: &[f32],
-    offsets: &[usize],
-    filter: Filter<'_>,
+    taps: Taps<'_>,
     epilogue: E,
     (out, len): (&mut [f32], usize),
 ) {
-    let last = offsets.iter().copied().max().unwrap_or(0);
-    assert!(offsets.len() == filter.weights.len(), "each offset has its weight");
+    let last = taps.offsets.iter().copied().max().unwrap_or(0);
+    assert!(taps.offsets.len() == taps.filter.weights.len(), "each offset has its weight");
     assert!(last + len + SLACK <= input.len() && len + SLACK <= out.len(), "there is slack");
     let (from, to) = (input.as_ptr(), out.as_mut_ptr());
     let mut at = 0;
@@ -78,10 +97,10 @@ pub fn taps<S: Simd, E: UnaryOp>(
         at += unsafe {
             // Up to four vectors share the broadcast of each weight.
             match (len - at).div_ceil(S::LANES) {
-                1 => tap_block::<S, E, 1>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
-                2 => tap_block::<S, E, 2>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
-                3 => tap_block::<S, E, 3>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
-                _ => tap_block::<S, E, 4>(s, from.add(at), S::LANES, (offsets, filter), epilogue, to.add(at)),
+                1 => tap_block::<S, E, 1>(s, from.add(at), S::LANES, taps, epilogue, to.add(at)),
+                2 => tap_block::<S, E, 2>(s, from.add(at), S::LANES, taps, epilogue, to.add(at)),
+                3 => tap_block::<S, E, 3>(s, from.add(at), S::LANES, taps, epilogue, to.add(at)),
+                _ => tap_block::<S, E, 4>(s, from.add(at), S::LANES, taps, epilogue, to.add(at)),
             }
         };
     }
@@ -96,12 +115,12 @@ unsafe fn tap_block<S: Simd, E: UnaryOp, const N: usize>(
     s: S,
     from: *const f32,
     stride: usize,
-    (offsets, filter): (&[usize], Filter<'_>),
+    taps: Taps<'_>,
     epilogue: E,
     to: *mut f32,
 ) -> usize {
     // SAFETY: the caller guarantees `N` readable vectors at each offset.
-    let sums = unsafe { tap_sums::<S, N>(s, from, stride, offsets, filter) };
+    let sums = unsafe { tap_sums::<S, N>(s, from, stride, taps) };
     for (part, sum) in sums.into_iter().enumerate() {
         // SAFETY: the caller guarantees `N` writable vectors.
         unsafe { s.store_ptr(to.add(part * S::LANES), epilogue.apply(s, sum)) };
@@ -118,11 +137,10 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
     s: S,
     from: *const f32,
     stride: usize,
-    offsets: &[usize],
-    filter: Filter<'_>,
+    taps: Taps<'_>,
 ) -> [S::F32; N] {
-    let mut sums = [s.splat(filter.bias); N];
-    for (offset, weight) in offsets.iter().zip(filter.weights) {
+    let mut sums = [s.splat(taps.filter.bias); N];
+    for (offset, weight) in taps.offsets.iter().zip(taps.filter.weights) {
         let weight = s.splat(*weight);
         for (part, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the caller guarantees `N` readable vectors at each offset.
@@ -143,13 +161,12 @@ unsafe fn tap_sums<S: Simd, const N: usize>(
 pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
     s: S,
     input: Input<'_>,
-    offsets: &[usize],
-    filter: Filter<'_>,
+    taps: Taps<'_>,
     epilogue: E,
     (out, width): (&mut [f32], usize),
 ) {
-    let last = offsets.iter().copied().max().unwrap_or(0);
-    assert!(offsets.len() == filter.weights.len(), "each offset has its weight");
+    let last = taps.offsets.iter().copied().max().unwrap_or(0);
+    assert!(taps.offsets.len() == taps.filter.weights.len(), "each offset has its weight");
     assert!(last + (R - 1) * input.stride + width + SLACK <= input.values.len(), "there is slack");
     assert!(R * width <= out.len(), "the output holds its rows");
     let (from, to, len) = (input.values.as_ptr(), out.as_mut_ptr(), out.len());
@@ -160,7 +177,7 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
         // SAFETY: the assertions checked that the input holds each row and slack after the last.
         // `at + rest` is inside each row of the output.
         unsafe {
-            let sums = tap_sums::<S, R>(s, from.add(at), input.stride, offsets, filter);
+            let sums = tap_sums::<S, R>(s, from.add(at), input.stride, taps);
             for (row, sum) in sums.into_iter().enumerate() {
                 store_in_order(s, to, len, row * width + at, width - at, epilogue.apply(s, sum));
             }
@@ -179,12 +196,13 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
 #[inline(always)]
 pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
     s: S,
-    (input, step): (&[f32], usize),
-    offsets: &[usize],
-    (weights, bias): (&[f32], &[f32]),
+    input: &[f32],
+    step: usize,
+    taps: ChannelTaps<'_>,
     epilogue: E,
     out: &mut [f32],
 ) {
+    let ChannelTaps { offsets, weights, bias } = taps;
     let last = offsets.iter().copied().max().unwrap_or(0);
     assert!((last + (N - 1) * step + 1) * S::LANES <= input.len(), "the input holds all places");
     assert!(offsets.len() * S::LANES <= weights.len(), "each offset has its weights");

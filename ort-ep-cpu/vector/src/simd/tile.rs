@@ -16,7 +16,7 @@ const SIDE: usize = 8;
 /// If a slice is shorter than its matrix.
 pub fn transpose_tiles(
     isa: Isa,
-    (rows, columns): (usize, usize),
+    [rows, columns]: [usize; 2],
     from: &[[u8; 4]],
     from_stride: usize,
     to: &mut [[u8; 4]],

@@ -60,13 +60,22 @@ pub(super) struct Job {
     parameters: Vec<u8>,
 }
 
+/// The size of a launch.
+pub(super) struct LaunchSize {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub(super) dynamic: usize,
+}
+
 pub(super) fn start(
     function: Handle,
-    (grid, block, dynamic): ([u32; 3], [u32; 3], usize),
+    size: LaunchSize,
     stream: Handle,
     parameters: *const *const c_void,
     extra: *const *const c_void,
 ) -> Done {
+    let LaunchSize { grid, block, dynamic } = size;
     let driver = current()?;
     driver.stream(stream)?;
     let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;

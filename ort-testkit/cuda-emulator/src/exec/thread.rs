@@ -21,6 +21,13 @@ pub(super) struct Frame {
     pub(super) call: u32,
 }
 
+/// Where a function's registers and local memory start.
+#[derive(Clone, Copy)]
+pub(super) struct Scope {
+    pub(super) base: usize,
+    pub(super) local: usize,
+}
+
 /// A thread of a block.
 pub(crate) struct Thread {
     /// Its linear index in the block.
@@ -94,8 +101,9 @@ impl Thread {
         self.regs.copy_within(self.base..self.base + special::COUNT, base);
         self.local.truncate(place);
         self.local.resize(place + callee.local, 0xFF);
+        let (old, new) = (Scope { base: self.base, local }, Scope { base, local: place });
         for (argument, (formal, size)) in site.arguments.iter().zip(&callee.formals) {
-            self.transfer(*argument, (self.base, local), *formal, (base, place), *size);
+            self.transfer(*argument, old, *formal, new, *size);
         }
         self.frames.push(Frame {
             function: self.function,
@@ -109,29 +117,24 @@ impl Thread {
         Ok(())
     }
 
-    pub(super) fn transfer(
-        &mut self,
-        from: Place,
-        old: (usize, usize),
-        to: Place,
-        new: (usize, usize),
-        size: usize,
-    ) {
+    pub(super) fn transfer(&mut self, from: Place, old: Scope, to: Place, new: Scope, size: usize) {
         match (from, to) {
-            (Place::Slot(a), Place::Slot(d)) => self.regs[new.0 + d as usize] = self.regs[old.0 + a as usize],
+            (Place::Slot(a), Place::Slot(d)) => {
+                self.regs[new.base + d as usize] = self.regs[old.base + a as usize]
+            }
             (Place::Local(a), Place::Local(d)) => {
-                let start = old.1 + a as usize;
-                self.local.copy_within(start..start + size, new.1 + d as usize);
+                let start = old.local + a as usize;
+                self.local.copy_within(start..start + size, new.local + d as usize);
             }
             (Place::Slot(a), Place::Local(d)) => {
-                let bytes = self.regs[old.0 + a as usize].to_le_bytes();
-                let (start, size) = (new.1 + d as usize, size.min(8));
+                let bytes = self.regs[old.base + a as usize].to_le_bytes();
+                let (start, size) = (new.local + d as usize, size.min(8));
                 self.local[start..start + size].copy_from_slice(&bytes[..size]);
             }
             (Place::Local(a), Place::Slot(d)) => {
-                let (mut bytes, start, size) = ([0; 8], old.1 + a as usize, size.min(8));
+                let (mut bytes, start, size) = ([0; 8], old.local + a as usize, size.min(8));
                 bytes[..size].copy_from_slice(&self.local[start..start + size]);
-                self.regs[new.0 + d as usize] = u64::from_le_bytes(bytes);
+                self.regs[new.base + d as usize] = u64::from_le_bytes(bytes);
             }
         }
     }
@@ -141,7 +144,8 @@ impl Thread {
         let Some(frame) = self.frames.pop() else { return false };
         let callee = &functions[self.function];
         let site = &functions[frame.function].calls[frame.call as usize];
-        let (old, new) = ((self.base, self.get(special::LOCAL as u32) as usize), (frame.base, frame.local));
+        let old = Scope { base: self.base, local: self.get(special::LOCAL as u32) as usize };
+        let new = Scope { base: frame.base, local: frame.local };
         for (result, (formal, size)) in site.results.iter().zip(&callee.returns) {
             self.transfer(*formal, old, *result, new, *size);
         }

@@ -11,6 +11,7 @@
 //! batch.
 
 mod layout;
+mod plan;
 mod run;
 mod shallow;
 mod test;

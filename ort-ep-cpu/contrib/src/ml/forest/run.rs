@@ -6,7 +6,8 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::SmallVec;
 
-use super::layout::{Forest, Node, Number, Places, Tree, Trees, Values, Width};
+use super::layout::{Forest, Node, Places, Trees, Values, Width};
+use super::plan::{Number, Tree};
 use super::shallow::ROWS;
 use super::walk::{WIDTH, walk};
 use super::{Aggregate, Shape};
@@ -101,7 +102,7 @@ impl Forest {
 }
 
 /// A range of rows with its outputs and scratch.
-struct Part<'a, V, T> {
+struct RowsPart<'a, V, T> {
     first: usize,
     scores: &'a mut [T],
     classes: &'a mut [u32],
@@ -124,14 +125,14 @@ fn cut<'a, V: Number, T>(
     shape: Shape,
     (mut scores, mut classes): (&'a mut [T], &'a mut [u32]),
     mut workspace: &'a mut [u8],
-) -> Result<SmallVec<[Part<'a, V, T>; 1]>> {
+) -> Result<SmallVec<[RowsPart<'a, V, T>; 1]>> {
     let targets = if scores.is_empty() { 0 } else { shape.targets };
     let mut parts = SmallVec::new();
     for first in (0..shape.rows).step_by(division.part_rows) {
         let rows = division.part_rows.min(shape.rows - first);
         let mut memory = take(&mut workspace, division.part_bytes())?;
         let [sums, row, values, copied, arranged, seen, row_seen] = division.sections;
-        parts.push(Part {
+        parts.push(RowsPart {
             first,
             scores: take(&mut scores, rows * targets)?,
             classes: take(&mut classes, rows)?,
@@ -307,7 +308,7 @@ impl<N: Node> Trees<N> {
 
     fn run_part<T: Element>(
         &self,
-        part: &mut Part<'_, N::Value, T>,
+        part: &mut RowsPart<'_, N::Value, T>,
         work: &Work<'_>,
         read: &Read<'_, N::Value>,
     ) where

@@ -9,7 +9,7 @@ use ort_core::ep::CompileCx;
 use ort_core::seeded::HashMap;
 
 use super::Aggregate;
-use super::layout::{Place, Plan, Tree};
+use super::plan::{Number, Place, Plan, Tree};
 use ort_cpu_kernel::packed::Packed;
 use ort_cpu_vector::simd::{Isa, Simd, SimdOp, dispatch};
 
@@ -179,7 +179,7 @@ impl Grown {
                 if place == next {
                     self.columns.push(column);
                 }
-                self.splits.push(<f32 as super::layout::Number>::floor(split));
+                self.splits.push(<f32 as Number>::floor(split));
                 self.places.push(place);
                 below.extend(children);
             }

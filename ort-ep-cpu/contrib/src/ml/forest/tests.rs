@@ -3,7 +3,8 @@
 use bytemuck::Zeroable;
 use proptest::prelude::*;
 
-use super::layout::{Branch, Narrow, Node, Place, Places, Plan, Wide};
+use super::layout::{Branch, Narrow, Node, Places, Wide};
+use super::plan::{Place, Plan};
 use super::run::copy_columns;
 use super::walk::{WIDTH, walk};
 use super::{Comparison, Test};

@@ -132,6 +132,7 @@ impl Settings {
             .collect();
         let chosen = match &self.axes {
             Some(chosen) => normalize_axes(chosen, shape.len())?,
+            // Axes that are not chosen keep the scale 1.
             None => (0..shape.len()).collect(),
         };
         let count = chosen.len();
@@ -162,6 +163,7 @@ impl Settings {
                 roi.len()
             );
             for (entry, &axis) in chosen.iter().enumerate() {
+                // The region lists all starts, then all ends.
                 axes[axis].roi = (roi[entry], roi[count + entry]);
             }
         }
@@ -171,6 +173,7 @@ impl Settings {
     /// Returns the index nearest to a coordinate, clamped to the input.
     pub(super) fn nearest(&self, x: f64, size: usize) -> usize {
         let index = match self.rounding {
+            // Rounds to the nearest; these two differ only at ties.
             Rounding::PreferFloor => (x - 0.5).ceil(),
             Rounding::PreferCeil => (x + 0.5).floor(),
             Rounding::Floor => x.floor(),
@@ -236,11 +239,15 @@ impl Axis {
         match transform {
             Transform::HalfPixel => half_pixel(),
             Transform::PytorchHalfPixel if self.to > 1 => half_pixel(),
+            // PyTorch's exception: one element takes the first, not the middle.
             Transform::PytorchHalfPixel => zero,
             Transform::HalfPixelSymmetric => {
+                // Centres the output that was truncated to whole elements within the width that was
+                // not.
                 let offset = from * half * (one - to / width);
                 offset + divide(x + half) - half
             }
+            // The formula below would divide by zero.
             Transform::AlignCorners if width == one => zero,
             Transform::AlignCorners => x * last / (width - one),
             Transform::Asymmetric => divide(x),

@@ -128,14 +128,21 @@ impl Executable for Interpolating {
         let beyond = bytes_of_axes(&axes, settings).saturating_sub(planned);
         let _beyond = if beyond > 0 && !result.contains(&0) { Some(cx.reserve(beyond)?) } else { None };
         let output = cx.output(0)?;
-        let shapes = (input.shape(), &result[..]);
+        let shapes = [input.shape(), &result[..]];
+        let scratch = Scratch { workspace, threads };
         with_numbers!(
             input,
             output,
-            |from, to, parts| self.interpolate(&axes, shapes, (from, to, parts), (workspace, threads)),
+            |from, to, parts| self.interpolate(&axes, shapes, (from, to, parts), scratch),
             "interpolation"
         )
     }
+}
+
+/// The workspace of a run, and its threads.
+struct Scratch<'a> {
+    workspace: &'a mut [u8],
+    threads: usize,
 }
 
 impl Interpolating {
@@ -143,9 +150,9 @@ impl Interpolating {
     fn interpolate<T: Pixel>(
         &self,
         axes: &[Axis],
-        (shape, result): (&[usize], &[usize]),
+        [shape, result]: [&[usize]; 2],
         (from, to, parts): (&[T], &mut [T], usize),
-        (workspace, threads): (&mut [u8], usize),
+        scratch: Scratch<'_>,
     ) -> Result<()> {
         let settings = &self.settings;
         // Next to a size of 0, another size may be arbitrarily large, so build no tables.
@@ -171,7 +178,7 @@ impl Interpolating {
         }
         let mut shape = shape.to_vec();
         shape.push(parts);
-        run_passes(&passes, (&shape, from), to, workspace, threads)
+        run_passes(&passes, (&shape, from), to, scratch.workspace, scratch.threads)
     }
 }
 

@@ -47,23 +47,23 @@ pub(crate) fn execute(
     gemm: &IntegerGemm<'_>,
     target: Target<'_>,
 ) {
-    let (rows, columns) = (gemm.left.rows, gemm.right.columns);
+    let (rows, columns) = (gemm.lhs.rows, gemm.rhs.columns);
     if rows == 0 || columns == 0 {
         return;
     }
     let (start, factors, bias) = match target {
-        Target::Sums(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), &[][..]),
+        Target::Accumulators(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), &[][..]),
         Target::Numbers { values, factors, bias, add } => {
             (Start::Numbers(values.as_mut_ptr(), add), factors, bias)
         }
-        Target::Codes { codes, factors, zero, signed } => {
+        Target::Quantized { values, factors, zero, signed } => {
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
             // Clamping before the zero point is added keeps the result in the range of bytes.
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
-            (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
+            (Start::Codes { to: values.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
-    let panels = columns.div_ceil(gemm.right.width);
+    let panels = columns.div_ceil(gemm.rhs.width);
     let is_small = match factors {
         Factors::One(factor) => are_small(&[factor]),
         Factors::Rows(factors) => are_small(&factors[..rows]),
@@ -74,7 +74,7 @@ pub(crate) fn execute(
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
     let (tiles, panels) = (rows.div_ceil(height), job.panels);
-    let work = rows.saturating_mul(columns).saturating_mul(gemm.left.groups * 4);
+    let work = rows.saturating_mul(columns).saturating_mul(gemm.lhs.groups * 4);
     let threads = threads.min(work / WORTH_A_THREAD + 1).max(1);
     let [row_parts, column_parts] = match threads {
         1 => [1, 1],
@@ -94,27 +94,22 @@ pub(crate) fn execute(
 /// is the smaller operand, each thread reads all of it and has its own rows of A and of the result.
 /// Then no cache line of either is shared.
 fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> [usize; 2] {
-    let (rows, columns, steps) = (gemm.left.rows, gemm.right.columns, 4 * gemm.left.groups);
-    let is_right_smaller = columns.saturating_mul(steps) <= rows.saturating_mul(steps + columns);
-    if !gemm.signed_left && is_right_smaller && tiles >= wanted {
+    let (rows, columns, steps) = (gemm.lhs.rows, gemm.rhs.columns, 4 * gemm.lhs.groups);
+    let is_rhs_smaller = columns.saturating_mul(steps) <= rows.saturating_mul(steps + columns);
+    if !gemm.signed_lhs && is_rhs_smaller && tiles >= wanted {
         return [wanted, 1];
     }
     let columns = wanted.min(panels);
     [wanted.div_ceil(columns).min(tiles), columns]
 }
 
-/// Computes the sums of the first `count` columns of `right`, whose bytes are signed, over all k
+/// Computes the sums of the first `count` columns of `rhs`, whose bytes are signed, over all k
 /// steps for which `ones` holds a one.
-pub(crate) fn column_sums(
-    kernel: &ByteKernel,
-    right: &ByteColumns<'_>,
-    ones: &ByteRows<'_>,
-    sums: &mut [i32],
-) {
-    for (panel, to) in sums.chunks_mut(right.width).enumerate() {
+pub(crate) fn column_sums(kernel: &ByteKernel, rhs: &ByteColumns<'_>, ones: &ByteRows<'_>, sums: &mut [i32]) {
+    for (panel, to) in sums.chunks_mut(rhs.width).enumerate() {
         let mut wide = [0_i32; MAX_WIDTH];
         let vectors = to.len().div_ceil(kernel.lanes);
-        let call = tile_call(ones, right, (0, 1), panel, &mut wide);
+        let call = tile_call(ones, rhs, (0, 1), panel, &mut wide);
         // SAFETY: `ByteColumns::check` and `ByteRows::new` checked both operands against their
         // slices, and `wide` holds a row of the widest tile.
         unsafe { (kernel.unsigned_rows[vectors - 1][0])(&call) };
@@ -124,21 +119,21 @@ pub(crate) fn column_sums(
 
 /// Returns the arguments for the tile of `count` rows from `row` on, at a panel.
 fn tile_call(
-    left: &ByteRows<'_>,
-    right: &ByteColumns<'_>,
+    lhs: &ByteRows<'_>,
+    rhs: &ByteColumns<'_>,
     (row, count): (usize, usize),
     panel: usize,
     sums: &mut [i32],
 ) -> Tile {
-    let mut a = [left.bytes.as_ptr(); MAX_ROWS];
-    left.starts(row).zip(a.iter_mut().take(count)).for_each(|(start, to)| *to = to.wrapping_add(start));
+    let mut a = [lhs.bytes.as_ptr(); MAX_ROWS];
+    lhs.starts(row).zip(a.iter_mut().take(count)).for_each(|(start, to)| *to = to.wrapping_add(start));
     Tile {
         a,
-        b: right.bytes.as_ptr().wrapping_add(panel * right.panel),
-        b_step: right.step,
-        starts: right.starts.as_ptr(),
-        runs: right.starts.len(),
-        groups: right.groups,
+        b: rhs.bytes.as_ptr().wrapping_add(panel * rhs.panel),
+        b_step: rhs.step,
+        starts: rhs.starts.as_ptr(),
+        runs: rhs.starts.len(),
+        groups: rhs.groups,
         sums: sums.as_mut_ptr(),
         sums_row: MAX_WIDTH,
     }
@@ -157,8 +152,8 @@ impl Job<'_> {
     /// No other thread writes these rows and the columns of these panels, and `IntegerGemm::run`
     /// checked the job's operands and target.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
-        let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.right.width);
-        let (functions, coded) = match gemm.signed_left {
+        let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.rhs.width);
+        let (functions, coded) = match gemm.signed_lhs {
             true => (kernel.signed_rows, kernel.coded_signed),
             false => (kernel.unsigned_rows, kernel.coded_unsigned),
         };
@@ -168,12 +163,12 @@ impl Job<'_> {
         let mut runs = [Run::default(); MAX_WIDTH];
         for panel in panels {
             let first = panel * width;
-            let rest = gemm.right.columns - first;
+            let rest = gemm.rhs.columns - first;
             let columns = if panel + 1 == self.panels { rest } else { rest.min(width) };
             let vectors = columns.div_ceil(kernel.lanes);
-            let count = cut(gemm.line, first..first + columns, &mut runs);
+            let count = cut(gemm.strip, first..first + columns, &mut runs);
             if let Some((_, ones)) = &gemm.terms.window_sums {
-                let call = tile_call(ones, &gemm.right, (0, 1), panel, &mut of_columns);
+                let call = tile_call(ones, &gemm.rhs, (0, 1), panel, &mut of_columns);
                 // SAFETY: `IntegerGemm::run` checked the operands, and `ByteKernel::of` chose the
                 // kernel for this CPU.
                 unsafe { (kernel.signed_rows[vectors - 1][0])(&call) };
@@ -181,8 +176,8 @@ impl Job<'_> {
             let height = kernel.height(rows.len(), vectors);
             for row in rows.clone().step_by(height) {
                 let count_of_rows = height.min(rows.end - row);
-                spend(vectors * count_of_rows * gemm.left.groups / 4);
-                let call = tile_call(&gemm.left, &gemm.right, (row, count_of_rows), panel, &mut sums);
+                spend(vectors * count_of_rows * gemm.lhs.groups / 4);
+                let call = tile_call(&gemm.lhs, &gemm.rhs, (row, count_of_rows), panel, &mut sums);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
                     None => (std::ptr::null(), std::ptr::null()),
@@ -214,11 +209,11 @@ impl Job<'_> {
     /// single vector mostly loads. This needs columns that continue after a panel, as those of
     /// windows do.
     fn has_wide_end(&self) -> bool {
-        let (kernel, right) = (self.kernel, &self.gemm.right);
-        let last = right.columns % right.width;
+        let (kernel, rhs) = (self.kernel, &self.gemm.rhs);
+        let last = rhs.columns % rhs.width;
         let is_alone = self.panels > 1 && (1..=kernel.lanes).contains(&last);
-        let follows = self.gemm.signed_left && right.panel == 4 * right.width;
-        let has_room = kernel.signed_rows.len() > right.width / kernel.lanes;
+        let follows = self.gemm.signed_lhs && rhs.panel == 4 * rhs.width;
+        let has_room = kernel.signed_rows.len() > rhs.width / kernel.lanes;
         is_alone && follows && has_room
     }
 
@@ -228,7 +223,7 @@ impl Job<'_> {
         let (gemm, terms) = (self.gemm, &self.gemm.terms);
         let is_plain = terms.outer.iter().all(|(rows, _)| rows.is_empty()) && terms.window_sums.is_none();
         let Start::Codes { to, zero, signed, greatest, .. } = self.start else { return None };
-        let (terms, factors) = match (self.factors, gemm.signed_left) {
+        let (terms, factors) = match (self.factors, gemm.signed_lhs) {
             (Factors::Rows(factors), true) if terms.columns.is_empty() && !terms.rows.is_empty() => {
                 (behind(terms.rows, row), behind(factors, row))
             }
@@ -293,18 +288,18 @@ impl Job<'_> {
     }
 }
 
-/// Cuts columns into runs that are contiguous in the result. Of each line of `line[0]` columns, the
-/// first `line[1]` are stored. Returns the number of runs, at most one per column.
+/// Cuts columns into runs that are contiguous in the result. Of each strip of `strip[0]` columns,
+/// the first `strip[1]` are stored. Returns the number of runs, at most one per column.
 fn cut([wide, wanted]: [usize; 2], columns: Range<usize>, runs: &mut [Run; MAX_WIDTH]) -> usize {
     let (mut at, mut count) = (columns.start, 0);
     while at < columns.end {
-        let (line, place) = (at / wide, at % wide);
-        let end = (line * wide + wanted).min(columns.end);
+        let (strip, place) = (at / wide, at % wide);
+        let end = (strip * wide + wanted).min(columns.end);
         if at < end {
-            runs[count] = Run { first: at - columns.start, len: end - at, to: line * wanted + place };
+            runs[count] = Run { first: at - columns.start, len: end - at, to: strip * wanted + place };
             count += 1;
         }
-        at = (line + 1) * wide;
+        at = (strip + 1) * wide;
     }
     count
 }
@@ -315,22 +310,22 @@ mod tests {
 
     #[test]
     fn runs_hold_the_wanted_columns_once() {
-        for (line, columns) in
+        for (strip, columns) in
             [([5, 3], 0..48), ([5, 5], 7..40), ([1, 1], 0..48), ([60, 50], 48..96), ([3, 1], 2..50)]
         {
             let mut runs = [Run::default(); MAX_WIDTH];
-            let count = cut(line, columns.clone(), &mut runs);
+            let count = cut(strip, columns.clone(), &mut runs);
             let found: Vec<[usize; 2]> = runs[..count]
                 .iter()
                 .flat_map(|run| (0..run.len).map(|at| [run.first + at, run.to + at]))
                 .collect();
-            let [wide, wanted] = line;
+            let [wide, wanted] = strip;
             let expected: Vec<[usize; 2]> = columns
                 .clone()
                 .filter(|column| column % wide < wanted)
                 .map(|column| [column - columns.start, column / wide * wanted + column % wide])
                 .collect();
-            assert_eq!(found, expected, "{line:?} {columns:?}");
+            assert_eq!(found, expected, "{strip:?} {columns:?}");
         }
     }
 }

@@ -5,11 +5,11 @@
 //! upsampling, which no decoder in safe Rust has. Arithmetic coding, 12-bit samples and lossless
 //! JPEG are rejected. The format is ITU-T T.81; `pixels.rs` holds what it leaves to the decoder.
 
+mod damage;
 mod entropy;
 mod pixels;
 
-use std::fmt;
-
+pub(super) use damage::Damage;
 use entropy::{Band, Bits, Coded, Huffman, Progress, place, progressive_first, progressive_rest, sequential};
 use pixels::{Plane, over_black, rgb, samples};
 
@@ -17,32 +17,6 @@ use ort_cpu_threads::interrupt::spend;
 
 /// Maximum scans. No image needs more, and each scan visits every block, however few bytes it has.
 const MOST_SCANS: usize = 100;
-
-/// Why an image cannot be decoded.
-#[derive(Debug)]
-pub(super) enum Damage {
-    /// The data ends too early, or an expected marker is missing.
-    Cut,
-    /// An invalid Huffman code, or a value that does not fit.
-    Codes,
-    /// A malformed part of the file.
-    Form(&'static str),
-    /// A form of JPEG that is not supported.
-    Unsupported(&'static str),
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Damage::Cut => formatter.write_str("the JPEG is cut short"),
-            Damage::Codes => formatter.write_str("the JPEG is damaged: a code is none, or does not fit"),
-            Damage::Form(what) => write!(formatter, "the JPEG is damaged: {what}"),
-            Damage::Unsupported(what) => {
-                write!(formatter, "JPEG {what} is not decoded; save it as a baseline JPEG")
-            }
-        }
-    }
-}
 
 /// One channel as it is stored.
 #[derive(Debug)]

@@ -26,12 +26,12 @@ pub type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 /// are converted from and to `float`. `make` creates the kernel for `float`.
 ///
 /// Only operators that select values, such as `MaxPool`, may widen 8-bit integers.
-pub fn widened(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
-    widened_except(cx, &[], &[], make)
+pub fn via_f32(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
+    via_f32_except(cx, &[], &[], make)
 }
 
-/// Like [`widened`], but the kernel takes some inputs and outputs as they are.
-pub fn widened_except(
+/// Like [`via_f32`], but the kernel takes some inputs and outputs as they are.
+pub fn via_f32_except(
     cx: &mut CompileCx<'_>,
     inputs_as_they_are: &[usize],
     outputs_as_they_are: &[usize],
@@ -50,13 +50,14 @@ pub fn widened_except(
     let outputs: SmallVec<[bool; 4]> = (0..node.outputs.len())
         .map(|index| is_narrow(cx.node.output_dtype(index)) && !outputs_as_they_are.contains(&index))
         .collect();
+    // `float` nodes get the kernel itself, without a layer around it.
     if !inputs.iter().chain(&outputs).any(|narrow| *narrow) {
         return Ok(inner);
     }
-    Ok(Box::new(Widened { inner, inputs, outputs }))
+    Ok(Box::new(ViaF32 { inner, inputs, outputs }))
 }
 
-struct Widened {
+struct ViaF32 {
     inner: Box<dyn Executable>,
     inputs: SmallVec<[bool; 8]>,
     outputs: SmallVec<[bool; 4]>,
@@ -67,7 +68,7 @@ fn room(shape: &[usize]) -> Result<usize> {
     Ok(element_count(shape)?.next_multiple_of(16))
 }
 
-impl Executable for Widened {
+impl Executable for ViaF32 {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let mut values = 0;
         let sides = [(&self.inputs[..], shapes.inputs), (&self.outputs[..], shapes.outputs)];
@@ -125,6 +126,7 @@ impl Executable for Widened {
                 }
             }
         }
+        // The inner kernel must know which outputs share memory with inputs that are not converted.
         let in_place: SmallVec<[Option<usize>; 4]> =
             (0..cx.output_count()).map(|index| cx.in_place(index)).collect();
         let slots = results.iter_mut().zip(others).zip(in_place).map(|((result, other), in_place)| {
@@ -139,6 +141,8 @@ impl Executable for Widened {
                 None => OutputSlot::Unwanted,
             }
         });
+        // The rest of the workspace is the inner kernel's, which asked for it after the converted
+        // tensors.
         self.inner.run(&mut RunCx::new(inputs, slots, rest, control))?;
         for (tensor, wide) in results.into_iter().flatten() {
             narrow(threads, wide, tensor)?;

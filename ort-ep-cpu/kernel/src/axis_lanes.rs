@@ -1,4 +1,4 @@
-//! Functions of each line along an axis, in any layout and floating-point type.
+//! Functions of each lane along an axis, in any layout and floating-point type.
 
 #![allow(
     clippy::indexing_slicing,
@@ -8,6 +8,7 @@
 use ort_core::ep::{RunCx, Unary};
 use ort_core::{Result, error, for_each_type};
 
+use crate::lane_fn::LaneFn;
 use crate::layout::around_axis;
 use crate::number::Real;
 use ort_cpu_threads::interrupt::{self, spending};
@@ -15,25 +16,12 @@ use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 
 /// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
-/// Lines that are gathered at a time if their elements are not contiguous.
+/// Lanes that are gathered at a time if their elements are not contiguous.
 const GATHERED: usize = 16;
 
-/// A function of one line, in place. Types other than `f32` are converted to `f64`.
-pub trait LineFn: Sync {
-    /// Applies the function to a line of `f32`.
-    fn f32(&self, line: &mut [f32]);
-    /// Applies the function to all columns of a block of `f32` at once. Returns false if it has no
-    /// loop for that.
-    fn f32_columns(&self, _block: &mut [f32], _inner: usize) -> bool {
-        false
-    }
-    /// Applies the function to a line of any other type.
-    fn f64(&self, line: &mut [f64]);
-}
-
-/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may share the
+/// Applies `function` to each lane of input 0 along `axis` and writes output 0, which may share the
 /// input's memory.
-pub fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()> {
+pub fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LaneFn) -> Result<()> {
     let dtype = match cx.in_place(0) {
         Some(_) => None,
         None => Some(cx.input(0)?.dtype()),
@@ -45,17 +33,17 @@ pub fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()
         let output = cx.output(0)?;
         let dtype = output.dtype();
         return for_each_type!(dtype in FLOATS, T => {
-            lines::<T>(threads, sizes, Unary::InPlace(output.as_mut_slice()?), function);
+            lanes::<T>(threads, sizes, Unary::InPlace(output.as_mut_slice()?), function);
             Ok(())
-        }, else => Err(error!(NotImplemented, "lines of {} are not supported", dtype.name())));
+        }, else => Err(error!(NotImplemented, "lanes of {} are not supported", dtype.name())));
     };
     for_each_type!(dtype in FLOATS, T => {
-        lines::<T>(threads, sizes, cx.unary::<T>(0, 0)?, function);
+        lanes::<T>(threads, sizes, cx.unary::<T>(0, 0)?, function);
         Ok(())
-    }, else => Err(error!(NotImplemented, "lines of {} are not supported", dtype.name())))
+    }, else => Err(error!(NotImplemented, "lanes of {} are not supported", dtype.name())))
 }
 
-fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T>, function: &impl LineFn) {
+fn lanes<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T>, function: &impl LaneFn) {
     let (from, to) = match data {
         Unary::Apart(from, to) => (Some(from), to),
         Unary::InPlace(to) => (None, to),
@@ -69,6 +57,7 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
             let start = first * block;
             interrupt::copy(&from[start..start + rows.len()], rows);
         }
+        // One buffer for all lanes of a thread; it stays empty for types with loops of their own.
         let mut scratch = Vec::new();
         for rows in rows.chunks_exact_mut(block) {
             match inner {
@@ -81,26 +70,27 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
     });
 }
 
-/// Gathers lines whose elements are `inner` apart, some at a time, and applies the function.
+/// Gathers lanes whose elements are `inner` apart, some at a time, and applies the function.
 fn gathered<T: Real>(
     block: &mut [T],
     len: usize,
     inner: usize,
-    function: &impl LineFn,
+    function: &impl LaneFn,
     scratch: &mut Vec<f64>,
 ) {
-    let mut lines = vec![T::default(); GATHERED.min(inner) * len];
+    let mut lanes = vec![T::default(); GATHERED.min(inner) * len];
     for start in (0..inner).step_by(GATHERED) {
+        // Several lanes at a time, because a cache line holds adjacent elements of that many lanes.
         let width = GATHERED.min(inner - start);
         for (at, row) in spending(2 * width, block.chunks_exact(inner)).enumerate() {
-            for (line, &x) in row[start..start + width].iter().enumerate() {
-                lines[line * len + at] = x;
+            for (lane, &x) in row[start..start + width].iter().enumerate() {
+                lanes[lane * len + at] = x;
             }
         }
-        lines.chunks_exact_mut(len).take(width).for_each(|line| T::apply(function, line, scratch));
+        lanes.chunks_exact_mut(len).take(width).for_each(|lane| T::apply(function, lane, scratch));
         for (at, row) in spending(2 * width, block.chunks_exact_mut(inner)).enumerate() {
-            for (line, x) in row[start..start + width].iter_mut().enumerate() {
-                *x = lines[line * len + at];
+            for (lane, x) in row[start..start + width].iter_mut().enumerate() {
+                *x = lanes[lane * len + at];
             }
         }
     }

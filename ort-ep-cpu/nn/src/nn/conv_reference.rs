@@ -12,8 +12,8 @@ use ort_core::{Result, ensure, error};
 use super::conv::groups_of;
 use ort_cpu_gemm::generic::Number;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::{self, spend};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
@@ -25,7 +25,7 @@ cpu_kernels![
         op: "Conv",
         types: &[("T", HALVES)],
         rank: -1,
-        make: |cx| widened(cx, make_conv::<f32>),
+        make: |cx| via_f32(cx, make_conv::<f32>),
         ..KernelDef::BASE
     },
     KernelDef { op: "Conv", types: &[("T", DOUBLE)], make: make_conv::<f64>, ..KernelDef::BASE },
@@ -33,7 +33,7 @@ cpu_kernels![
         op: "ConvTranspose",
         types: &[("T", HALVES)],
         rank: -1,
-        make: |cx| widened(cx, make_transposed::<f32>),
+        make: |cx| via_f32(cx, make_transposed::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -92,9 +92,11 @@ pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     }
     let (mut output, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     for sum in plane {
+        // `meets` costs about two terms for each tap, even if it finds padding.
         spend(taps * (2 + image.len() / input));
         for step in 0..taps {
             if let Some(place) = meets(axes, &output, &tap) {
+                // Channels innermost: the place of a tap is computed once for all of them.
                 for (image, weight) in image.chunks_exact(input).zip(weight.chunks_exact(taps)) {
                     *sum = add(*sum, image[place], weight[step]);
                 }

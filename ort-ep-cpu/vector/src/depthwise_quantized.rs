@@ -12,7 +12,7 @@ const MAX_TAPS: usize = 32;
 
 /// The taps of one filter, in groups of four along a row, with the terms of its accumulators.
 #[derive(Clone, Copy, Debug)]
-pub struct CodeTaps {
+pub struct QuantizedTaps {
     /// The weights of each group, and ones in the same positions.
     weights: [[i32; 2]; MAX_TAPS],
     /// Added to each accumulator.
@@ -30,13 +30,22 @@ pub struct Requantize {
     greatest: f32,
 }
 
+/// A plane of quantized values.
+#[derive(Clone, Copy, Debug)]
+pub struct SourcePlane<'a> {
+    /// The values.
+    pub bytes: &'a [u8],
+    /// XORed with each byte, to turn signed values into unsigned ones.
+    pub flip: u8,
+}
+
 /// The destination of a plane's accumulators.
 #[derive(Debug)]
-pub enum Sums<'a> {
+pub enum PlaneTarget<'a> {
     /// They are stored as they are.
-    Stored(&'a mut [i32]),
+    Accumulators(&'a mut [i32]),
     /// They are requantized.
-    Codes(&'a mut [u8], Requantize),
+    Quantized(&'a mut [u8], Requantize),
 }
 
 impl Requantize {
@@ -52,7 +61,7 @@ fn groups(window: &Window) -> usize {
     window.kernel[2].div_ceil(4)
 }
 
-impl CodeTaps {
+impl QuantizedTaps {
     /// Returns whether this module can compute a window: over planes, without dilation along rows,
     /// at stride 1 or 2, with few enough taps.
     pub fn fits(window: &Window) -> bool {
@@ -60,18 +69,22 @@ impl CodeTaps {
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
         is_flat
             && (window.dilation[2] == 1 || window.kernel[2] == 1)
+            // The window loads that feed a dot product exist for these strides.
             && matches!(window.stride[2], 1 | 2)
             && window.kernel[1].saturating_mul(groups(window)) <= MAX_TAPS
     }
 
     /// Takes the taps of a filter whose weights are signed and four bytes apart.
-    pub fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> CodeTaps {
+    pub fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> QuantizedTaps {
         let width = window.kernel[2];
-        let mut taps = CodeTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
+        let mut taps = QuantizedTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
         for y in 0..window.kernel[1] {
             for group in 0..groups(window) {
                 let at = |index: usize| (4 * group + index < width).then_some(4 * group + index);
+                // Taps that pad a group of four have weights of zero.
                 let weight = |index: usize| at(index).map_or(0, |x| weights[(y * width + x) * 4]);
+                // With these ones, a dot product sums the bytes of the window, which the filter's
+                // zero point multiplies.
                 let one = |index: usize| at(index).map_or(0, |_| 1);
                 let places = [0, 1, 2, 3];
                 taps.weights[y * groups(window) + group] =
@@ -94,11 +107,12 @@ fn padded(window: &Window) -> [usize; 2] {
 pub fn plane_len(window: &Window) -> usize {
     let [rows, bytes] = padded(window);
     // A vector reads up to its last lane, whose column may be far past the last one.
+    // Whole cache lines, so that the planes of two threads share none.
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. The image's bytes are XORed with `flip`. Before the first plane, the caller
-/// fills `scratch` with the padding value. No plane overwrites the padding.
+/// Convolves one plane. Before the first plane, the caller fills `scratch` with the padding value.
+/// No plane overwrites the padding.
 ///
 /// # Panics
 ///
@@ -106,26 +120,28 @@ pub fn plane_len(window: &Window) -> usize {
 pub fn convolve_plane(
     isa: Isa,
     window: &Window,
-    image: (&[u8], u8),
-    taps: &CodeTaps,
-    to: Sums<'_>,
+    image: SourcePlane<'_>,
+    taps: &QuantizedTaps,
+    to: PlaneTarget<'_>,
     scratch: &mut [u8],
 ) {
+    // The padded copy costs little: a plane is read once per tap, from cache.
     place(window, image, scratch);
     let scratch = &*scratch;
-    dispatch_bytes(isa, Plane { window, taps, scratch, to });
+    dispatch_bytes(isa, QuantizedPlane { window, taps, scratch, to });
 }
 
 /// Copies the image into the padded plane.
-fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
+fn place(window: &Window, image: SourcePlane<'_>, scratch: &mut [u8]) {
+    let SourcePlane { bytes: image, flip } = image;
     let [rows, bytes] = padded(window);
     let ([_, height, width], [_, pad_y, pad_x]) = (window.input, window.pad);
     let count = width.min(bytes.saturating_sub(pad_x));
     if count == 0 {
         return;
     }
-    let lines = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
-    for (y, from) in lines.enumerate() {
+    let image_rows = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
+    for (y, from) in image_rows.enumerate() {
         let to = &mut scratch[(pad_y + y) * bytes + pad_x..][..count];
         match flip {
             0 => copy_row(&from[..count], to),
@@ -148,6 +164,7 @@ fn copy_row(from: &[u8], to: &mut [u8]) {
 /// Copies `BYTES` bytes at a time. The last copy may overlap the one before.
 #[inline(always)]
 fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
+    // Overlapping copies need no loop for the rest.
     let last = from.len() - BYTES;
     for at in (0..last).step_by(BYTES) {
         to[at..at + BYTES].copy_from_slice(&from[at..at + BYTES]);
@@ -156,21 +173,21 @@ fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
 }
 
 /// One padded plane.
-struct Plane<'a> {
+struct QuantizedPlane<'a> {
     window: &'a Window,
-    taps: &'a CodeTaps,
+    taps: &'a QuantizedTaps,
     scratch: &'a [u8],
-    to: Sums<'a>,
+    to: PlaneTarget<'a>,
 }
 
-impl ByteOp for Plane<'_> {
+impl ByteOp for QuantizedPlane<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let simd = lanes.base();
         match self.to {
-            Sums::Stored(to) => rows(
+            PlaneTarget::Accumulators(to) => rows(
                 lanes,
                 self.window,
                 self.taps,
@@ -178,7 +195,7 @@ impl ByteOp for Plane<'_> {
                 #[inline(always)]
                 |at, count, sum| lanes.store_i32(to, at, count, sum),
             ),
-            Sums::Codes(to, Requantize { factor, zero, least, greatest }) => {
+            PlaneTarget::Quantized(to, Requantize { factor, zero, least, greatest }) => {
                 let (factor, zero) = (simd.splat(factor), simd.splat_i32(zero));
                 let (least, greatest) = (simd.splat(least), simd.splat(greatest));
                 rows(
@@ -208,10 +225,11 @@ impl ByteOp for Plane<'_> {
 fn rows<L: ByteLanes>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     mut store: impl FnMut(usize, usize, Lanes<L>),
 ) {
+    // 3-by-3 filters without a zero point are by far the most common.
     let is_three = taps.minus_zero == 0 && [window.kernel[1], groups(window)] == [3, 1];
     match (window.stride[2] == 1, is_three) {
         (true, true) => three_taps::<L, 1>(lanes, window, taps, scratch, &mut store),
@@ -227,7 +245,7 @@ fn rows<L: ByteLanes>(
 fn three_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     store: &mut impl FnMut(usize, usize, Lanes<L>),
 ) {
@@ -238,15 +256,14 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
     let term = simd.splat_i32(taps.term);
     for y in 0..height {
         spend(width);
-        let lines =
-            [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
+        let rows = [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
         let whole = width - width % L::Base::LANES;
         for x in (0..whole).step_by(L::Base::LANES) {
-            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, x);
+            let sum = three_rows::<L, STRIDE>(lanes, rows, weights, term, x);
             store(y * width + x, L::Base::LANES, sum);
         }
         if whole < width {
-            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, whole);
+            let sum = three_rows::<L, STRIDE>(lanes, rows, weights, term, whole);
             store(y * width + whole, width - whole, sum);
         }
     }
@@ -254,15 +271,15 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
 
 /// Accumulates the windows from `x` on.
 #[inline(always)]
-fn three_lines<L: ByteLanes, const STRIDE: usize>(
+fn three_rows<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
-    lines: [&[u8]; 3],
+    rows: [&[u8]; 3],
     weights: [Lanes<L>; 3],
     mut sum: Lanes<L>,
     x: usize,
 ) -> Lanes<L> {
-    for line in 0..3 {
-        sum = lanes.dot(sum, lanes.windows::<STRIDE>(lines[line], x * STRIDE), weights[line]);
+    for row in 0..3 {
+        sum = lanes.dot(sum, lanes.windows::<STRIDE>(rows[row], x * STRIDE), weights[row]);
     }
     sum
 }
@@ -272,7 +289,7 @@ fn three_lines<L: ByteLanes, const STRIDE: usize>(
 fn any_taps<L: ByteLanes, const STRIDE: usize>(
     lanes: L,
     window: &Window,
-    taps: &CodeTaps,
+    taps: &QuantizedTaps,
     scratch: &[u8],
     store: &mut impl FnMut(usize, usize, Lanes<L>),
 ) {
@@ -286,10 +303,10 @@ fn any_taps<L: ByteLanes, const STRIDE: usize>(
             let count = (width - x).min(L::Base::LANES);
             let (mut sum, mut whole) = (simd.splat_i32(taps.term), simd.splat_i32(0));
             for tap in 0..window.kernel[1] {
-                let line = (y * window.stride[1] + tap * window.dilation[1]) * pitch;
+                let row = (y * window.stride[1] + tap * window.dilation[1]) * pitch;
                 for group in 0..groups {
                     let [weights, ones] = taps.weights[tap * groups + group];
-                    let bytes = lanes.windows::<STRIDE>(scratch, line + x * STRIDE + 4 * group);
+                    let bytes = lanes.windows::<STRIDE>(scratch, row + x * STRIDE + 4 * group);
                     sum = lanes.dot(sum, bytes, simd.splat_i32(weights));
                     whole = lanes.dot(whole, bytes, simd.splat_i32(ones));
                 }

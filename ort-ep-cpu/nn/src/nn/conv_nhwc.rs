@@ -11,13 +11,13 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
-use super::conv_integer::Scales;
+use super::conv_integer::ConvScales;
 use super::window_of;
-use ort_cpu_conv::pixels::{FilterShape, PixelConv, Requantize, pixel_conv_workspace_len, unsigned_zero};
+use ort_cpu_conv::nhwc::{FilterShape, NhwcConv, Requantize, nhwc_conv_workspace_len, unsigned_zero};
 use ort_cpu_gemm::{Cpu, Window};
-use ort_cpu_kernel::codes::read_floats;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::packed::Packed;
+use ort_cpu_kernel::quantized_convert::read_floats;
 use ort_cpu_kernel::workspace::{refused, take};
 
 cpu_kernels![KernelDef {
@@ -61,7 +61,7 @@ fn filter_shape(weight: &[usize], groups: usize) -> Result<FilterShape> {
     }
 }
 
-struct Pixels {
+struct NhwcKernel {
     attrs: Attributes,
     shape: FilterShape,
     /// The packed filters, followed by the requantization terms if scales and bias are constant.
@@ -99,7 +99,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         // Each run still reads the image's zero point, because padding is filled with it.
         read.filter(|input| *input != X_ZERO).for_each(|input| cx.consume(input));
     }
-    Ok(Box::new(Pixels { attrs: cx.attrs().clone(), shape, packed, is_requantized, signed }))
+    Ok(Box::new(NhwcKernel { attrs: cx.attrs().clone(), shape, packed, is_requantized, signed }))
 }
 
 /// Writes the requantization terms of packed filters.
@@ -113,7 +113,7 @@ fn requantize<'a>(
     let required = |index| input(index).ok_or_else(|| error!(Fail, "input {index} is missing"));
     let bias = input(BIAS).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
     let [x, w, y] = [required(X_SCALE)?, required(W_SCALE)?, required(Y_SCALE)?];
-    let scales = Scales::new([x, w, y], shape.filters)?;
+    let scales = ConvScales::new([x, w, y], shape.filters)?;
     let by = Requantize {
         image_zero: unsigned_zero(zero_of(required(X_ZERO)?)?, signed),
         bias: &bias,
@@ -127,7 +127,7 @@ fn zero_of(view: TensorView<'_>) -> Result<i32> {
     Ok(read_floats(view)?.first().copied().unwrap_or(0.0) as i32)
 }
 
-impl Pixels {
+impl NhwcKernel {
     /// Returns the number of images, and the windows on each.
     fn windows(&self, image: &[usize]) -> Result<(usize, Window)> {
         let [batch, height, width, channels] = *image else {
@@ -144,11 +144,11 @@ impl Pixels {
     }
 }
 
-impl Executable for Pixels {
+impl Executable for NhwcKernel {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let (_, window) = self.windows(shapes.input(0))?;
         let cpu = Cpu::with_threads(shapes.threads);
-        let copy = pixel_conv_workspace_len(cpu, window, self.shape, self.signed).map_err(refused)?;
+        let copy = nhwc_conv_workspace_len(cpu, window, self.shape, self.signed).map_err(refused)?;
         let terms = if self.is_requantized { 0 } else { self.shape.requantization_len(cpu) };
         Ok(terms.saturating_add(copy))
     }
@@ -166,7 +166,7 @@ impl Executable for Pixels {
                 terms
             }
         };
-        let conv = PixelConv {
+        let conv = NhwcConv {
             image: (image.bytes()?, self.signed),
             image_zero: zero_of(cx.input(X_ZERO)?)?,
             batch,

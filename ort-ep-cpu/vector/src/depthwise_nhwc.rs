@@ -42,6 +42,7 @@ impl ChannelBlocks {
     /// Returns the number of channels in whole blocks.
     #[inline]
     pub fn padded(&self) -> usize {
+        // Kernels load whole vectors of terms and factors, also for the last block.
         self.channels.next_multiple_of(self.width())
     }
 
@@ -66,17 +67,26 @@ impl ChannelBlocks {
     /// # Panics
     ///
     /// If a slice is shorter than the shape requires.
-    pub fn pack(&self, codes: &[u8], flip: u8, kernel: [usize; 3], weights: &mut [i32], sums: &mut [i32]) {
+    pub fn pack(
+        &self,
+        quantized: &[u8],
+        flip: u8,
+        kernel: [usize; 3],
+        weights: &mut [i32],
+        sums: &mut [i32],
+    ) {
         let [_, rows, columns] = kernel;
         let (groups, width) = (rows.div_ceil(4), self.width());
         weights.fill(0);
         sums.fill(0);
-        for (channel, filter) in codes.chunks_exact(rows * columns).take(self.channels).enumerate() {
+        for (channel, filter) in quantized.chunks_exact(rows * columns).take(self.channels).enumerate() {
             let (place, block) = (self.place(channel), channel / width);
             for column in 0..columns {
                 for group in 0..groups {
                     let four = [0, 1, 2, 3].map(|at| {
                         let row = 4 * group + at;
+                        // Rows that pad the group have weights of zero, so it does not matter what
+                        // they read.
                         if row < rows { filter[row * columns + column] ^ flip } else { 0 }
                     });
                     let at = ((block * columns + column) * groups + group) * width + place % width;
@@ -90,7 +100,7 @@ impl ChannelBlocks {
 
 /// A convolution of one image.
 #[derive(Clone, Copy, Debug)]
-pub struct DepthwisePixels<'a> {
+pub struct DepthwiseNhwc<'a> {
     /// The geometry of the windows.
     pub window: &'a Window,
     /// How the channels are divided.
@@ -113,7 +123,7 @@ pub struct DepthwisePixels<'a> {
     pub signed: bool,
 }
 
-impl DepthwisePixels<'_> {
+impl DepthwiseNhwc<'_> {
     /// Computes rows of the result, starting with row `first`.
     ///
     /// # Panics
@@ -134,14 +144,14 @@ impl DepthwisePixels<'_> {
 const BAND: usize = 1 << 15;
 
 struct Rows<'a> {
-    conv: &'a DepthwisePixels<'a>,
+    conv: &'a DepthwiseNhwc<'a>,
     first: usize,
     to: &'a mut [u8],
 }
 
 /// One row of the result.
 struct Row<'a> {
-    conv: &'a DepthwisePixels<'a>,
+    conv: &'a DepthwiseNhwc<'a>,
     row: usize,
     to: &'a mut [u8],
 }
@@ -149,7 +159,7 @@ struct Row<'a> {
 /// A row of the image. Outside the image, `step` is 0 and one position of padding stands for the
 /// row.
 #[derive(Clone, Copy)]
-struct Line<'a> {
+struct TapRow<'a> {
     bytes: &'a [u8],
     first: usize,
     step: usize,
@@ -174,6 +184,8 @@ impl ByteOp for Rows<'_> {
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let row_len = self.conv.row_len();
+        // Within a band, each block of channels passes over all rows: its weights stay in
+        // registers, and the band's input stays in cache for the next block.
         let rows_of_band = (BAND / row_len.max(1)).max(1);
         for (band, to) in self.to.chunks_mut(rows_of_band * row_len).enumerate() {
             let first = self.first + band * rows_of_band;
@@ -205,6 +217,8 @@ impl Rows<'_> {
                 factors: at.map(|at| simd.load(conv.factors, at)),
             };
             let (kernel, stride) = (conv.window.kernel, conv.window.stride[2]);
+            // The usual kernels have loops of their own, which load each column once instead of
+            // once per tap.
             let is_three = kernel[2] == 3 && conv.window.dilation[2] == 1 && kernel[1] <= 4;
             // XOR and bounds are left out if they do nothing.
             let is_plain = flip == 0 && conv.is_small;
@@ -247,17 +261,19 @@ fn ints<L: ByteLanes>(lanes: L, from: &[i32], at: usize) -> Lanes<L> {
 impl Row<'_> {
     /// Returns the row of the image that a row of the kernel reads.
     #[inline(always)]
-    fn line<'l>(&self, tap: usize, first: usize, outside: &'l [u8]) -> Line<'l>
+    fn tap_row<'l>(&self, tap: usize, first: usize, outside: &'l [u8]) -> TapRow<'l>
     where
         Self: 'l,
     {
         let (window, channels) = (self.conv.window, self.conv.blocks.channels);
         let y = (self.row * window.stride[1] + tap * window.dilation[1]).checked_sub(window.pad[1]);
         match y.filter(|y| *y < window.input[1] && tap < window.kernel[1]) {
-            Some(y) => {
-                Line { bytes: self.conv.image, first: y * window.input[2] * channels + first, step: channels }
-            }
-            None => Line { bytes: outside, first: 0, step: 0 },
+            Some(y) => TapRow {
+                bytes: self.conv.image,
+                first: y * window.input[2] * channels + first,
+                step: channels,
+            },
+            None => TapRow { bytes: outside, first: 0, step: 0 },
         }
     }
 
@@ -266,21 +282,28 @@ impl Row<'_> {
     fn column<L: ByteLanes, const PLAIN: bool>(
         &self,
         block: &Block<'_, L>,
-        lines: &[Line<'_>; 4],
+        tap_rows: &[TapRow<'_>; 4],
         has_fourth: bool,
         column: usize,
     ) -> [Lanes<L>; 4] {
         let (lanes, window) = (block.lanes, self.conv.window);
         let rows = match column.checked_sub(window.pad[2]).filter(|x| *x < window.input[2]) {
             Some(x) => {
-                let load = |line: &Line<'_>| {
-                    let bytes = lanes.load_bytes(line.bytes, line.first + x * line.step, block.count);
+                let load = |tap_row: &TapRow<'_>| {
+                    let bytes =
+                        lanes.load_bytes(tap_row.bytes, tap_row.first + x * tap_row.step, block.count);
                     if PLAIN { bytes } else { lanes.base().xor_i32(bytes, block.flip) }
                 };
-                let third = load(&lines[2]);
+                let third = load(&tap_rows[2]);
                 // Missing rows have weights of 0, so any bytes will do.
-                [load(&lines[0]), load(&lines[1]), third, if has_fourth { load(&lines[3]) } else { third }]
+                [
+                    load(&tap_rows[0]),
+                    load(&tap_rows[1]),
+                    third,
+                    if has_fourth { load(&tap_rows[3]) } else { third },
+                ]
             }
+            // A column in the padding needs no loads: its value is the same in all rows.
             None => [block.outside; 4],
         };
         lanes.interleave_bytes(rows)
@@ -290,13 +313,13 @@ impl Row<'_> {
     #[inline(always)]
     fn add<L: ByteLanes>(
         lanes: L,
-        sums: [Lanes<L>; 4],
+        accumulators: [Lanes<L>; 4],
         bytes: &[Lanes<L>; 4],
         weights: &[Lanes<L>; 4],
     ) -> [Lanes<L>; 4] {
-        let mut added = sums;
+        let mut added = accumulators;
         for vector in 0..4 {
-            added[vector] = lanes.dot(sums[vector], bytes[vector], weights[vector]);
+            added[vector] = lanes.dot(accumulators[vector], bytes[vector], weights[vector]);
         }
         added
     }
@@ -312,20 +335,22 @@ impl Row<'_> {
         &mut self,
         block: &Block<'_, L>,
         x: usize,
-        sums: [Lanes<L>; 4],
+        accumulators: [Lanes<L>; 4],
     ) {
         let (lanes, simd, conv) = (block.lanes, block.lanes.base(), self.conv);
+        // Only the upper bound is applied here: `pack_interleaved` saturates, but the conversion of
+        // too large a number would yield the least integer.
         let greatest = if conv.signed { 127 - conv.zero } else { 255 - conv.zero };
         let greatest = simd.splat(greatest as f32);
-        let mut codes = sums;
+        let mut quantized = accumulators;
         for vector in 0..4 {
-            let value = simd.mul(simd.to_f32(sums[vector]), block.factors[vector]);
+            let value = simd.mul(simd.to_f32(accumulators[vector]), block.factors[vector]);
             // Values below the range of integers, and NaN, become the least integer.
             let value = if PLAIN { value } else { simd.min_or_second(greatest, value) };
-            codes[vector] = simd.to_i32(value);
+            quantized[vector] = simd.to_i32(value);
         }
-        let codes = lanes.pack_interleaved(codes, conv.zero, conv.signed);
-        lanes.store_bytes(self.to, x * conv.blocks.channels + block.first, block.count, codes);
+        let quantized = lanes.pack_interleaved(quantized, conv.zero, conv.signed);
+        lanes.store_bytes(self.to, x * conv.blocks.channels + block.first, block.count, quantized);
     }
 
     /// Handles kernels three wide at stride 1: a window's last two columns are the next one's
@@ -333,17 +358,18 @@ impl Row<'_> {
     #[inline(always)]
     fn slide<L: ByteLanes>(&mut self, block: &Block<'_, L>, weights: &[[Lanes<L>; 4]; 3]) {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
-        let lines = [0, 1, 2, 3].map(|tap| self.line(tap, block.first, &outside));
+        let tap_rows = [0, 1, 2, 3].map(|tap| self.tap_row(tap, block.first, &outside));
         let has_fourth = self.conv.window.kernel[1] == 4;
         let lanes = block.lanes;
-        let mut first = self.column::<L, true>(block, &lines, has_fourth, 0);
-        let mut second = self.column::<L, true>(block, &lines, has_fourth, 1);
+        let mut first = self.column::<L, true>(block, &tap_rows, has_fourth, 0);
+        let mut second = self.column::<L, true>(block, &tap_rows, has_fourth, 1);
         for x in 0..self.conv.window.output[2] {
-            let third = self.column::<L, true>(block, &lines, has_fourth, x + 2);
-            let sums = Self::add(lanes, block.terms, &first, &weights[0]);
-            let sums = Self::add(lanes, sums, &second, &weights[1]);
-            let sums = Self::add(lanes, sums, &third, &weights[2]);
-            self.store::<L, true>(block, x, sums);
+            let third = self.column::<L, true>(block, &tap_rows, has_fourth, x + 2);
+            let accumulators = Self::add(lanes, block.terms, &first, &weights[0]);
+            let accumulators = Self::add(lanes, accumulators, &second, &weights[1]);
+            let accumulators = Self::add(lanes, accumulators, &third, &weights[2]);
+            self.store::<L, true>(block, x, accumulators);
+            // The columns move along in registers, so each is loaded and interleaved once.
             (first, second) = (second, third);
         }
     }
@@ -352,17 +378,17 @@ impl Row<'_> {
     #[inline(always)]
     fn slide_by_two<L: ByteLanes>(&mut self, block: &Block<'_, L>, weights: &[[Lanes<L>; 4]; 3]) {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
-        let lines = [0, 1, 2, 3].map(|tap| self.line(tap, block.first, &outside));
+        let tap_rows = [0, 1, 2, 3].map(|tap| self.tap_row(tap, block.first, &outside));
         let has_fourth = self.conv.window.kernel[1] == 4;
         let lanes = block.lanes;
-        let mut first = self.column::<L, true>(block, &lines, has_fourth, 0);
+        let mut first = self.column::<L, true>(block, &tap_rows, has_fourth, 0);
         for x in 0..self.conv.window.output[2] {
-            let second = self.column::<L, true>(block, &lines, has_fourth, 2 * x + 1);
-            let third = self.column::<L, true>(block, &lines, has_fourth, 2 * x + 2);
-            let sums = Self::add(lanes, block.terms, &first, &weights[0]);
-            let sums = Self::add(lanes, sums, &second, &weights[1]);
-            let sums = Self::add(lanes, sums, &third, &weights[2]);
-            self.store::<L, true>(block, x, sums);
+            let second = self.column::<L, true>(block, &tap_rows, has_fourth, 2 * x + 1);
+            let third = self.column::<L, true>(block, &tap_rows, has_fourth, 2 * x + 2);
+            let accumulators = Self::add(lanes, block.terms, &first, &weights[0]);
+            let accumulators = Self::add(lanes, accumulators, &second, &weights[1]);
+            let accumulators = Self::add(lanes, accumulators, &third, &weights[2]);
+            self.store::<L, true>(block, x, accumulators);
             first = third;
         }
     }
@@ -373,18 +399,18 @@ impl Row<'_> {
         let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
         let (window, groups) = (self.conv.window, self.conv.window.kernel[1].div_ceil(4));
         for x in 0..window.output[2] {
-            let mut sums = block.terms;
+            let mut accumulators = block.terms;
             for group in 0..groups {
-                let lines = [0, 1, 2, 3].map(|tap| self.line(4 * group + tap, block.first, &outside));
+                let tap_rows = [0, 1, 2, 3].map(|tap| self.tap_row(4 * group + tap, block.first, &outside));
                 let has_fourth = 4 * group + 3 < window.kernel[1];
                 for tap in 0..window.kernel[2] {
                     let column = x * window.stride[2] + tap * window.dilation[2];
-                    let bytes = self.column::<L, PLAIN>(block, &lines, has_fourth, column);
+                    let bytes = self.column::<L, PLAIN>(block, &tap_rows, has_fourth, column);
                     let weights = Self::weights(block, tap * groups + group);
-                    sums = Self::add(block.lanes, sums, &bytes, &weights);
+                    accumulators = Self::add(block.lanes, accumulators, &bytes, &weights);
                 }
             }
-            self.store::<L, PLAIN>(block, x, sums);
+            self.store::<L, PLAIN>(block, x, accumulators);
         }
     }
 }

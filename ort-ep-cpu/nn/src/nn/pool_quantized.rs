@@ -13,9 +13,9 @@ use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
 use smallvec::SmallVec;
 
-use super::pool::windows_of_pool;
-use ort_cpu_kernel::code::{Code, scale, zero};
+use super::pool_windows::windows_of_pool;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_byte::{QuantizedByte, scale, zero};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_threads::interrupt::{self, PIECE, pieces_mut, spend, spending};
@@ -65,7 +65,7 @@ struct Images<'a> {
 
 /// Scales and zero points of the input (`x`) and the output (`y`).
 #[derive(Clone, Copy)]
-struct Scales {
+struct PoolScales {
     x: f32,
     x_zero: f32,
     y: f32,
@@ -90,6 +90,7 @@ impl Average {
     fn axes(&self, images: &Images<'_>) -> Result<Option<Vec<WindowAxis>>> {
         let Some(windows) = &self.windows else { return Ok(None) };
         let axes = windows.on(images.places)?;
+        // Pooling with one window over the image is global pooling under another name.
         let is_whole = axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0, 0]);
         Ok((!is_whole).then_some(axes))
     }
@@ -100,8 +101,8 @@ impl Average {
         spending(4, 0..axis.output).map(|at| count(at) as f32).collect()
     }
 
-    fn run_codes<T: Code>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let scales = Scales {
+    fn run_quantized<T: QuantizedByte>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let scales = PoolScales {
             x: scale(cx, 1)?,
             x_zero: zero::<T>(cx, 2)?,
             y: scale(cx, 3)?,
@@ -111,14 +112,14 @@ impl Average {
         let sums = scratch::<f32>(cx.workspace()?)?;
         let image = cx.input(0)?;
         let images = self.images(image.shape())?;
-        let codes = image.as_slice::<T>()?;
+        let quantized = image.as_slice::<T>()?;
         let result = cx.output(0)?.as_mut_slice::<T>()?;
         if result.is_empty() {
             return Ok(());
         }
         let axes = self.axes(&images)?;
         let Some((last, leading)) = axes.as_deref().and_then(<[_]>::split_last) else {
-            means(isa, threads, (codes, &images), result, scales);
+            means(isa, threads, (quantized, &images), result, scales);
             return Ok(());
         };
         let (inner, include_pad, counts) = (images.inner, self.include_pad, self.counts(last));
@@ -128,7 +129,7 @@ impl Average {
         let per_image: usize = images.places.iter().product::<usize>() * images.inner;
         let rows_per_image: usize = leading.iter().map(|axis| axis.output).product();
         for_each_unit(threads, (result, row), sums, |unit, to, sums| {
-            let image = &codes[unit / rows_per_image * per_image..][..per_image];
+            let image = &quantized[unit / rows_per_image * per_image..][..per_image];
             dispatch(isa, OneRow { rows: &rows, at: unit % rows_per_image, image, sums, to });
         });
         Ok(())
@@ -149,7 +150,7 @@ impl Executable for Average {
         let dtype = self.dtype;
         for_each_type!(
             dtype in [U8, I8],
-            T => self.run_codes::<T>(cx),
+            T => self.run_quantized::<T>(cx),
             else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
         )
     }
@@ -164,7 +165,7 @@ struct Rows<'a> {
     include_pad: bool,
     /// How many places of each window count along the last axis.
     counts: Vec<f32>,
-    scales: Scales,
+    scales: PoolScales,
 }
 
 /// Returns the places of the image that a window covers along an axis.
@@ -202,9 +203,9 @@ impl Rows<'_> {
 
     /// Adds the dequantized values of an image row to the sums of the windows.
     #[inline(always)]
-    fn add<T: Code>(&self, row: &[T], sums: &mut [f32]) {
+    fn add<T: QuantizedByte>(&self, row: &[T], sums: &mut [f32]) {
         let (axis, inner) = (self.last, self.inner);
-        let Scales { x, x_zero, .. } = self.scales;
+        let PoolScales { x, x_zero, .. } = self.scales;
         if axis.kernel > NARROW || inner > 1 {
             // A block makes about `PIECE` additions, which bounds the time between two calls of
             // `spend`.
@@ -212,9 +213,9 @@ impl Rows<'_> {
             for (block, sums) in sums.chunks_mut(at_once * inner).enumerate() {
                 spend(sums.len() * axis.kernel / 4);
                 for (at, sums) in (block * at_once..).zip(sums.chunks_exact_mut(inner)) {
-                    for codes in covered(axis, at).map(|place| &row[place * inner..][..inner]) {
-                        for (sum, code) in sums.iter_mut().zip(codes) {
-                            *sum += (code.number() - x_zero) * x;
+                    for quantized in covered(axis, at).map(|place| &row[place * inner..][..inner]) {
+                        for (sum, value) in sums.iter_mut().zip(quantized) {
+                            *sum += (value.number() - x_zero) * x;
                         }
                     }
                 }
@@ -230,13 +231,14 @@ impl Rows<'_> {
             for (piece, sums) in sums.chunks_mut(PIECE).enumerate() {
                 spend(sums.len() / 4);
                 let row = row.get(piece * PIECE * axis.stride..).unwrap_or(&[]);
+                // A constant stride of 1 vectorizes; `step_by` does not.
                 if axis.stride == 1 {
-                    for (sum, code) in sums.iter_mut().zip(row) {
-                        *sum += (code.number() - x_zero) * x;
+                    for (sum, value) in sums.iter_mut().zip(row) {
+                        *sum += (value.number() - x_zero) * x;
                     }
                 } else {
-                    for (sum, code) in sums.iter_mut().zip(row.iter().step_by(axis.stride)) {
-                        *sum += (code.number() - x_zero) * x;
+                    for (sum, value) in sums.iter_mut().zip(row.iter().step_by(axis.stride)) {
+                        *sum += (value.number() - x_zero) * x;
                     }
                 }
             }
@@ -245,22 +247,22 @@ impl Rows<'_> {
 
     /// Quantizes the averages of a row of windows; `leading` places count along the leading axes.
     #[inline(always)]
-    fn finish<T: Code>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
-        let Scales { y, y_zero, .. } = self.scales;
-        let code =
+    fn finish<T: QuantizedByte>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
+        let PoolScales { y, y_zero, .. } = self.scales;
+        let quantize =
             |sum: f32, count: f32| T::nearest((sum / (leading * count) / y).round_ties_even() + y_zero);
         if self.inner == 1 {
             let pieces = pieces_mut(to).zip(sums.chunks(PIECE)).zip(self.counts.chunks(PIECE));
             for ((to, sums), counts) in pieces {
                 for ((to, sum), count) in to.iter_mut().zip(sums).zip(counts) {
-                    *to = code(*sum, *count);
+                    *to = quantize(*sum, *count);
                 }
             }
             return;
         }
         let windows = to.chunks_exact_mut(self.inner).zip(sums.chunks_exact(self.inner));
         for ((to, sums), count) in spending(self.inner, windows.zip(&self.counts)) {
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum, *count));
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = quantize(*sum, *count));
         }
     }
 }
@@ -274,7 +276,7 @@ struct OneRow<'a, T> {
     to: &'a mut [T],
 }
 
-impl<T: Code> SimdOp for OneRow<'_, T> {
+impl<T: QuantizedByte> SimdOp for OneRow<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -286,6 +288,7 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
         for row in &image_rows {
             rows.add(&self.image[row * width..][..width], sums);
         }
+        // Windows that reach into the padding divide by the places that they cover, or by all.
         let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
         rows.finish(leading as f32, sums, self.to);
     }
@@ -299,77 +302,82 @@ const BLOCK: usize = 64;
 const PLACES: usize = 1 << 8;
 
 /// Quantizes the means of whole images. The sums are integers, so they are exact.
-fn means<T: Code>(
+fn means<T: QuantizedByte>(
     isa: Isa,
     threads: usize,
-    (codes, images): (&[T], &Images<'_>),
+    (quantized, images): (&[T], &Images<'_>),
     result: &mut [T],
-    scales: Scales,
+    scales: PoolScales,
 ) {
     let count: usize = images.places.iter().product();
+    // One multiplication per channel requantizes and divides by the count.
     let ratio = scales.x / (scales.y * count as f32);
     // The zero points are subtracted at once from the integer sum.
     let zeros = scales.x_zero as i64 * count as i64;
-    let code = |sum: i64| T::nearest(((sum - zeros) as f32 * ratio).round_ties_even() + scales.y_zero);
+    let quantize = |sum: i64| T::nearest(((sum - zeros) as f32 * ratio).round_ties_even() + scales.y_zero);
     if images.inner == 1 {
         // The number of images that make up a task.
         let many = (TASK / count.max(1)).max(1);
         for_each_chunk_mut(threads, result, many, |chunk, to| {
             for (at, to) in to.iter_mut().enumerate() {
-                let codes = &codes[(chunk * many + at) * count..][..count];
-                *to = code(dispatch(isa, Sum { codes }));
+                let quantized = &quantized[(chunk * many + at) * count..][..count];
+                *to = quantize(dispatch(isa, Sum { quantized }));
             }
         });
         return;
     }
     let size = count * images.inner;
     for (image, to) in result.chunks_mut(images.inner).enumerate() {
-        let codes = &codes[image * size..][..size];
+        let quantized = &quantized[image * size..][..size];
         for_each_chunk_mut(threads, to, BLOCK, |block, to| {
+            // 64 bits: an image may have more places than 32-bit sums of bytes allow.
             let mut sums = [0_i64; BLOCK];
             let sums = &mut sums[..to.len()];
-            dispatch(isa, SumBlock { codes, inner: images.inner, first: block * BLOCK, sums });
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum));
+            dispatch(isa, SumBlock { quantized, inner: images.inner, first: block * BLOCK, sums });
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = quantize(*sum));
         });
     }
 }
 
 /// Sums adjacent quantized values.
 struct Sum<'a, T> {
-    codes: &'a [T],
+    quantized: &'a [T],
 }
 
-impl<T: Code> SimdOp for Sum<'_, T> {
+impl<T: QuantizedByte> SimdOp for Sum<'_, T> {
     type Output = i64;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> i64 {
         // The sum of this many values fits in 32 bits.
         const MANY: usize = 1 << 16;
-        let sum = |codes: &[T]| codes.iter().map(|code| code.integer()).sum::<i32>();
-        let chunks = self.codes.chunks(MANY).inspect(|codes| spend(codes.len() / 4));
-        chunks.map(|codes| i64::from(sum(codes))).sum()
+        let sum = |quantized: &[T]| quantized.iter().map(|value| value.integer()).sum::<i32>();
+        let chunks = self.quantized.chunks(MANY).inspect(|quantized| spend(quantized.len() / 4));
+        chunks.map(|quantized| i64::from(sum(quantized))).sum()
     }
 }
 
 /// Sums a block of channels over all places.
 struct SumBlock<'a, T> {
-    codes: &'a [T],
+    quantized: &'a [T],
     inner: usize,
     first: usize,
     sums: &'a mut [i64],
 }
 
-impl<T: Code> SimdOp for SumBlock<'_, T> {
+impl<T: QuantizedByte> SimdOp for SumBlock<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for places in self.codes.chunks(PLACES * self.inner) {
+        for places in self.quantized.chunks(PLACES * self.inner) {
             spend(PLACES * self.sums.len());
             for place in places.chunks_exact(self.inner) {
-                let codes = place.iter().skip(self.first);
-                self.sums.iter_mut().zip(codes).for_each(|(sum, code)| *sum += i64::from(code.integer()));
+                let quantized = place.iter().skip(self.first);
+                self.sums
+                    .iter_mut()
+                    .zip(quantized)
+                    .for_each(|(sum, value)| *sum += i64::from(value.integer()));
             }
         }
     }

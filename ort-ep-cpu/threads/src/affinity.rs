@@ -31,7 +31,7 @@ mod linux {
 
     /// The affinity state of the workers.
     #[derive(Debug)]
-    pub(crate) struct Processors {
+    pub(crate) struct Affinity {
         workers: Mutex<Workers>,
         /// The core that workers keep off.
         avoided: AtomicUsize,
@@ -45,10 +45,10 @@ mod linux {
         changed: Option<Instant>,
     }
 
-    impl Processors {
-        pub(crate) fn new() -> Processors {
+    impl Affinity {
+        pub(crate) fn new() -> Affinity {
             let workers = Workers { threads: Vec::new(), process: std::process::id(), changed: None };
-            Processors { workers: Mutex::new(workers), avoided: AtomicUsize::new(NONE) }
+            Affinity { workers: Mutex::new(workers), avoided: AtomicUsize::new(NONE) }
         }
 
         /// Registers the calling thread as a worker.
@@ -125,7 +125,7 @@ mod linux {
             let all = sched_getaffinity(None).expect("an affinity");
             let allowed: Vec<usize> =
                 (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor)).collect();
-            let processors = Processors::new();
+            let processors = Affinity::new();
             let (tell, told) = channel();
             let (end, ended) = channel::<()>();
             let processors = &processors;
@@ -159,17 +159,17 @@ mod linux {
 }
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::Processors;
+pub(crate) use linux::Affinity;
 
 /// Affinity state on other systems, which place threads themselves.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
-pub(crate) struct Processors;
+pub(crate) struct Affinity;
 
 #[cfg(not(target_os = "linux"))]
-impl Processors {
-    pub(crate) fn new() -> Processors {
-        Processors
+impl Affinity {
+    pub(crate) fn new() -> Affinity {
+        Affinity
     }
 
     pub(crate) fn add_this_worker(&self) {}

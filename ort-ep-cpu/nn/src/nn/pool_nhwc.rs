@@ -6,9 +6,9 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
 
-use super::pool::windows_of_pool;
-use ort_cpu_kernel::code::Code;
+use super::pool_windows::windows_of_pool;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_byte::QuantizedByte;
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::simd::{Isa, Simd, SimdOp, dispatch};
@@ -32,7 +32,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     )
 }
 
-fn run<T: Code + Ord>(cx: &mut RunCx<'_>, windows: &Windows) -> Result<()> {
+fn run<T: QuantizedByte + Ord>(cx: &mut RunCx<'_>, windows: &Windows) -> Result<()> {
     let (isa, threads, image) = (Isa::current(), cx.threads(), cx.input(0)?);
     let [_, height, width, channels] = *image.shape() else {
         return Err(error!(InvalidArgument, "an image of shape {:?}", image.shape()));
@@ -70,7 +70,7 @@ struct Row<'a, T> {
     to: &'a mut [T],
 }
 
-impl<T: Code + Ord> SimdOp for Row<'_, T> {
+impl<T: QuantizedByte + Ord> SimdOp for Row<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,10 +1,10 @@
 //! A stub of worker affinity, which affects no result.
 
-pub(crate) struct Processors;
+pub(crate) struct Affinity;
 
-impl Processors {
-    pub(crate) fn new() -> Processors {
-        Processors
+impl Affinity {
+    pub(crate) fn new() -> Affinity {
+        Affinity
     }
 
     pub(crate) fn add_this_worker(&self) {}

@@ -1,12 +1,12 @@
 //! Tests of quantized NHWC convolution against sums in `i64`, on every instruction set.
 
-use super::bytes_tests::{Case, PLAIN, codes, expect_codes};
-use super::pixels::{FilterShape, PixelConv, Requantize, pixel_conv_workspace_len, unsigned_zero};
+use super::bytes_tests::{Case, PLAIN, Quantized, expect_quantized, random_bytes};
+use super::nhwc::{FilterShape, NhwcConv, Requantize, nhwc_conv_workspace_len, unsigned_zero};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_vector::simd::Isa;
 
 /// Converts NCHW to NHWC: `[batch, channels, places]` becomes `[batch, places, channels]`.
-fn pixels<T: Copy>(planes: &[T], channels: usize, places: usize) -> Vec<T> {
+fn channels_last<T: Copy>(planes: &[T], channels: usize, places: usize) -> Vec<T> {
     let image = channels * places;
     let place = |at: usize| at / image * image + at % channels * places + at % image / channels;
     (0..planes.len()).map(|at| planes[place(at)]).collect()
@@ -15,14 +15,15 @@ fn pixels<T: Copy>(planes: &[T], channels: usize, places: usize) -> Vec<T> {
 fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
     let ([batch, groups, channels, of_group], window) = (case.counts, case.window());
     let (filters, positions) = (groups * of_group, window.kernel_len());
-    let image = codes(batch * groups * channels * window.input_len(), 5);
-    let weights = codes(filters * channels * positions, 99);
+    let image = random_bytes(batch * groups * channels * window.input_len(), 5);
+    let weights = random_bytes(filters * channels * positions, 99);
     let bias: Vec<i32> = (0..filters as i32).map(|filter| filter * 1001 - 700).collect();
     let filter_zero = [if signed[1] { 0 } else { 128 }];
-    let sums =
-        case.sums((&image, signed[0], i64::from(image_zero)), (&weights, signed[1], &filter_zero), &bias);
-    let sums = pixels(&sums, filters, window.output_len());
-    let image = pixels(&image, groups * channels, window.input_len());
+    let of_image = Quantized { values: &image, signed: signed[0], zeros: &[image_zero] };
+    let of_filters = Quantized { values: &weights, signed: signed[1], zeros: &filter_zero };
+    let sums = case.sums(of_image, of_filters, &bias);
+    let sums = channels_last(&sums, filters, window.output_len());
+    let image = channels_last(&image, groups * channels, window.input_len());
     let shape = FilterShape { filters, channels, groups, kernel: window.kernel };
     for isa in Isa::available() {
         for threads in [1, 2] {
@@ -31,7 +32,7 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
             let mut packed = vec![0x5A5A_5A5A_u32; shape.packed_len(cpu).div_ceil(4)];
             let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
             shape.pack(cpu, (&weights, !signed[1]), packed).unwrap();
-            let len = pixel_conv_workspace_len(cpu, window, shape, signed[0]).unwrap();
+            let len = nhwc_conv_workspace_len(cpu, window, shape, signed[0]).unwrap();
             let mut workspace = vec![0xA5A5_A5A5_u32; len.div_ceil(4)];
             let workspace: &mut [u8] = bytemuck::cast_slice_mut(&mut workspace);
             let factor = |filter: usize| factor / (1 + filter) as f32;
@@ -41,7 +42,7 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
                 Requantize { image_zero: unsigned_zero(image_zero, signed[0]), bias: &bias, factor: &factor };
             shape.requantize(cpu, packed, &by, terms).unwrap();
             for (zero, of_result) in [(7, false), (0, false), (-3, true)] {
-                let conv = PixelConv {
+                let conv = NhwcConv {
                     image: (&image, signed[0]),
                     image_zero,
                     batch,
@@ -54,7 +55,7 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
                 };
                 let mut found = vec![1; sums.len()];
                 conv.run(cpu, &mut found, workspace).unwrap();
-                expect_codes(&found, (&sums, |at: usize| factor(at % filters)), (zero, of_result), &what);
+                expect_quantized(&found, (&sums, |at: usize| factor(at % filters)), (zero, of_result), &what);
             }
         }
     }

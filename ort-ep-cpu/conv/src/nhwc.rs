@@ -1,16 +1,16 @@
 //! Quantized NHWC convolution, the layout that the next quantized convolution reads fastest.
 //!
-//! Filters are the columns of a GEMM and windows its rows; see [`PixelWindows`]. In a depthwise
+//! Filters are the columns of a GEMM and windows its rows; see [`NhwcWindows`]. In a depthwise
 //! convolution, a filter is applied directly to its windows. Filters must be constant and have no
 //! zero points here.
 
 use ort_cpu_gemm::integer::{
-    Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, are_small, pack_filters_last,
-    packed_right_len,
+    Factors, IntegerGemm, NhwcWindows, PackedBytes, Target, Terms, are_small, pack_filters_last,
+    packed_rhs_len,
 };
 use ort_cpu_gemm::{Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
-use ort_cpu_vector::depthwise_pixels::{ChannelBlocks, DepthwisePixels};
+use ort_cpu_vector::depthwise_nhwc::{ChannelBlocks, DepthwiseNhwc};
 
 /// Quantized results that are worth a thread.
 const GRAIN: usize = 1 << 14;
@@ -52,6 +52,8 @@ impl FilterShape {
     fn padded(&self, cpu: Cpu) -> usize {
         match self.is_depthwise() {
             true => ChannelBlocks::new(cpu.isa, self.filters).padded(),
+            // A multiple of every kernel's panel width, so that the length does not depend on the
+            // instruction set.
             false => self.filters.next_multiple_of(64),
         }
     }
@@ -63,7 +65,7 @@ impl FilterShape {
                 let blocks = ChannelBlocks::new(cpu.isa, self.filters);
                 blocks.weights_len(self.kernel).saturating_add(blocks.padded()).saturating_mul(4)
             }
-            false => packed_right_len(cpu, self.steps(), self.filters),
+            false => packed_rhs_len(cpu, self.steps(), self.filters),
         }
     }
 
@@ -75,15 +77,16 @@ impl FilterShape {
     pub fn pack(
         &self,
         cpu: Cpu,
-        (codes, unsigned): (&[u8], bool),
+        (values, unsigned): (&[u8], bool),
         packed: &mut [u8],
     ) -> Result<(), GemmError> {
         if !self.is_depthwise() {
+            // In NHWC, pixels are rows and filters are columns, so the weights are the packed B.
             let shape = [self.filters, self.channels, self.positions()];
-            return pack_filters_last(cpu, (codes, unsigned), shape, packed);
+            return pack_filters_last(cpu, (values, unsigned), shape, packed);
         }
         let blocks = ChannelBlocks::new(cpu.isa, self.filters);
-        let (needed, len) = (self.filters.saturating_mul(self.positions()), codes.len());
+        let (needed, len) = (self.filters.saturating_mul(self.positions()), values.len());
         if len < needed || self.positions() == 0 {
             return Err(GemmError::TooShort { what: "filters", needed, len });
         }
@@ -93,7 +96,9 @@ impl FilterShape {
         let packed =
             packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
         let (weights, sums) = packed.split_at_mut(weights);
-        blocks.pack(codes, if unsigned { 0x80 } else { 0 }, self.kernel, weights, sums);
+        // The shift turns unsigned weights into signed ones, as the kernels multiply them. The zero
+        // point of such weights is 128, so it becomes 0.
+        blocks.pack(values, if unsigned { 0x80 } else { 0 }, self.kernel, weights, sums);
         Ok(())
     }
 
@@ -124,6 +129,7 @@ impl FilterShape {
             to.get_mut(..needed).ok_or(GemmError::TooShort { what: "terms and factors", needed, len })?;
         // Kernels read whole tiles, including the padding.
         to.fill(0);
+        // Terms and factors share one buffer, because a kernel keeps them as one packed constant.
         let (terms, factors) = ints_mut(to)?.split_at_mut(padded);
         let factors: &mut [f32] = bytemuck::cast_slice_mut(factors);
         let mut write = |filter: usize, place: usize, sum: i32| {
@@ -162,7 +168,7 @@ impl FilterShape {
         let packed = packed.get(..needed);
         let packed = packed.ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
         let packed: &[i32] = bytemuck::try_cast_slice(packed)
-            .map_err(|_| GemmError::Shape("memory of a convolution of codes is not aligned"))?;
+            .map_err(|_| GemmError::Shape("memory of a quantized convolution is not aligned"))?;
         Ok(packed.split_at(weights))
     }
 }
@@ -185,12 +191,12 @@ pub fn unsigned_zero(zero: i32, signed: bool) -> i32 {
 fn ints_mut(bytes: &mut [u8]) -> Result<&mut [i32], GemmError> {
     let count = bytes.len() / 4 * 4;
     bytemuck::try_cast_slice_mut(&mut bytes[..count])
-        .map_err(|_| GemmError::Shape("memory of a convolution of codes is not aligned"))
+        .map_err(|_| GemmError::Shape("memory of a quantized convolution is not aligned"))
 }
 
 /// A quantized NHWC convolution.
 #[derive(Clone, Copy, Debug)]
-pub struct PixelConv<'a> {
+pub struct NhwcConv<'a> {
     /// All pixels of all images, and whether the values are signed.
     pub image: (&'a [u8], bool),
     /// The zero point of the image.
@@ -216,7 +222,7 @@ pub struct PixelConv<'a> {
 /// # Errors
 ///
 /// If sizes overflow.
-pub fn pixel_conv_workspace_len(
+pub fn nhwc_conv_workspace_len(
     cpu: Cpu,
     window: Window,
     shape: FilterShape,
@@ -224,24 +230,24 @@ pub fn pixel_conv_workspace_len(
 ) -> Result<usize, GemmError> {
     match shape.is_depthwise() {
         true => Ok(0),
-        false => Ok(PixelWindows::new(cpu, window, (shape.channels, signed), shape.filters)?.copy_len()),
+        false => Ok(NhwcWindows::new(cpu, window, (shape.channels, signed), shape.filters)?.copy_len()),
     }
 }
 
-impl PixelConv<'_> {
+impl NhwcConv<'_> {
     /// Computes all images.
     ///
     /// # Errors
     ///
     /// If shapes do not match or a slice is too short.
-    pub fn run(&self, cpu: Cpu, codes: &mut [u8], workspace: &mut [u8]) -> Result<(), GemmError> {
+    pub fn run(&self, cpu: Cpu, values: &mut [u8], workspace: &mut [u8]) -> Result<(), GemmError> {
         let (shape, window) = (self.shape, self.window);
         let image = shape.groups * shape.channels * window.input_len();
         let result = shape.filters * window.output_len();
         let shapes_fit = shape.fits()
             && shape.kernel == window.kernel
             && self.image.0.len() >= self.batch * image
-            && codes.len() >= self.batch * result;
+            && values.len() >= self.batch * result;
         if !shapes_fit {
             return Err(GemmError::Shape("the operands of a quantized convolution do not match"));
         }
@@ -256,34 +262,37 @@ impl PixelConv<'_> {
         let (terms, factors) = terms.split_at(terms.len() / 2);
         let of_filters = (terms, bytemuck::cast_slice(factors));
         match shape.is_depthwise() {
-            true => self.run_depthwise(cpu, of_filters, (image, result), codes),
-            false => self.run_products(cpu, of_filters, (image, result), (codes, workspace)),
+            true => self.run_depthwise(cpu, of_filters, [image, result], values),
+            false => self.run_gemms(cpu, of_filters, [image, result], values, workspace),
         }
     }
 
-    fn run_products(
+    fn run_gemms(
         &self,
         cpu: Cpu,
         (terms, factors): (&[i32], &[f32]),
-        (image_len, result_len): (usize, usize),
-        (codes, copy): (&mut [u8], &mut [u8]),
+        [image_len, result_len]: [usize; 2],
+        values: &mut [u8],
+        copy: &mut [u8],
     ) -> Result<(), GemmError> {
         let (shape, signed) = (self.shape, self.image.1);
         let filters = shape.columns(cpu, self.filters)?;
-        let windows = PixelWindows::new(cpu, self.window, (shape.channels, signed), shape.filters)?;
+        let windows = NhwcWindows::new(cpu, self.window, (shape.channels, signed), shape.filters)?;
+        // The padding must count as zero, so it is the image's zero point after the same shift as
+        // the image's bytes.
         let of_image = [if signed { 0x80 } else { 0 }, unsigned_zero(self.image_zero, signed) as u8];
         let images = self.image.0.chunks_exact(image_len);
-        for (image, codes) in images.zip(codes.chunks_exact_mut(result_len)).take(self.batch) {
+        for (image, values) in images.zip(values.chunks_exact_mut(result_len)).take(self.batch) {
             let gemm = IntegerGemm {
-                left: windows.rows(cpu, image, of_image, copy)?,
-                right: windows.columns(&filters),
-                signed_left: false,
+                lhs: windows.rows(cpu, image, of_image, copy)?,
+                rhs: windows.columns(&filters),
+                signed_lhs: false,
                 terms: Terms { columns: terms, ..Terms::default() },
-                line: [shape.filters; 2],
+                strip: [shape.filters; 2],
                 row_stride: shape.filters,
             };
             let (zero, signed) = (self.zero, self.signed);
-            gemm.run(cpu, Target::Codes { codes, factors: Factors::Columns(factors), zero, signed })?;
+            gemm.run(cpu, Target::Quantized { values, factors: Factors::Columns(factors), zero, signed })?;
         }
         Ok(())
     }
@@ -292,15 +301,17 @@ impl PixelConv<'_> {
         &self,
         cpu: Cpu,
         (terms, factors): (&[i32], &[f32]),
-        (image_len, result_len): (usize, usize),
-        codes: &mut [u8],
+        [image_len, result_len]: [usize; 2],
+        values: &mut [u8],
     ) -> Result<(), GemmError> {
         let blocks = ChannelBlocks::new(cpu.isa, self.shape.filters);
         let (weights, _) = self.shape.depthwise(blocks, self.filters)?;
+        // Known once for all rows: factors below 1 need no saturation before the conversion to
+        // integers.
         let is_small = are_small(factors);
         let images = self.image.0.chunks_exact(image_len);
-        for (image, codes) in images.zip(codes.chunks_exact_mut(result_len)).take(self.batch) {
-            let conv = DepthwisePixels {
+        for (image, values) in images.zip(values.chunks_exact_mut(result_len)).take(self.batch) {
+            let conv = DepthwiseNhwc {
                 window: &self.window,
                 blocks,
                 image,
@@ -313,7 +324,7 @@ impl PixelConv<'_> {
                 signed: self.signed,
             };
             let row = conv.row_len();
-            for_each_row_chunk_mut(cpu.threads, codes, row, GRAIN.div_ceil(row), |first, rows| {
+            for_each_row_chunk_mut(cpu.threads, values, row, GRAIN.div_ceil(row), |first, rows| {
                 conv.rows(cpu.isa, first, rows);
             });
         }

@@ -8,7 +8,7 @@ use ort_cpu_threads::interrupt::spend;
 
 /// The sizes of a batch of matmuls.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Product {
+pub(crate) struct MatmulBatch {
     /// The number of matmuls.
     pub(crate) count: usize,
     /// Rows, columns, and k (the reduction axis).
@@ -19,31 +19,32 @@ pub(crate) struct Product {
     strides: [Shape; 2],
 }
 
-impl Product {
+impl MatmulBatch {
     /// Returns the matmuls of `a` and `b`, as in `numpy.matmul`. If the right side is a single
     /// matrix, all rows on the left form one matmul.
-    pub(crate) fn new(a: &[usize], b: &[usize]) -> Result<Product> {
-        Product::of(a, b, true)
+    pub(crate) fn new(a: &[usize], b: &[usize]) -> Result<MatmulBatch> {
+        MatmulBatch::of(a, b, true)
     }
 
     /// Like [`new`](Self::new). Unless `by_rows`, matrices on the left are not row-major, so each
     /// needs a matmul of its own.
-    pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<Product> {
-        let (left, right) = (matrix(a, true)?, matrix(b, false)?);
-        let ([rows, k], [steps, columns]) = (left.1, right.1);
+    pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<MatmulBatch> {
+        let (lhs, rhs) = (matrix(a, true)?, matrix(b, false)?);
+        let ([rows, k], [steps, columns]) = (lhs.1, rhs.1);
         ensure!(k == steps, InvalidArgument, "the inner sizes of the matrix product differ: {a:?} and {b:?}");
         // All batch dimensions on the right are 1, so the rows on the left can be flattened.
-        if by_rows && right.0.iter().all(|size| *size == 1) && left.0.len() >= right.0.len() {
-            let rows = left.0.iter().product::<usize>() * rows;
-            return Ok(Product {
+        if by_rows && rhs.0.iter().all(|size| *size == 1) && lhs.0.len() >= rhs.0.len() {
+            let rows = lhs.0.iter().product::<usize>() * rows;
+            return Ok(MatmulBatch {
                 count: 1,
                 shape: [rows, columns, k],
                 batch: Shape::new(),
                 strides: [Shape::new(), Shape::new()],
             });
         }
-        let batch = ort_core::spec::broadcast::shapes(&[left.0, right.0])?;
-        let strides = [(left.0, rows * k), (right.0, k * columns)].map(|(sizes, matrix)| {
+        let batch = ort_core::spec::broadcast::shapes(&[lhs.0, rhs.0])?;
+        let strides = [(lhs.0, rows * k), (rhs.0, k * columns)].map(|(sizes, matrix)| {
+            // A stride of 0 repeats a matrix along a broadcast dimension, so nothing is copied.
             let mut strides: Shape = std::iter::repeat_n(0, batch.len()).collect();
             let mut step = matrix;
             for (size, stride) in sizes.iter().rev().zip(strides.iter_mut().rev()) {
@@ -54,14 +55,14 @@ impl Product {
             }
             strides
         });
-        Ok(Product { count: batch.iter().product(), shape: [rows, columns, k], batch, strides })
+        Ok(MatmulBatch { count: batch.iter().product(), shape: [rows, columns, k], batch, strides })
     }
 
     /// Returns which matrix of each side the matmul at `index` reads.
     pub(crate) fn matrices(&self, index: usize) -> [usize; 2] {
         let [rows, columns, k] = self.shape;
-        let [left, right] = self.offsets(index);
-        [left / (rows * k).max(1), right / (k * columns).max(1)]
+        let [lhs, rhs] = self.offsets(index);
+        [lhs / (rows * k).max(1), rhs / (k * columns).max(1)]
     }
 
     /// Returns the offsets of both sides of the matmul at `index`.
@@ -79,10 +80,10 @@ impl Product {
 
 /// Splits the shape of a side into batch and matrix. A vector is a row on the left, a column on the
 /// right.
-fn matrix(shape: &[usize], is_left: bool) -> Result<(&[usize], [usize; 2])> {
+fn matrix(shape: &[usize], is_lhs: bool) -> Result<(&[usize], [usize; 2])> {
     match shape {
         [batch @ .., rows, columns] => Ok((batch, [*rows, *columns])),
-        [len] if is_left => Ok((&[], [1, *len])),
+        [len] if is_lhs => Ok((&[], [1, *len])),
         [len] => Ok((&[], [*len, 1])),
         [] => Err(error!(InvalidArgument, "a matrix product needs operands of rank 1 or more")),
     }
@@ -121,12 +122,12 @@ mod tests {
             (&[5, 2, 3], &[3], 1, [10, 1, 3], [0, 0]),
         ];
         for (a, b, count, shape, last) in cases {
-            let product = Product::new(a, b)?;
-            assert_eq!((product.count, product.shape), (count, shape), "{a:?} {b:?}");
-            assert_eq!(product.offsets(count - 1), last, "{a:?} {b:?}");
+            let matmuls = MatmulBatch::new(a, b)?;
+            assert_eq!((matmuls.count, matmuls.shape), (count, shape), "{a:?} {b:?}");
+            assert_eq!(matmuls.offsets(count - 1), last, "{a:?} {b:?}");
         }
-        assert!(Product::new(&[2, 3], &[4, 5]).is_err());
-        assert!(Product::new(&[], &[4, 5]).is_err());
+        assert!(MatmulBatch::new(&[2, 3], &[4, 5]).is_err());
+        assert!(MatmulBatch::new(&[], &[4, 5]).is_err());
         Ok(())
     }
 }

@@ -22,6 +22,8 @@ pub fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -> Resul
     let len = dtype.byte_len(to.len()).ok_or_else(no_bytes)?;
     let bytes = bytes.get(start..start + len).ok_or_else(no_bytes)?;
     match dtype {
+        // Bytes are by far the most common, so they have SIMD loops; other types take the general
+        // conversion.
         DType::U8 => f32_from_u8(Isa::current(), bytes, to),
         DType::I8 => f32_from_i8(Isa::current(), bytemuck::cast_slice(bytes), to),
         _ => {
@@ -68,14 +70,22 @@ pub fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
 }
 
 /// Writes values to a quantized tensor, clamped to its range.
-pub fn write_codes(threads: usize, values: &mut [f32], saturate: bool, output: TensorMut<'_>) -> Result<()> {
+pub fn write_quantized(
+    threads: usize,
+    values: &mut [f32],
+    saturate: bool,
+    output: TensorMut<'_>,
+) -> Result<()> {
     let dtype = output.dtype();
     if let Some((least, greatest)) = range(dtype) {
         for_each_chunk_mut(threads, values, BLOCK, |_, values| {
+            // Floats saturate in `encode`, which knows whether to. The conversion to integers does
+            // not clamp.
             values.iter_mut().for_each(|value| *value = value.clamp(least, greatest));
         });
     }
     let no_bytes = || error!(Fail, "quantized values of type {} are not whole bytes", dtype.name());
+    // A piece fills whole bytes in every type, also in those of 2 and 4 bits.
     let piece = dtype.byte_len(PIECE).ok_or_else(no_bytes)?;
     let mut pieces = pieces_mut(values).zip(output.bytes_mut()?.chunks_mut(piece));
     pieces.try_for_each(|(values, bytes)| encode(values, saturate, dtype, bytes))

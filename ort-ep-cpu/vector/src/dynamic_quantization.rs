@@ -18,9 +18,9 @@ const LOWEST: u32 = (127 - 23) << 7;
 const HIGHEST: u32 = 127 << 7;
 const ENTRIES: usize = (HIGHEST - LOWEST + 1) as usize;
 
-/// The 256 values of an 8-bit code in order, and a lookup table that finds the nearest one.
+/// The 256 values of an 8-bit map in order, and a lookup table that finds the nearest one.
 #[derive(Debug)]
-pub struct DynamicCode {
+pub struct DynamicQuantization {
     values: [f32; 256],
     /// The midpoint between each value and the next; infinity after the last.
     middles: [f32; 256],
@@ -29,20 +29,20 @@ pub struct DynamicCode {
     below: [[u8; ENTRIES]; 2],
 }
 
-impl DynamicCode {
-    /// Returns the code for numbers from above -1 to 1.
-    pub fn signed() -> &'static DynamicCode {
-        static CODE: OnceLock<DynamicCode> = OnceLock::new();
-        CODE.get_or_init(|| DynamicCode::new(true))
+impl DynamicQuantization {
+    /// Returns the map for numbers from above -1 to 1.
+    pub fn signed() -> &'static DynamicQuantization {
+        static MAP: OnceLock<DynamicQuantization> = OnceLock::new();
+        MAP.get_or_init(|| DynamicQuantization::new(true))
     }
 
-    /// Returns the code for numbers from 0 to 1.
-    pub fn unsigned() -> &'static DynamicCode {
-        static CODE: OnceLock<DynamicCode> = OnceLock::new();
-        CODE.get_or_init(|| DynamicCode::new(false))
+    /// Returns the map for numbers from 0 to 1.
+    pub fn unsigned() -> &'static DynamicQuantization {
+        static MAP: OnceLock<DynamicQuantization> = OnceLock::new();
+        MAP.get_or_init(|| DynamicQuantization::new(false))
     }
 
-    fn new(signed: bool) -> DynamicCode {
+    fn new(signed: bool) -> DynamicQuantization {
         let mut numbers = vec![0.0, 1.0];
         for exponent in 0..EXPONENTS {
             // The midpoints of equal parts of 0.1 to 1. Without a sign there is room for twice as
@@ -78,13 +78,13 @@ impl DynamicCode {
             }
         };
         let below = [0, 1].map(|sign| std::array::from_fn(|index| count(entry(index, sign))));
-        DynamicCode { values, middles, below }
+        DynamicQuantization { values, middles, below }
     }
 
     /// Returns the value of a quantized number.
     #[inline(always)]
-    pub fn value(&self, code: u8) -> f32 {
-        self.values[usize::from(code)]
+    pub fn value(&self, byte: u8) -> f32 {
+        self.values[usize::from(byte)]
     }
 
     /// Quantizes a number of magnitude up to 1 to the nearest value. Ties go to the lesser value.
@@ -100,8 +100,8 @@ impl DynamicCode {
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
-        assert_eq!(numbers.len(), codes.len(), "each number has a code");
+    pub fn encode(&self, numbers: &[f32], quantized: &mut [u8]) -> f32 {
+        assert_eq!(numbers.len(), quantized.len(), "each number has a byte");
         // NaN must reach the caller, so it replaces any magnitude and stays.
         let scale = numbers.iter().fold(0.0, |most, x| {
             let size = x.abs();
@@ -109,8 +109,8 @@ impl DynamicCode {
         });
         // Zeros would divide by zero.
         let divisor = if scale == 0.0 { 1.0 } else { scale };
-        for (code, &number) in codes.iter_mut().zip(numbers) {
-            *code = self.nearest(number / divisor);
+        for (byte, &number) in quantized.iter_mut().zip(numbers) {
+            *byte = self.nearest(number / divisor);
         }
         scale
     }
@@ -120,23 +120,24 @@ impl DynamicCode {
 mod tests {
     use super::*;
 
-    fn straight(code: &DynamicCode, number: f32) -> u8 {
-        code.middles.iter().filter(|middle| **middle < number).count() as u8
+    fn straight(map: &DynamicQuantization, number: f32) -> u8 {
+        map.middles.iter().filter(|middle| **middle < number).count() as u8
     }
 
     #[test]
     fn the_nearest_code_is_that_of_a_straight_search() {
-        for (code, signed) in [(DynamicCode::signed(), true), (DynamicCode::unsigned(), false)] {
-            assert!(code.values.windows(2).all(|pair| pair[0] < pair[1]), "256 different numbers in order");
-            assert_eq!(code.values[255], 1.0);
-            assert!(code.values.contains(&0.0));
+        for (map, signed) in [(DynamicQuantization::signed(), true), (DynamicQuantization::unsigned(), false)]
+        {
+            assert!(map.values.windows(2).all(|pair| pair[0] < pair[1]), "256 different numbers in order");
+            assert_eq!(map.values[255], 1.0);
+            assert!(map.values.contains(&0.0));
             let near = |x: f32| [x.next_down(), x, x.next_up()];
-            let special = code.values.iter().chain(&code.middles[..255]).copied().flat_map(near);
+            let special = map.values.iter().chain(&map.middles[..255]).copied().flat_map(near);
             let many = (0..=1.0f32.to_bits()).step_by(997).map(f32::from_bits);
             for number in special.chain(many).chain([0.0, f32::MIN_POSITIVE, 1e-45]) {
                 for number in [number, -number].into_iter().take(if signed { 2 } else { 1 }) {
                     if number.abs() <= 1.0 && (signed || number >= 0.0) {
-                        assert_eq!(code.nearest(number), straight(code, number), "{number:e}");
+                        assert_eq!(map.nearest(number), straight(map, number), "{number:e}");
                     }
                 }
             }
@@ -145,20 +146,20 @@ mod tests {
 
     #[test]
     fn values_are_their_own_nearest() {
-        for code in [DynamicCode::signed(), DynamicCode::unsigned()] {
+        for map in [DynamicQuantization::signed(), DynamicQuantization::unsigned()] {
             for index in 0..=255u8 {
-                assert_eq!(code.nearest(code.value(index)), index);
+                assert_eq!(map.nearest(map.value(index)), index);
             }
         }
     }
 
     #[test]
     fn blocks_of_zeros_and_of_nothing_have_the_scale_zero() {
-        let mut codes = [7; 3];
-        assert_eq!(DynamicCode::signed().encode(&[0.0, -0.0, 0.0], &mut codes), 0.0);
-        assert!(codes.iter().all(|&code| DynamicCode::signed().value(code) == 0.0));
-        assert_eq!(DynamicCode::unsigned().encode(&[], &mut []), 0.0);
-        let mut codes = [0; 2];
-        assert!(DynamicCode::signed().encode(&[f32::NAN, 1.0], &mut codes).is_nan());
+        let mut quantized = [7; 3];
+        assert_eq!(DynamicQuantization::signed().encode(&[0.0, -0.0, 0.0], &mut quantized), 0.0);
+        assert!(quantized.iter().all(|&byte| DynamicQuantization::signed().value(byte) == 0.0));
+        assert_eq!(DynamicQuantization::unsigned().encode(&[], &mut []), 0.0);
+        let mut quantized = [0; 2];
+        assert!(DynamicQuantization::signed().encode(&[f32::NAN, 1.0], &mut quantized).is_nan());
     }
 }

@@ -14,13 +14,13 @@ thread_local! {
 }
 
 /// Scratch that a thread can keep. The next user sees the contents that the last one left.
-pub trait Keep: Default + 'static {
+pub trait ThreadScratch: Default + 'static {
     /// Returns the heap bytes that the value holds.
     fn bytes(&self) -> usize;
 }
 
 /// Calls `task` with a free value of this thread, or with a new one if none is free.
-pub fn with_kept<K: Keep, R>(task: impl FnOnce(&mut K) -> R) -> R {
+pub fn with_thread_scratch<K: ThreadScratch, R>(task: impl FnOnce(&mut K) -> R) -> R {
     // The value leaves the list during the call, so that a nested call on this thread gets another
     // one.
     let found = KEPT.with_borrow_mut(|kept| {
@@ -35,25 +35,25 @@ pub fn with_kept<K: Keep, R>(task: impl FnOnce(&mut K) -> R) -> R {
     result
 }
 
-impl Keep for () {
+impl ThreadScratch for () {
     fn bytes(&self) -> usize {
         0
     }
 }
 
-impl<T: 'static> Keep for Vec<T> {
+impl<T: 'static> ThreadScratch for Vec<T> {
     fn bytes(&self) -> usize {
         self.capacity() * size_of::<T>()
     }
 }
 
-impl<A: Keep, B: Keep> Keep for (A, B) {
+impl<A: ThreadScratch, B: ThreadScratch> ThreadScratch for (A, B) {
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes()
     }
 }
 
-impl<A: Keep, B: Keep, C: Keep> Keep for (A, B, C) {
+impl<A: ThreadScratch, B: ThreadScratch, C: ThreadScratch> ThreadScratch for (A, B, C) {
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes() + self.2.bytes()
     }
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn the_next_user_gets_the_memory_of_the_last() {
         let start = |len: usize| {
-            with_kept(|scratch: &mut Vec<u64>| {
+            with_thread_scratch(|scratch: &mut Vec<u64>| {
                 scratch.resize(len, 0);
                 (scratch.capacity(), scratch.as_ptr())
             })
@@ -75,7 +75,7 @@ mod tests {
         let (capacity, _) = start(MOST);
         assert!(capacity >= MOST && start(10).0 < MOST, "what is too large is not kept");
         // A nested user gets a buffer of its own.
-        let outer = with_kept(|outer: &mut Vec<u64>| {
+        let outer = with_thread_scratch(|outer: &mut Vec<u64>| {
             outer.resize(10, 0);
             (outer.as_ptr(), start(10).1)
         });

@@ -12,7 +12,7 @@ use ort_cpu_threads::parallel::for_each_chunk_mut;
 
 /// The layout of an NHWC image for its windows.
 #[derive(Clone, Debug)]
-pub struct PixelWindows {
+pub struct NhwcWindows {
     window: Window,
     channels: usize,
     /// Rows, pixels in a row, and bytes per pixel of the image that is read.
@@ -23,7 +23,7 @@ pub struct PixelWindows {
     starts: Vec<[usize; 2]>,
 }
 
-impl PixelWindows {
+impl NhwcWindows {
     /// Creates the layout for the windows of an image of `channels` that `filters` read, with at
     /// most two spatial axes. The bytes of a `signed` image are shifted to unsigned.
     ///
@@ -35,7 +35,7 @@ impl PixelWindows {
         window: Window,
         (channels, signed): (usize, bool),
         filters: usize,
-    ) -> Result<PixelWindows, GemmError> {
+    ) -> Result<NhwcWindows, GemmError> {
         let is_flat =
             window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
         if !is_flat || window.stride.contains(&0) {
@@ -55,6 +55,8 @@ impl PixelWindows {
             true => [reach(1), reach(2), groups.saturating_mul(4)],
             false => [window.input[1], window.input[2], channels],
         };
+        // Offsets into the image and into the filters must fit in pointers, which kernels add
+        // without checks.
         let len = plane.iter().fold(1, |len: usize, &size| len.saturating_mul(size));
         let of_position = groups.saturating_mul(4 * ByteKernel::of(cpu.isa).packed_width(filters));
         if len.saturating_add(of_position.saturating_mul(window.kernel_len())) > isize::MAX as usize {
@@ -65,7 +67,7 @@ impl PixelWindows {
                 [at / window.kernel[2] * window.dilation[1], at % window.kernel[2] * window.dilation[2]];
             [(y * plane[1] + x) * plane[2], at * of_position]
         });
-        Ok(PixelWindows { window, channels, plane, is_copied, starts: starts.collect() })
+        Ok(NhwcWindows { window, channels, plane, is_copied, starts: starts.collect() })
     }
 
     /// Returns the bytes of the copy, 0 if there is none.
@@ -103,7 +105,7 @@ impl PixelWindows {
         let ([_, pixels, pixel], [_, height, width]) = (self.plane, self.window.output);
         let [_, y, x] = self.window.stride;
         let groups = self.channels.div_ceil(4) * self.starts.len();
-        Ok(ByteRows::in_lines(bytes, [height, width, groups], [x * pixel, y * pixels * pixel]))
+        Ok(ByteRows::in_strips(bytes, [height, width, groups], [x * pixel, y * pixels * pixel]))
     }
 
     fn copy(&self, cpu: Cpu, image: &[u8], [flip, zero]: [u8; 2], to: &mut [u8]) {
@@ -116,6 +118,7 @@ impl PixelWindows {
             let Some(y) = row.checked_sub(pad_y).filter(|y| *y < height) else {
                 return to.fill(zero);
             };
+            // Only the borders are filled, because the image overwrites the rest.
             let (before, rest) = to.split_at_mut((pad_x * pixel).min(to.len()));
             let (inside, behind) = rest.split_at_mut(count * pixel);
             before.fill(zero);
@@ -128,6 +131,7 @@ impl PixelWindows {
                 }
                 return;
             }
+            // RGB is the first layer of most image networks, and three bytes suit no vector copy.
             if channels == 3 {
                 return copy_threes(from, flip, inside);
             }

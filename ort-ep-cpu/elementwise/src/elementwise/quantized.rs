@@ -11,20 +11,20 @@ use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{elements, output_elements, output_shape, run_in_place, zip};
 use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast};
-use ort_cpu_kernel::code::{Code, scale, zero};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_byte::{QuantizedByte, scale, zero};
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
 use ort_cpu_vector::simd::{Isa, Simd};
 
 cpu_kernels![
-    KernelDef { op: "QLinearAdd", make: |cx| make_binary(cx, Formula::Add), ..ON_CODES },
-    KernelDef { op: "QLinearMul", make: |cx| make_binary(cx, Formula::Mul), ..ON_CODES },
+    KernelDef { op: "QLinearAdd", make: |cx| make_binary(cx, Formula::Add), ..ON_BYTES },
+    KernelDef { op: "QLinearMul", make: |cx| make_binary(cx, Formula::Mul), ..ON_BYTES },
     KernelDef {
         op: "QLinearSigmoid",
         in_place: &[(0, 0)],
         make: |cx| make_table(cx, Unary::Sigmoid),
-        ..ON_CODES
+        ..ON_BYTES
     },
     KernelDef {
         op: "QLinearLeakyRelu",
@@ -33,11 +33,11 @@ cpu_kernels![
             let alpha = cx.attrs().float("alpha")?;
             make_table(cx, Unary::LeakyRelu { alpha })
         },
-        ..ON_CODES
+        ..ON_BYTES
     },
 ];
 
-const ON_CODES: KernelDef = KernelDef { domain: MICROSOFT, ..KernelDef::BASE };
+const ON_BYTES: KernelDef = KernelDef { domain: MICROSOFT, ..KernelDef::BASE };
 
 #[derive(Clone, Copy)]
 enum Formula {
@@ -57,21 +57,21 @@ fn make_binary(cx: &mut CompileCx<'_>, formula: Formula) -> Result<Box<dyn Execu
 /// One of the two operands.
 #[derive(Clone, Copy)]
 struct Side<'a, T> {
-    codes: &'a [T],
+    values: &'a [T],
     shape: &'a [usize],
     scale: f32,
     zero: f32,
 }
 
-impl<'a, T: Code> Side<'a, T> {
+impl<'a, T: QuantizedByte> Side<'a, T> {
     fn new(cx: &RunCx<'a>, first: usize) -> Result<Side<'a, T>> {
         let view = cx.input(first)?;
         let (scale, zero) = (scale(cx, first + 1)?, zero::<T>(cx, first + 2)?);
-        Ok(Side { codes: elements(&view)?, shape: view.shape(), scale, zero })
+        Ok(Side { values: elements(&view)?, shape: view.shape(), scale, zero })
     }
 }
 
-fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
+fn run_binary<T: QuantizedByte>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     let (mut a, mut b) = (Side::<T>::new(cx, 0)?, Side::<T>::new(cx, 3)?);
     let (c_scale, c_zero) = (scale(cx, 6)?, zero::<T>(cx, 7)?);
     let shape = output_shape(cx, 0)?;
@@ -97,8 +97,8 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     let limit = if walk.is_flat() { usize::MAX } else { BLOCK };
     let isa = Isa::current();
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
-        let a = walk.block(0, a.codes, start, block.len(), left);
-        let b = walk.block(1, b.codes, start, block.len(), right);
+        let a = walk.block(0, a.values, start, block.len(), left);
+        let b = walk.block(1, b.values, start, block.len(), right);
         // Without FMA vectors, each element takes a scalar FMA, which rounds the same way.
         match isa >= Isa::Avx2 {
             true => dispatch_bytes(isa, Zip { a, b, out: block, formula, zero: c_zero }),
@@ -162,7 +162,7 @@ struct Zip<'a, T> {
     zero: f32,
 }
 
-impl<T: Code> ByteOp for Zip<'_, T> {
+impl<T: QuantizedByte> ByteOp for Zip<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -174,13 +174,13 @@ impl<T: Code> ByteOp for Zip<'_, T> {
     }
 }
 
-impl<T: Code> Zip<'_, T> {
+impl<T: QuantizedByte> Zip<'_, T> {
     #[inline(always)]
     fn run_as<L: ByteLanes, const SIGNED: bool>(self, lanes: L, range: [f32; 2]) {
         let out: &mut [u8] = bytemuck::cast_slice_mut(self.out);
         let (a, b) = (Side8::<L>::new(lanes, &self.a), Side8::<L>::new(lanes, &self.b));
         let mut at = 0;
-        if let (Side8::Codes(a), Side8::Codes(b), Scaled::Add { a_scale, b_scale, fixed }) =
+        if let (Side8::Quantized(a), Side8::Quantized(b), Scaled::Add { a_scale, b_scale, fixed }) =
             (&a, &b, self.formula)
             && [a_scale, b_scale, fixed].iter().all(|scale| scale.abs() < LARGE)
         {
@@ -230,31 +230,31 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
 
 /// Converts the bytes in lanes to floats, sign-extended if `SIGNED`.
 #[inline(always)]
-fn number_of<L: ByteLanes, const SIGNED: bool>(lanes: L, codes: Lanes<L>) -> Numbers<L> {
+fn number_of<L: ByteLanes, const SIGNED: bool>(lanes: L, values: Lanes<L>) -> Numbers<L> {
     // `(x ^ 0x80) - 0x80` sign-extends a byte.
     let (simd, sign) = (lanes.base(), lanes.base().splat_i32(0x80));
-    simd.to_f32(if SIGNED { simd.sub_i32(simd.xor_i32(codes, sign), sign) } else { codes })
+    simd.to_f32(if SIGNED { simd.sub_i32(simd.xor_i32(values, sign), sign) } else { values })
 }
 
 /// The bytes of a block, or its single value.
 enum Side8<'a, L: ByteLanes> {
-    Codes(&'a [u8]),
+    Quantized(&'a [u8]),
     One(Numbers<L>),
 }
 
 impl<'a, L: ByteLanes> Side8<'a, L> {
     #[inline(always)]
-    fn new<T: Code>(lanes: L, block: &Block<'a, T>) -> Side8<'a, L> {
+    fn new<T: QuantizedByte>(lanes: L, block: &Block<'a, T>) -> Side8<'a, L> {
         match *block {
-            Block::Slice(codes) => Side8::Codes(bytemuck::cast_slice(codes)),
-            Block::Scalar(code) => Side8::One(lanes.base().splat(code.number())),
+            Block::Slice(values) => Side8::Quantized(bytemuck::cast_slice(values)),
+            Block::Scalar(value) => Side8::One(lanes.base().splat(value.number())),
         }
     }
 
     #[inline(always)]
     fn load<const SIGNED: bool>(&self, lanes: L, at: usize, count: usize) -> Numbers<L> {
         match self {
-            Side8::Codes(codes) => lanes.load_codes::<SIGNED>(codes, at, count),
+            Side8::Quantized(values) => lanes.load_codes::<SIGNED>(values, at, count),
             Side8::One(number) => *number,
         }
     }
@@ -267,7 +267,7 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
         T => Ok(Box::new(move |cx: &mut RunCx<'_>| {
             let table = table::<T>(cx, function)?;
             run_in_place::<u8>(cx, |block| {
-                block.iter_mut().for_each(|code| *code = bytemuck::cast(table[usize::from(*code)]));
+                block.iter_mut().for_each(|value| *value = bytemuck::cast(table[usize::from(*value)]));
             })
         })),
         else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
@@ -275,7 +275,7 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
 }
 
 /// Returns the result for each quantized value, in the order of the values' bits.
-fn table<T: Code>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
+fn table<T: QuantizedByte>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
     let (x, y) = ((scale(cx, 1)?, zero::<T>(cx, 2)?), (scale(cx, 3)?, zero::<T>(cx, 4)?));
     let mut numbers = numbers::<T>(x);
     unary_in_place(Isa::current(), function, &mut numbers);
@@ -284,15 +284,15 @@ fn table<T: Code>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
 
 /// Returns the table that requantizes from one scale and zero point to another, in the order of the
 /// values' bits.
-pub(crate) fn requantization<T: Code>(from: (f32, f32), to: (f32, f32)) -> [T; 256] {
+pub(crate) fn requantization<T: QuantizedByte>(from: (f32, f32), to: (f32, f32)) -> [T; 256] {
     numbers::<T>(from).map(|number| nearest(number, to))
 }
 
 /// Dequantizes all quantized values.
-fn numbers<T: Code>((scale, zero): (f32, f32)) -> [f32; 256] {
+fn numbers<T: QuantizedByte>((scale, zero): (f32, f32)) -> [f32; 256] {
     std::array::from_fn(|bits| (bytemuck::cast::<u8, T>(bits as u8).number() - zero) * scale)
 }
 
-fn nearest<T: Code>(number: f32, (scale, zero): (f32, f32)) -> T {
+fn nearest<T: QuantizedByte>(number: f32, (scale, zero): (f32, f32)) -> T {
     T::nearest((number / scale).round_ties_even() + zero)
 }

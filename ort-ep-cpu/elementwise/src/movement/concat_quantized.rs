@@ -9,9 +9,9 @@ use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
 
-use crate::elementwise::codes::requantization;
-use ort_cpu_kernel::code::{Code, scale, zero};
+use crate::elementwise::quantized::requantization;
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::quantized_byte::{QuantizedByte, scale, zero};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "QLinearConcat", make, ..KernelDef::BASE }];
@@ -30,13 +30,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 /// One input, and how many of its values belong to each row of the output.
 struct Part<'a, T> {
-    codes: &'a [T],
+    values: &'a [T],
     row: usize,
     /// `None` if scale and zero point equal those of the output.
     table: Option<[T; 256]>,
 }
 
-fn run<T: Code>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
+fn run<T: QuantizedByte>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
     let result = (scale(cx, 0)?, zero::<T>(cx, 1)?);
     let mut parts = Vec::new();
     for first in (2..cx.input_count()).step_by(3) {
@@ -44,7 +44,7 @@ fn run<T: Code>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
         let axis = normalize_axis(axis, view.rank())?;
         let own = (scale(cx, first + 1)?, zero::<T>(cx, first + 2)?);
         parts.push(Part {
-            codes: view.as_slice::<T>()?,
+            values: view.as_slice::<T>()?,
             row: view.shape()[axis..].iter().product(),
             table: (own != result).then(|| requantization(own, result)),
         });
@@ -57,10 +57,10 @@ fn run<T: Code>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
         while !rest.is_empty() {
             let Some((part, first)) = part_at(&parts, at % row) else { return };
             let (piece, others) = rest.split_at_mut(rest.len().min(part.row - first));
-            let from = part.codes.get(at / row * part.row + first..).unwrap_or(&[]);
+            let from = part.values.get(at / row * part.row + first..).unwrap_or(&[]);
             match &part.table {
-                None => piece.iter_mut().zip(from).for_each(|(to, code)| *to = *code),
-                Some(table) => piece.iter_mut().zip(from).for_each(|(to, code)| *to = table[code.bits()]),
+                None => piece.iter_mut().zip(from).for_each(|(to, value)| *to = *value),
+                Some(table) => piece.iter_mut().zip(from).for_each(|(to, value)| *to = table[value.bits()]),
             }
             at += piece.len();
             rest = others;

@@ -8,12 +8,12 @@ use ort_core::ops::nn::geometry::WindowAxis;
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-use super::conv_plain::{advance, meets};
-use super::pool::{planes, windows_of_pool};
+use super::conv_reference::{advance, meets};
+use super::pool_windows::{planes, windows_of_pool};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
 use ort_cpu_kernel::units::for_each_unit;
-use ort_cpu_kernel::widened::widened;
 use ort_cpu_threads::interrupt::spend;
 
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -23,7 +23,7 @@ cpu_kernels![
     KernelDef {
         op: "LpPool",
         types: &[("T", HALVES)],
-        make: |cx| widened(cx, |cx| make::<f32>(cx, norm(cx)?)),
+        make: |cx| via_f32(cx, |cx| make::<f32>(cx, norm(cx)?)),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -83,9 +83,12 @@ pub(super) fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dy
                 let from = &image[unit * input..][..input];
                 let mut set = |at: usize, found: usize| {
                     let found = if column_major { column_major_place(&axes, found) } else { found };
+                    // The standard counts indices through the whole tensor, not through a plane.
                     indices[at] = (unit * input + found) as i64;
                 };
                 match &axes[..] {
+                    // Images have two axes almost always. This skips the counters over axes in the
+                    // inner loop.
                     [y, x] => greatest_places([y, x], from, set),
                     _ => pool_plane::<T>(kind, &axes, from, |at, _, found| set(at, found)),
                 }
@@ -106,8 +109,8 @@ fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: imp
         let ((rows, first_row), (columns, first)) = (inside(y, row), inside(x, column));
         spend(4 + 2 * rows * columns);
         let mut best = None;
-        for line in (0..rows).map(|tap| (first_row + tap * y.dilation) * x.input + first) {
-            for place in (0..columns).map(|tap| line + tap * x.dilation) {
+        for row_start in (0..rows).map(|tap| (first_row + tap * y.dilation) * x.input + first) {
+            for place in (0..columns).map(|tap| row_start + tap * x.dilation) {
                 let value = from[place].to_f64();
                 // The first maximum wins, and NaN is greater than any number.
                 if best
@@ -156,6 +159,7 @@ fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: i
     let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     let results: usize = axes.iter().map(|axis| axis.output).product();
     for at in 0..results {
+        // In double precision for all types: these loops are made for accuracy, not speed.
         let (mut best, mut sum) = (None, 0.0);
         let inside =
             |(axis, at): (&WindowAxis, &usize)| taps_in(axis, *at, axis.pads[0]..axis.pads[0] + axis.input);
@@ -177,6 +181,7 @@ fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: i
             advance_in(&mut tap, &ranges);
         }
         let result = T::from_f64(match kind {
+            // A window that lies wholly in the padding has no maximum.
             Kind::Max => best.map_or(f64::NEG_INFINITY, |(value, _)| value),
             Kind::Average { include_pad } => sum / count(axes, &position, include_pad) as f64,
             Kind::Norm(power) => sum.powf(1.0 / f64::from(power)),

@@ -6,7 +6,7 @@ use ort_core::ep::RunCx;
 use ort_core::{Result, error};
 
 /// An 8-bit quantized value.
-pub trait Code: Element + Pod + Send + Sync {
+pub trait QuantizedByte: Element + Pod + Send + Sync {
     /// Converts the value to `f32`.
     fn number(self) -> f32;
     /// Converts the value to `i32`.
@@ -17,7 +17,7 @@ pub trait Code: Element + Pod + Send + Sync {
     fn nearest(number: f32) -> Self;
 }
 
-impl Code for u8 {
+impl QuantizedByte for u8 {
     #[inline(always)]
     fn number(self) -> f32 {
         f32::from(self)
@@ -39,7 +39,7 @@ impl Code for u8 {
     }
 }
 
-impl Code for i8 {
+impl QuantizedByte for i8 {
     #[inline(always)]
     fn number(self) -> f32 {
         f32::from(self)
@@ -68,7 +68,7 @@ pub fn scale(cx: &RunCx<'_>, index: usize) -> Result<f32> {
 }
 
 /// Reads the zero point at an input; 0 if it is missing.
-pub fn zero<T: Code>(cx: &RunCx<'_>, index: usize) -> Result<f32> {
+pub fn zero<T: QuantizedByte>(cx: &RunCx<'_>, index: usize) -> Result<f32> {
     let Some(view) = cx.find_input(index) else { return Ok(0.0) };
     let elements = view.as_slice::<T>()?;
     let first = elements.first().map(|zero| zero.number());
