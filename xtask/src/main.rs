@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod allocators;
+mod arm;
 mod artifacts;
 mod bench;
 mod chart;
@@ -76,6 +77,8 @@ enum Command {
     Reference(reference::ReferenceOptions),
     /// Check each combination of the facade's cargo features, and each crate alone.
     Features,
+    /// Run the tests of the CPU kernels for AArch64, under emulation.
+    Arm(arm::ArmOptions),
     /// Write docs/OPS.md, the operators with their types by provider, from the registry.
     Ops(ops::OpsOptions),
     /// Draw docs/performance.svg from the table of docs/performance.md.
@@ -115,6 +118,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::DeviceRuns(options) => device_runs::run(&workspace, &options),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
+        Command::Arm(options) => arm::run(&workspace, &options),
         Command::Chart(options) => chart::run(&workspace, &options),
         Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),

@@ -282,7 +282,7 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
 }
 
 /// Runs a test command, passing its output through and adding up its counts.
-fn run_tests(command: &mut Command) -> Result<Summary> {
+pub(crate) fn run_tests(command: &mut Command) -> Result<Summary> {
     eprintln!("$ {}", describe(command));
     let mut child = command
         .stdout(Stdio::piped())

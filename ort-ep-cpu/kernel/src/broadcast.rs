@@ -287,7 +287,7 @@ impl Broadcast {
     }
 
     /// As `for_each_block`, compiled once for all tasks on the same types.
-    fn run_blocks<T: Send, S: Keep>(
+    fn run_blocks<T: Send, S: ThreadScratch>(
         &self,
         threads: usize,
         limit: usize,

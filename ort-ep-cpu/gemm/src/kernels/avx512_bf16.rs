@@ -5,15 +5,24 @@
 
 use core::arch::x86_64::*;
 
-use super::avx512::{Zmm, copies, inner, mask, rows};
+use super::avx512::{copies, inner, rows};
 use super::pairs::MakePairs;
 use super::tile::{Tile, TileFunction, compute};
 use super::{CopyRows, Kernel};
+use ort_cpu_vector::simd::steps::Pairs;
 
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
-unsafe fn tile<const ROWS: usize, const VECTORS: usize>(call: &Tile) {
-    // SAFETY: `tile` has the contract of `compute`, and the attribute enables AVX512-BF16.
-    unsafe { compute::<Zmm<true>, ROWS, VECTORS, false>(call) }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
+    // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features before
+    // it chose this kernel.
+    unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Pairs::new_unchecked(), call) }
+}
+
+/// Returns a mask of the first `count` lanes.
+#[inline(always)]
+fn mask(count: usize) -> __mmask16 {
+    // A count of 16 or more selects all lanes; the shift would overflow.
+    if count >= 16 { 0xFFFF } else { (1_u16 << count) - 1 }
 }
 
 /// The permutation that interleaves two vectors of bfloat16: element 0 of the first, element 0 of
@@ -83,22 +92,16 @@ unsafe fn pair_neighbours(call: &CopyRows) {
     }
 }
 
-macro_rules! row {
-    ($($rows:literal)*) => {
-        [$([tile::<$rows, 1> as TileFunction, tile::<$rows, 2>, tile::<$rows, 3>]),*]
-    };
-}
-
 /// Panels of pairs are always packed, so none ends inside a vector and `partial` needs no functions
 /// of its own.
-static TILES: [[TileFunction; 3]; 8] = row!(1 2 3 4 5 6 7 8);
+static TILES: [TileFunction; 24] = tiles!(false, 3: 1 2 3 4 5 6 7 8);
 
 pub(super) static KERNEL: Kernel = Kernel {
     rows: 8,
     vectors: 3,
     lanes: 16,
-    whole: TILES.as_flattened(),
-    partial: TILES.as_flattened(),
+    whole: &TILES,
+    partial: &TILES,
     add_rows: rows,
     dot: inner,
     copy_rows: copies,

@@ -3,6 +3,50 @@
 //! All unsafe code of GEMM is in this folder. Callers pass checked slices; the code here works with
 //! pointers into them.
 
+/// Defines what an instruction set's [`Kernel`] calls: `tile`, `rows`, `inner` and `copies`.
+/// `$simd` makes the proof that the CPU has it, `$features` compiles for it.
+macro_rules! functions {
+    ($simd:expr $(, $features:meta)?) => {
+        $(#[$features])?
+        unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
+            // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features
+            // before it chose this kernel.
+            unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Singles($simd), call) }
+        }
+
+        $(#[$features])?
+        pub(super) unsafe fn rows(call: &AddRows) {
+            // SAFETY: `rows` has the contract of `add_rows`, and `Kernel::of` detected the features
+            // before it chose this kernel.
+            unsafe { add_rows($simd, call) }
+        }
+
+        $(#[$features])?
+        pub(super) unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
+            // SAFETY: `inner` has the contract of `dot`, and `Kernel::of` detected the features
+            // before it chose this kernel.
+            unsafe { dot($simd, left, right, len) }
+        }
+
+        $(#[$features])?
+        pub(super) unsafe fn copies(call: &CopyRows) {
+            // SAFETY: `copies` has the contract of `copy_rows`, and `Kernel::of` detected the
+            // features before it chose this kernel.
+            unsafe { copy_rows($simd, call) }
+        }
+    };
+}
+
+/// Lists the tile functions by rows and vectors, for up to 2 or 3 vectors.
+macro_rules! tiles {
+    ($partial:literal, 2: $($rows:literal)*) => {
+        [$(tile::<$rows, 1, $partial>, tile::<$rows, 2, $partial>),*]
+    };
+    ($partial:literal, 3: $($rows:literal)*) => {
+        [$(tile::<$rows, 1, $partial>, tile::<$rows, 2, $partial>, tile::<$rows, 3, $partial>),*]
+    };
+}
+
 mod bytes;
 mod execute;
 mod gemv;
@@ -29,10 +73,10 @@ pub use rows::{Number, Widen};
 pub(super) use tile::RegisterActivation;
 
 use pairs::MakePairs;
-use tile::{AddRows, TileFunction, Vector, copy, copy_even};
+use tile::{AddRows, TileFunction, copy, copy_even};
 
-use super::{Cpu, Precision};
-use ort_cpu_vector::simd::isa::Isa;
+use super::Cpu;
+use ort_cpu_vector::simd::{Isa, Simd};
 
 /// The functions of one instruction set and its tile shapes.
 pub(super) struct Kernel {
@@ -61,16 +105,13 @@ impl Kernel {
         let Cpu { isa, precision, .. } = cpu;
         #[cfg(target_arch = "x86_64")]
         {
-            if precision == Precision::Bf16 && isa.has_bf16_products() {
+            if precision == super::Precision::Bf16 && isa.has_bf16_products() {
                 return &avx512_bf16::KERNEL;
             }
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
-            if isa >= Isa::Avx512 && avx512 && avx2 {
-                return &avx512::KERNEL;
-            }
-            if isa >= Isa::Avx2 && avx2 {
-                return &avx2::KERNEL;
+            match isa.min(Isa::widest()) {
+                Isa::Avx512 => return &avx512::KERNEL,
+                Isa::Avx2 => return &avx2::KERNEL,
+                Isa::Neon | Isa::Scalar => {}
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -129,17 +170,17 @@ struct Transpose {
 
 /// # Safety
 ///
-/// All runs must be valid, and the CPU must have the instruction set of `V`.
+/// All runs must be valid.
 #[inline(always)]
-unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
+unsafe fn copy_rows<S: Simd>(s: S, call: &CopyRows) {
     let (mut from, mut to) = (call.from, call.to);
     for _ in 0..call.count {
         // SAFETY: the caller guarantees that all runs are valid, and `count` and `len` bound the
         // offsets.
         unsafe {
             match call.from_stride {
-                1 => copy::<V>(from, to, call.len),
-                2 => copy_even::<V>(from, to, call.len),
+                1 => copy(s, from, to, call.len),
+                2 => copy_even(s, from, to, call.len),
                 stride => (0..call.len).for_each(|index| *to.add(index) = *from.add(index * stride)),
             }
         }

@@ -1,48 +1,13 @@
-//! The GEMM micro-kernel, generic over a vector type: a register tile of C from a panel of A and a
-//! panel of B.
+//! The GEMM micro-kernel, generic over the instruction set: a register tile of C from a panel of A
+//! and a panel of B.
 //!
 //! Each instruction set instantiates it for every tile shape it supports. Every accumulator runs
 //! over k in order with one FMA per k step. So an element's bits do not depend on the shape of its
 //! tile, nor on how rows and columns are split over threads. If an element of a panel is a bf16
 //! pair, each step adds two products; nothing else differs.
 
-/// A vector of `f32`, implemented for each instruction set.
-///
-/// # Safety
-///
-/// All methods need a CPU with the instruction set of the type, so their callers enable it.
-/// Pointers must be valid for the lanes that are read or written; they may be unaligned.
-pub(super) trait Vector: Copy {
-    /// Lanes of a vector.
-    const LANES: usize;
-    unsafe fn splat(value: f32) -> Self;
-    unsafe fn load(from: *const f32) -> Self;
-    /// Loads the first `count` lanes and zeros the rest. Reads no further.
-    unsafe fn load_partial(from: *const f32, count: usize) -> Self;
-    /// Loads elements 0, 2, 4, ..., `count` of them (at least one), and zeros the rest. Reads no
-    /// further.
-    unsafe fn load_even(from: *const f32, count: usize) -> Self;
-    unsafe fn store(self, to: *mut f32);
-    /// Stores the first `count` lanes only.
-    unsafe fn store_partial(self, to: *mut f32, count: usize);
-    unsafe fn add(self, other: Self) -> Self;
-    unsafe fn mul(self, other: Self) -> Self;
-    /// `self * factor + addend`, rounded once if the CPU has FMA.
-    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// Accumulates one step of k: adds `columns` (a row of B) times `factor` (an element of A in
-    /// every lane).
-    #[inline(always)]
-    unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
-        // SAFETY: `accumulate` has the contract of `mul_add`.
-        unsafe { factor.mul_add(columns, self) }
-    }
-    /// The larger value; `self` if `self` is NaN.
-    unsafe fn max(self, other: Self) -> Self;
-    /// The smaller value; `self` if `self` is NaN.
-    unsafe fn min(self, other: Self) -> Self;
-    /// Prefetches the cache line at `address`, which need not be mapped.
-    unsafe fn prefetch(address: *const f32);
-}
+use ort_cpu_vector::simd::Simd;
+use ort_cpu_vector::simd::steps::{Elements, Steps};
 
 /// The activation at the end of an epilogue, evaluated in registers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,25 +68,26 @@ pub(super) type TileFunction = unsafe fn(&Tile);
 ///
 /// # Safety
 ///
-/// Every pointer of `tile` must be valid for the rows, k steps and columns that the tile names, and
-/// the CPU must have the instruction set of `V`.
+/// Every pointer of `tile` must be valid for the rows, k steps and columns that the tile names.
 #[inline(always)]
-pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+pub(super) unsafe fn compute<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+    steps: T,
     tile: &Tile,
 ) {
+    let (s, lanes) = (steps.base(), T::Base::LANES);
     // The columns of the last vector.
-    let last = tile.columns - (VECTORS - 1) * V::LANES;
-    // SAFETY: the caller guarantees the pointers and the instruction set. `k`, `ROWS` and `columns`
-    // bound the offsets, so they stay inside the panels.
+    let last = tile.columns - (VECTORS - 1) * lanes;
+    // SAFETY: the caller guarantees the pointers. `k`, `ROWS` and `columns` bound the offsets, so
+    // they stay inside the panels.
     unsafe {
         // C is written only after the whole k loop, and its rows are too far apart for the hardware
         // prefetcher.
         for row in 0..ROWS {
             for vector in 0..VECTORS {
-                V::prefetch(tile.c.wrapping_add(row * tile.c_row + vector * V::LANES));
+                s.prefetch(tile.c.wrapping_add(row * tile.c_row + vector * lanes));
             }
         }
-        let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.prefetch);
         let (a_row, a_step, b_step) = (tile.a_row, tile.a_step, tile.b_step);
         let mut left = tile.k;
@@ -129,24 +95,24 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
             for _ in 0..4 {
                 if ROWS <= FEW_ROWS {
                     for vector in 0..VECTORS {
-                        V::prefetch(b.wrapping_add(AHEAD * b_step + vector * V::LANES));
+                        s.prefetch(b.wrapping_add(AHEAD * b_step + vector * lanes));
                     }
                 }
-                V::prefetch(ahead);
+                s.prefetch(ahead);
                 ahead = ahead.wrapping_add(tile.prefetch_step);
-                step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
+                step::<T, ROWS, VECTORS, PARTIAL>(steps, &mut sums, (a, a_row), b, last);
                 a = a.wrapping_add(a_step);
                 b = b.wrapping_add(b_step);
             }
             left -= 4;
         }
         while left > 0 {
-            step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
+            step::<T, ROWS, VECTORS, PARTIAL>(steps, &mut sums, (a, a_row), b, last);
             a = a.wrapping_add(a_step);
             b = b.wrapping_add(b_step);
             left -= 1;
         }
-        finish::<V, ROWS, VECTORS>(sums, tile, last);
+        finish::<_, ROWS, VECTORS>(s, sums, tile, last);
     }
 }
 
@@ -156,27 +122,28 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
 ///
 /// As [`compute`].
 #[inline(always)]
-unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
-    sums: &mut [[V; VECTORS]; ROWS],
-    a: *const f32,
-    a_row: usize,
+unsafe fn step<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+    steps: T,
+    sums: &mut [[Elements<T>; VECTORS]; ROWS],
+    (a, a_row): (*const f32, usize),
     b: *const f32,
     last: usize,
 ) {
+    let s = steps.base();
     // SAFETY: `step` has the contract of `compute`, which advances the pointers.
     unsafe {
-        let mut columns = [V::splat(0.0); VECTORS];
+        let mut columns = [s.splat(0.0); VECTORS];
         for vector in 0..VECTORS {
-            let from = b.add(vector * V::LANES);
+            let from = b.add(vector * T::Base::LANES);
             columns[vector] = match PARTIAL && vector + 1 == VECTORS {
-                true => V::load_partial(from, last),
-                false => V::load(from),
+                true => s.load_partial_ptr(from, last, 0.0),
+                false => s.load_ptr(from),
             };
         }
         for row in 0..ROWS {
-            let factor = V::splat(*a.add(row * a_row));
+            let factor = s.splat(*a.add(row * a_row));
             for vector in 0..VECTORS {
-                sums[row][vector] = sums[row][vector].accumulate(columns[vector], factor);
+                sums[row][vector] = steps.accumulate(factor, columns[vector], sums[row][vector]);
             }
         }
     }
@@ -189,42 +156,45 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
 ///
 /// As [`compute`].
 #[inline(always)]
-unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
-    mut sums: [[V; VECTORS]; ROWS],
+unsafe fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    mut sums: [[S::F32; VECTORS]; ROWS],
     tile: &Tile,
     last: usize,
 ) {
     // SAFETY: `finish` has the contract of `compute`.
     unsafe {
-        let read = |from: *const f32, vector: usize| match vector + 1 == VECTORS && last < V::LANES {
-            true => V::load_partial(from.add(vector * V::LANES), last),
-            false => V::load(from.add(vector * V::LANES)),
+        let read = |from: *const f32, vector: usize| match vector + 1 == VECTORS && last < S::LANES {
+            true => s.load_partial_ptr(from.add(vector * S::LANES), last, 0.0),
+            false => s.load_ptr(from.add(vector * S::LANES)),
         };
         if tile.alpha != 1.0 {
-            let alpha = V::splat(tile.alpha);
-            each(&mut sums, |sum, _, _| sum.mul(alpha));
+            let alpha = s.splat(tile.alpha);
+            each(&mut sums, |sum, _, _| s.mul(sum, alpha));
         }
         if tile.beta != 0.0 {
-            let beta = V::splat(tile.beta);
-            each(&mut sums, |sum, row, vector| beta.mul_add(read(tile.c.add(row * tile.c_row), vector), sum));
+            let beta = s.splat(tile.beta);
+            each(&mut sums, |sum, row, vector| {
+                s.mul_add(beta, read(tile.c.add(row * tile.c_row), vector), sum)
+            });
         }
         if !tile.row_bias.is_null() {
-            each(&mut sums, |sum, row, _| sum.add(V::splat(*tile.row_bias.add(row))));
+            each(&mut sums, |sum, row, _| s.add(sum, s.splat(*tile.row_bias.add(row))));
         }
         if !tile.column_bias.is_null() {
-            each(&mut sums, |sum, _, vector| sum.add(read(tile.column_bias, vector)));
+            each(&mut sums, |sum, _, vector| s.add(sum, read(tile.column_bias, vector)));
         }
         if !tile.residual.is_null() {
             each(&mut sums, |sum, row, vector| {
-                sum.add(read(tile.residual.add(row * tile.residual_row), vector))
+                s.add(sum, read(tile.residual.add(row * tile.residual_row), vector))
             });
         }
-        end(&mut sums, tile.activation);
+        end(s, &mut sums, tile.activation);
         each(&mut sums, |sum, row, vector| {
-            let to = tile.c.add(row * tile.c_row + vector * V::LANES);
-            match vector + 1 == VECTORS && last < V::LANES {
-                true => sum.store_partial(to, last),
-                false => sum.store(to),
+            let to = tile.c.add(row * tile.c_row + vector * S::LANES);
+            match vector + 1 == VECTORS && last < S::LANES {
+                true => s.store_partial_ptr(to, last, sum),
+                false => s.store_ptr(to, sum),
             }
             sum
         });
@@ -233,7 +203,7 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
 
 /// Replaces each accumulator with `change` of its value, row and vector.
 #[inline(always)]
-fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
+fn each<V: Copy, const ROWS: usize, const VECTORS: usize>(
     sums: &mut [[V; VECTORS]; ROWS],
     change: impl Fn(V, usize, usize) -> V,
 ) {
@@ -244,37 +214,35 @@ fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Applies the activation.
-///
-/// # Safety
-///
-/// The CPU must have the instruction set of `V`.
+/// Applies the activation. NaN stays NaN.
 #[inline(always)]
-unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
-    sums: &mut [[V; VECTORS]; ROWS],
+fn end<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    sums: &mut [[S::F32; VECTORS]; ROWS],
     activation: RegisterActivation,
 ) {
-    // SAFETY: the caller guarantees the instruction set.
-    unsafe {
-        let (zero, one) = (V::splat(0.0), V::splat(1.0));
-        match activation {
-            RegisterActivation::None => {}
-            RegisterActivation::Clip { low, high } => {
-                let (low, high) = (V::splat(low), V::splat(high));
-                each(sums, |sum, _, _| sum.max(low).min(high));
-            }
-            RegisterActivation::LeakyRelu { slope } => {
-                let slope = V::splat(slope);
-                each(sums, |sum, _, _| sum.min(zero).mul(slope).add(sum.max(zero)));
-            }
-            RegisterActivation::HardSigmoid { slope, offset } => {
-                let (slope, offset) = (V::splat(slope), V::splat(offset));
-                each(sums, |sum, _, _| sum.mul_add(slope, offset).max(zero).min(one));
-            }
-            RegisterActivation::HardSwish => {
-                let (slope, offset) = (V::splat(1.0 / 6.0), V::splat(0.5));
-                each(sums, |sum, _, _| sum.mul(sum.mul_add(slope, offset).max(zero).min(one)));
-            }
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    // The sum is the second operand, so that a NaN in it passes through.
+    let clip = |sum: S::F32, low: S::F32, high: S::F32| s.min_or_second(high, s.max_or_second(low, sum));
+    match activation {
+        RegisterActivation::None => {}
+        RegisterActivation::Clip { low, high } => {
+            let (low, high) = (s.splat(low), s.splat(high));
+            each(sums, |sum, _, _| clip(sum, low, high));
+        }
+        RegisterActivation::LeakyRelu { slope } => {
+            let slope = s.splat(slope);
+            each(sums, |sum, _, _| {
+                s.add(s.mul(s.min_or_second(zero, sum), slope), s.max_or_second(zero, sum))
+            });
+        }
+        RegisterActivation::HardSigmoid { slope, offset } => {
+            let (slope, offset) = (s.splat(slope), s.splat(offset));
+            each(sums, |sum, _, _| clip(s.mul_add(sum, slope, offset), zero, one));
+        }
+        RegisterActivation::HardSwish => {
+            let (slope, offset) = (s.splat(1.0 / 6.0), s.splat(0.5));
+            each(sums, |sum, _, _| s.mul(sum, clip(s.mul_add(sum, slope, offset), zero, one)));
         }
     }
 }
@@ -284,42 +252,42 @@ unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ///
 /// # Safety
 ///
-/// `factors` holds `count` values `factor_step` apart, every row and `sums` hold `columns` values,
-/// and the CPU has the instruction set of `V`.
+/// `factors` holds `count` values `factor_step` apart, and every row and `sums` hold `columns`
+/// values.
 #[inline(always)]
-pub(super) unsafe fn add_rows<V: Vector>(call: &AddRows) {
+pub(super) unsafe fn add_rows<S: Simd>(s: S, call: &AddRows) {
     // SAFETY: the caller guarantees these lengths, and `count` and `columns` bound the offsets.
     unsafe {
         let mut row = 0;
         while row < call.count {
             let group = (call.count - row).min(4);
-            let mut factors = [V::splat(0.0); 4];
+            let mut factors = [s.splat(0.0); 4];
             for at in 0..group {
-                factors[at] = V::splat(*call.factors.add((row + at) * call.factor_step));
+                factors[at] = s.splat(*call.factors.add((row + at) * call.factor_step));
             }
             let rows = call.rows.add(row * call.stride);
             let mut column = 0;
             while column < call.columns {
-                let count = (call.columns - column).min(V::LANES);
-                let whole = count == V::LANES;
+                let count = (call.columns - column).min(S::LANES);
+                let whole = count == S::LANES;
                 let read = |from: *const f32| match whole {
-                    true => V::load(from),
-                    false => V::load_partial(from, count),
+                    true => s.load_ptr(from),
+                    false => s.load_partial_ptr(from, count, 0.0),
                 };
                 let mut sum = read(call.sums.add(column));
                 // A constant trip count in the common case lets the compiler unroll the loop.
                 if group == 4 {
                     for at in 0..4 {
-                        sum = factors[at].mul_add(read(rows.add(at * call.stride + column)), sum);
+                        sum = s.mul_add(factors[at], read(rows.add(at * call.stride + column)), sum);
                     }
                 } else {
                     for at in 0..group {
-                        sum = factors[at].mul_add(read(rows.add(at * call.stride + column)), sum);
+                        sum = s.mul_add(factors[at], read(rows.add(at * call.stride + column)), sum);
                     }
                 }
                 match whole {
-                    true => sum.store(call.sums.add(column)),
-                    false => sum.store_partial(call.sums.add(column), count),
+                    true => s.store_ptr(call.sums.add(column), sum),
+                    false => s.store_partial_ptr(call.sums.add(column), count, sum),
                 }
                 column += count;
             }
@@ -345,31 +313,29 @@ pub(super) struct AddRows {
 ///
 /// # Safety
 ///
-/// Both runs hold `len` values and the CPU has the instruction set of `V`.
+/// Both runs hold `len` values.
 #[inline(always)]
-pub(super) unsafe fn dot<V: Vector>(left: *const f32, right: *const f32, len: usize) -> f32 {
+pub(super) unsafe fn dot<S: Simd>(s: S, left: *const f32, right: *const f32, len: usize) -> f32 {
     // SAFETY: the caller guarantees `len` values on both sides, and every load ends at or before
     // `len`.
     unsafe {
-        let mut sums = [V::splat(0.0); 4];
+        let mut sums = [s.splat(0.0); 4];
         let mut at = 0;
-        while at + 4 * V::LANES <= len {
+        while at + 4 * S::LANES <= len {
             for (index, sum) in sums.iter_mut().enumerate() {
-                let offset = at + index * V::LANES;
-                *sum = V::load(left.add(offset)).mul_add(V::load(right.add(offset)), *sum);
+                let offset = at + index * S::LANES;
+                *sum = s.mul_add(s.load_ptr(left.add(offset)), s.load_ptr(right.add(offset)), *sum);
             }
-            at += 4 * V::LANES;
+            at += 4 * S::LANES;
         }
         while at < len {
-            let count = (len - at).min(V::LANES);
-            let (x, y) = (V::load_partial(left.add(at), count), V::load_partial(right.add(at), count));
-            sums[0] = x.mul_add(y, sums[0]);
+            let count = (len - at).min(S::LANES);
+            let load = |from: *const f32| s.load_partial_ptr(from.add(at), count, 0.0);
+            sums[0] = s.mul_add(load(left), load(right), sums[0]);
             at += count;
         }
-        let total = sums[0].add(sums[1]).add(sums[2].add(sums[3]));
-        let mut lanes = [0.0_f32; 16];
-        total.store(lanes.as_mut_ptr());
-        lanes[..V::LANES].iter().sum()
+        let total = s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]));
+        s.to_array(total)[..S::LANES].iter().sum()
     }
 }
 
@@ -377,18 +343,18 @@ pub(super) unsafe fn dot<V: Vector>(left: *const f32, right: *const f32, len: us
 ///
 /// # Safety
 ///
-/// Both sides hold `len` values and do not overlap, and the CPU has the instruction set of `V`.
+/// Both sides hold `len` values and do not overlap.
 #[inline(always)]
-pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
+pub(super) unsafe fn copy<S: Simd>(s: S, from: *const f32, to: *mut f32, len: usize) {
     // SAFETY: the caller guarantees `len` values on both sides.
     unsafe {
         let mut at = 0;
-        while at + V::LANES <= len {
-            V::load(from.add(at)).store(to.add(at));
-            at += V::LANES;
+        while at + S::LANES <= len {
+            s.store_ptr(to.add(at), s.load_ptr(from.add(at)));
+            at += S::LANES;
         }
         if at < len {
-            V::load_partial(from.add(at), len - at).store_partial(to.add(at), len - at);
+            s.store_partial_ptr(to.add(at), len - at, s.load_partial_ptr(from.add(at), len - at, 0.0));
         }
     }
 }
@@ -397,19 +363,36 @@ pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize)
 ///
 /// # Safety
 ///
-/// `from` holds `2 * len - 1` values and `to` holds `len`. They do not overlap, and the CPU has the
-/// instruction set of `V`.
+/// `from` holds `2 * len - 1` values and `to` holds `len`. They do not overlap.
 #[inline(always)]
-pub(super) unsafe fn copy_even<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
+pub(super) unsafe fn copy_even<S: Simd>(s: S, from: *const f32, to: *mut f32, len: usize) {
     // SAFETY: the caller guarantees the lengths; `load_even` reads no further than its last value.
     unsafe {
         let mut at = 0;
-        while at + V::LANES <= len {
-            V::load_even(from.add(2 * at), V::LANES).store(to.add(at));
-            at += V::LANES;
+        while at + S::LANES <= len {
+            s.store_ptr(to.add(at), load_even(s, from.add(2 * at), S::LANES));
+            at += S::LANES;
         }
         if at < len {
-            V::load_even(from.add(2 * at), len - at).store_partial(to.add(at), len - at);
+            s.store_partial_ptr(to.add(at), len - at, load_even(s, from.add(2 * at), len - at));
         }
+    }
+}
+
+/// Loads elements 0, 2, 4, ..., `count` of them, and zeros the other lanes. Reads no further.
+///
+/// # Safety
+///
+/// `count` is from 1 to `LANES`, and `from` holds `2 * count - 1` values.
+#[inline(always)]
+unsafe fn load_even<S: Simd>(s: S, from: *const f32, count: usize) -> S::F32 {
+    let reach = 2 * count - 1;
+    // SAFETY: the caller guarantees `reach` values, and the second load reads none if the first
+    // reads them all.
+    unsafe {
+        let low = s.load_partial_ptr(from, reach.min(S::LANES), 0.0);
+        let high = from.wrapping_add(S::LANES);
+        let high = s.load_partial_ptr(high, reach.saturating_sub(S::LANES), 0.0);
+        s.part_even_odd(low, high).0
     }
 }

@@ -95,8 +95,8 @@ impl Multiply<'_> {
         let mut row = 0;
         // SAFETY: each tile has only rows that are left.
         unsafe {
-            // Eight rows of three vectors need 24 accumulator registers, which only AVX-512 has.
-            while T::Base::LANES == 16 && row + 8 <= rows {
+            // Eight rows of three vectors need 24 accumulator registers.
+            while T::Base::REGISTERS >= 32 && row + 8 <= rows {
                 self.tile::<T, 8, N>(t, row, at);
                 row += 8;
             }

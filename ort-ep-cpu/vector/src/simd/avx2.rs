@@ -33,6 +33,7 @@ impl Simd for Avx2 {
     type I32 = __m256i;
     type Mask = __m256;
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {
@@ -51,6 +52,11 @@ impl Simd for Avx2 {
         intrinsic!({
             let mask = first_lanes(count);
             let lanes = _mm256_maskload_ps(from, mask);
+            // Lanes outside the mask are already 0. Callers pass a constant, so the compiler
+            // decides this.
+            if fill.to_bits() == 0 {
+                return lanes;
+            }
             _mm256_blendv_ps(_mm256_set1_ps(fill), lanes, _mm256_castsi256_ps(mask))
         })
     }
@@ -108,6 +114,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32 {
         intrinsic!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))
+    }
+    #[inline(always)]
+    fn prefetch(self, address: *const f32) {
+        // A prefetch never faults.
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {

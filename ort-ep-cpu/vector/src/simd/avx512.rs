@@ -14,7 +14,7 @@ impl Avx512 {
     /// # Safety
     /// The CPU has AVX-512 F, BW, DQ and VL.
     #[inline(always)]
-    pub(crate) unsafe fn new_unchecked() -> Avx512 {
+    pub unsafe fn new_unchecked() -> Avx512 {
         Avx512(())
     }
 }
@@ -33,6 +33,7 @@ impl Simd for Avx512 {
     type I32 = __m512i;
     type Mask = __mmask16;
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {
@@ -118,6 +119,11 @@ impl Simd for Avx512 {
             8 => self.mul(self.sub(self.to_f32(codes), zero), scale),
             _ => intrinsic!(_mm512_permutexvar_ps(codes, table)),
         }
+    }
+    #[inline(always)]
+    fn prefetch(self, address: *const f32) {
+        // A prefetch never faults.
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(address.cast()))
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {

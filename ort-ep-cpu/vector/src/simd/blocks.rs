@@ -45,7 +45,7 @@ impl BlockLayout {
         match self.bytes() {
             16.. => isa,
             8..16 => isa.min(Isa::Avx2),
-            _ => Isa::Scalar,
+            _ => isa.min(Isa::Neon),
         }
     }
 

@@ -1,10 +1,13 @@
 //! SIMD for 8-bit integer dot products: 32-bit lanes of four bytes each, on top of [`Simd`].
 //!
 //! Accumulators are exact in every implementation, so all of them produce the same bits. AVX-512
-//! uses the four-way product of VNNI, which does not saturate. AVX2 widens bytes to 16 bits first.
+//! uses the four-way product of VNNI, which does not saturate. AVX2 and NEON widen bytes to 16 bits
+//! first.
 
 use super::{Isa, Portable, Simd};
 
+#[cfg(target_arch = "aarch64")]
+use super::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::{Avx2, Avx512};
 
@@ -194,7 +197,11 @@ pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
             return unsafe { enter(op) };
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    if isa >= Isa::Neon {
+        return op.run(Neon);
+    }
+    // Unused on targets that have portable code only.
     let _ = isa;
     op.run(Portable)
 }

@@ -23,6 +23,8 @@ pub mod isa;
 pub mod math;
 #[cfg(test)]
 mod math_tests;
+#[cfg(test)]
+mod operation_tests;
 pub mod plane;
 mod portable;
 pub mod slices;
@@ -34,11 +36,15 @@ mod tile;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 pub use isa::Isa;
 pub use portable::Portable;
 pub use tile::transpose_tiles;
 
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
 
@@ -56,6 +62,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Mask: Copy;
     /// The number of 32-bit lanes of a vector.
     const LANES: usize;
+    /// The number of vector registers, which bounds register tiles.
+    const REGISTERS: usize;
 
     /// Broadcasts `value` to all lanes.
     fn splat(self, value: f32) -> Self::F32;
@@ -103,6 +111,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `from` is valid for reading `LANES` bytes.
     unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32;
+    /// Prefetches the cache line at `address`, which need not be mapped. Does nothing if the
+    /// instruction set has no such hint.
+    #[inline(always)]
+    fn prefetch(self, _address: *const f32) {}
 
     /// Shifts the lanes up by one and inserts `first`.
     fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32;
@@ -374,7 +386,11 @@ pub fn dispatch<O: SimdOp>(isa: Isa, op: O) -> O::Output {
         }
         Isa::Neon | Isa::Scalar => {}
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    if isa >= Isa::Neon {
+        return op.run(Neon);
+    }
+    // Unused on targets that have portable code only.
     let _ = isa;
     op.run(Portable)
 }

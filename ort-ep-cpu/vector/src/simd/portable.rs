@@ -1,7 +1,4 @@
 //! Vectors of four lanes in plain Rust, for any target.
-//!
-//! They also serve NEON: AArch64 always has it, so the compiler turns these arrays into its 128-bit
-//! registers without a dispatch.
 
 use half::f16;
 
@@ -38,6 +35,7 @@ impl Simd for Portable {
     type I32 = [i32; LANES];
     type Mask = [bool; LANES];
     const LANES: usize = LANES;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {

@@ -85,7 +85,7 @@ impl<O: StepsOp> SimdOp for OneByOne<O> {
 
 /// An element is one k step.
 #[derive(Debug, Clone, Copy)]
-struct Singles<S>(S);
+pub struct Singles<S>(pub S);
 
 impl<S: Simd> Steps for Singles<S> {
     type Base = S;
@@ -114,7 +114,7 @@ impl<S: Simd> Steps for Singles<S> {
 /// has AVX-512 F, BW, DQ, VL and BF16.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
-struct Pairs(Avx512);
+pub struct Pairs(Avx512);
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -123,10 +123,12 @@ mod x86 {
     use super::{Avx512, Pairs, Steps};
 
     impl Pairs {
+        /// Creates the proof without a check.
+        ///
         /// # Safety
         /// The CPU has AVX-512 F, BW, DQ, VL and BF16.
         #[inline(always)]
-        pub(super) unsafe fn new_unchecked() -> Pairs {
+        pub unsafe fn new_unchecked() -> Pairs {
             // SAFETY: the caller guarantees a superset of the features of `Avx512`.
             Pairs(unsafe { Avx512::new_unchecked() })
         }

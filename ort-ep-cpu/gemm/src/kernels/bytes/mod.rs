@@ -1,6 +1,46 @@
 //! 8-bit GEMM kernels for each instruction set, and the loop that calls them over a block of the
 //! result.
 
+/// Defines the functions and the `KERNEL` of an instruction set, with tiles of 4 rows by 2 vectors.
+/// `$lanes` makes the proof that the CPU has it, `$features` compiles for it.
+macro_rules! kernel {
+    ($type:ty, $lanes:expr $(, $features:meta)?) => {
+        $(#[$features])?
+        unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
+            // SAFETY: `tile` has the contract of `compute`, and `ByteKernel::of` detected the
+            // features before it chose this kernel.
+            unsafe { compute::<$type, ROWS, VECTORS, SIGNED_ROWS>($lanes, call) }
+        }
+
+        $(#[$features])?
+        unsafe fn finish(call: &Finish<'_>) {
+            // SAFETY: this function has the contract of the one it calls, and `ByteKernel::of`
+            // detected the features before it chose this kernel.
+            unsafe { super::finish::finish($lanes, call) }
+        }
+
+        pub(super) static KERNEL: ByteKernel = ByteKernel {
+            vectors: 2,
+            lanes: <$type as Simd>::LANES,
+            unsigned_rows: tiles!(false),
+            signed_rows: tiles!(true),
+            coded_unsigned: &[],
+            coded_signed: &[],
+            finish,
+        };
+    };
+}
+
+/// Lists the tile functions of a `kernel` by vectors and rows.
+macro_rules! tiles {
+    ($signed:literal) => {
+        &[tiles!($signed, 1: 1 2 3 4), tiles!($signed, 2: 1 2 3 4)]
+    };
+    ($signed:literal, $vectors:literal: $($rows:literal)*) => {
+        &[$(tile::<$rows, $vectors, $signed> as TileFunction),*]
+    };
+}
+
 mod execute;
 mod finish;
 mod tile;
@@ -9,6 +49,8 @@ mod tile;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 pub(crate) use execute::{column_sums, execute};
@@ -55,6 +97,11 @@ impl ByteKernel {
                 return &avx2::KERNEL;
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if isa >= Isa::Neon {
+            return &neon::KERNEL;
+        }
+        // Unused on targets that have portable code only.
         let _ = isa;
         &portable::KERNEL
     }

@@ -96,6 +96,7 @@ pub(super) unsafe fn compute<
 ///
 /// As [`compute`], except for `sums`. There is a term and a factor for each filter, and the result
 /// holds each row and each column to store.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only VNNI implements CodeLanes"))]
 #[inline(always)]
 pub(super) unsafe fn compute_codes<
     L: CodeLanes,
