@@ -35,7 +35,7 @@ fn the_page_of_rules_is_up_to_date() {
         std::fs::write(path, &page).expect("the page can be written");
     }
     let stale =
-        "docs/RULES.md is stale: GOLDEN_UPDATE=1 cargo test -p ort-runtime --test integration rewrite_rules";
+        "docs/RULES.md is stale: GOLDEN_UPDATE=1 cargo test -p ort-runtime --test integration page_of_rules";
     assert!(std::fs::read_to_string(path).unwrap_or_default() == page, "{stale}");
 }
 
