@@ -38,6 +38,13 @@ struct Panel {
     is_empty: bool,
 }
 
+/// The keys and values at consecutive rows of a head.
+struct KeyBlock<'a> {
+    rows: Range<usize>,
+    keys: Strip<'a>,
+    values: Strip<'a>,
+}
+
 impl<'a, 'b> Task<'a, 'b> {
     pub(super) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: RowBlock<'b, f32>) -> Task<'a, 'b> {
         let places = Places::new(&block);
@@ -98,7 +105,7 @@ impl<'a, 'b> Task<'a, 'b> {
                 let rows = rows.start..rows.end.min(panel.any.end);
                 let packed = &packed[index * WIDTH * row..][..WIDTH * row];
                 let results = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
-                self.step(panel, (rows, keys, values), (packed, results), (scores, added));
+                self.step(panel, KeyBlock { rows, keys, values }, packed, results, (scores, added));
             }
         }
         for (index, panel) in panels.iter().flatten().enumerate() {
@@ -167,8 +174,9 @@ impl<'a, 'b> Task<'a, 'b> {
     fn step(
         &self,
         panel: &mut Panel,
-        (rows, keys, values): (Range<usize>, Strip<'_>, Strip<'_>),
-        (packed, results): (&[f32], &mut [f32]),
+        KeyBlock { rows, keys, values }: KeyBlock<'_>,
+        packed: &[f32],
+        results: &mut [f32],
         (scores, added): (&mut [f32], &mut [f32]),
     ) {
         let Sizes { size, value_size, .. } = self.attention.sizes;

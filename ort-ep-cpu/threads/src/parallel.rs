@@ -1,8 +1,8 @@
 //! Data parallelism: safe ways to split slices over the threads of the [`Pool`].
 //!
-//! The loops take their task as `dyn Fn`. A generic loop is compiled again for each of some thousand
-//! closures, and each closure twice: for one thread and for several. A chunk is long enough to hide
-//! an indirect call.
+//! The loops take their task as `dyn Fn`. A generic loop is compiled again for each of some
+//! thousand closures, and each closure twice: for one thread and for several. A chunk is long
+//! enough to hide an indirect call.
 
 use std::marker::PhantomData;
 use std::ops::Range;

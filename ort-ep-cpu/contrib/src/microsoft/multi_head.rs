@@ -115,14 +115,20 @@ impl Layout {
     }
 }
 
-/// Copies rows of heads into (batch, heads, `capacity`, size) from row `first` on, and adds the
-/// bias.
+/// Rows of heads of (batch, heads, `capacity`, size), from row `first` of each head on.
+struct PresentRows<'a> {
+    to: &'a mut [f32],
+    capacity: usize,
+    first: usize,
+}
+
+/// Copies rows of heads into a present, and adds the bias.
 fn place_rows(
     threads: usize,
     from: Rows<'_>,
     (heads, rows): (usize, usize),
     bias: Option<&[f32]>,
-    (to, capacity, first): (&mut [f32], usize, usize),
+    PresentRows { to, capacity, first }: PresentRows<'_>,
 ) {
     let size = from.size;
     for_each_chunk_mut(threads, to, capacity * size, |index, to| {
@@ -236,7 +242,8 @@ impl Executable for MultiHead {
         let mut q = layout.incoming(cx, 0)?;
         if layout.problem.has_bias {
             let to = &mut take(&mut rest, lens[0])?[..batch * heads * queries * size];
-            place_rows(threads, q, (heads, queries), layout.bias(cx, 0)?, (&mut *to, queries, 0));
+            let present = PresentRows { to: &mut *to, capacity: queries, first: 0 };
+            place_rows(threads, q, (heads, queries), layout.bias(cx, 0)?, present);
             q = Rows::by_head(to, [heads, queries, size]);
         }
         let k = keys_of(cx, &layout, (1, past), take(&mut rest, lens[1])?)?;
@@ -310,7 +317,8 @@ fn keys_of<'a>(
         copy_past(threads, view.as_slice()?, rows, (&mut *to, capacity));
     }
     let bias = layout.bias(cx, which)?;
-    place_rows(threads, incoming, (heads, keys), bias, (&mut *to, capacity, past));
+    let present = PresentRows { to: &mut *to, capacity, first: past };
+    place_rows(threads, incoming, (heads, keys), bias, present);
     Ok(Rows::by_head(to, [heads, capacity, incoming.size]))
 }
 
