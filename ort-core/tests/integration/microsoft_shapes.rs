@@ -408,7 +408,7 @@ fn what_does_not_fit_is_refused() {
             "QLinearConv",
             &["int8[1, 5, 5, 4]", F, "int8[]", "int8[8, 3, 3, 3]", F, "int8[]", F, "int8[]"],
             &[("channels_last", Int(1))],
-            "4 and 3",
+            "input channels of the weight is 3, expected 4",
         ),
         (
             "MatMulNBits",
