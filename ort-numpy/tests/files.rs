@@ -257,7 +257,7 @@ fn archives_that_no_honest_writer_makes_are_refused() {
         bytes
     };
     let cases: Vec<(&str, Vec<u8>, &str)> = vec![
-        ("empty", vec![], "does not begin as a ZIP file"),
+        ("empty", vec![], "does not begin like a ZIP file"),
         ("an array", good.clone(), "expected a .npz archive"),
         ("cut at its end", whole[..end].to_vec(), "no directory at its end"),
         ("cut in the middle", whole[..40].to_vec(), "no directory at its end"),
@@ -267,7 +267,7 @@ fn archives_that_no_honest_writer_makes_are_refused() {
         ("a shape of 4 GB and sizes that agree", liar, "are there"),
         ("damaged data", damaged, ""),
         ("an entry with another method", changed(&[8, directory + 10], 99), ""),
-        ("zeros", vec![0; 100_000], "does not begin as a ZIP file"),
+        ("zeros", vec![0; 100_000], "does not begin like a ZIP file"),
         ("a beginning and zeros", [&b"PK\x03\x04"[..], &[0; 200_000]].concat(), "no directory at its end"),
     ];
     let mut wrong = Vec::new();
