@@ -8,7 +8,9 @@
 use std::time::{Duration, Instant};
 
 use half::f16;
-use ort_ep_cpu::attention::{Attention, Elements, Mask, Rows, Sizes};
+use ort_ep_cpu::attention::{
+    Attention, Elements, HiddenKeys, Rows, ScoreMask, Scores, SdpaSizes, scratch_len,
+};
 use ort_ep_cpu::gemm::{
     Blocks, Cpu, Gemm, LhsOperand, Numbers, PackedRhs, Precision, RhsOperand, Strided, Zeros, pack_rhs,
     workspace_len,
@@ -39,6 +41,16 @@ enum Hides {
     ByQuery,
 }
 
+impl ScoreMask<f32> for Hides {
+    fn is_by_query(&self) -> bool {
+        *self == Hides::ByQuery
+    }
+
+    fn apply(&self, _: [usize; 3], keys: std::ops::Range<usize>, scores: &mut [f32]) {
+        keys.zip(scores).filter(|(key, _)| key % 16 == 15).for_each(|(_, score)| *score -= 10000.0);
+    }
+}
+
 /// Name, heads, key heads, queries, keys, size, and what hides keys.
 const SHAPES: [(&str, [usize; 5], Hides); 11] = [
     ("whisper encoder", [6, 6, 1500, 1500, 64], Hides::Nothing),
@@ -60,7 +72,7 @@ fn attend(
     hides: Hides,
     halves: bool,
 ) -> [f64; 2] {
-    let sizes = Sizes { batch: 1, heads, key_heads, queries, keys, size, value_size: size };
+    let sizes = SdpaSizes { batch: 1, heads, key_heads, queries, keys, size, value_size: size };
     let noise =
         |len: usize| -> Vec<f32> { (0..len).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect() };
     let (q, k, v) =
@@ -71,25 +83,22 @@ fn attend(
         elements,
         strides: [rows * heads * size, size, heads * size],
     };
-    let write = |_: [usize; 3], keys: std::ops::Range<usize>, to: &mut [f32]| {
-        keys.zip(to).for_each(|(key, to)| *to = if key % 16 == 15 { -10000.0 } else { 0.0 });
-    };
     let attention = Attention {
         sizes,
-        queries: Some(rows(Elements::F32(&q), heads, queries)),
-        keys: rows(if halves { Elements::F16(&narrow_k) } else { Elements::F32(&k) }, key_heads, keys),
-        values: rows(if halves { Elements::F16(&narrow_v) } else { Elements::F32(&v) }, key_heads, keys),
+        queries: Some(rows(Elements::Full(&q), heads, queries)),
+        keys: rows(if halves { Elements::F16(&narrow_k) } else { Elements::Full(&k) }, key_heads, keys),
+        values: rows(if halves { Elements::F16(&narrow_v) } else { Elements::Full(&v) }, key_heads, keys),
         scale: 0.125,
         softcap: 0.0,
         visible: &|[_, query]| 0..if hides == Hides::Causal { query + 1 } else { keys },
-        mask: matches!(hides, Hides::ByKey | Hides::ByQuery)
-            .then_some(Mask { write: &write, is_by_query: hides == Hides::ByQuery }),
+        mask: matches!(hides, Hides::ByKey | Hides::ByQuery).then_some(&hides as &dyn ScoreMask<f32>),
         sinks: None,
-        hidden_is_nan: false,
+        hidden: HiddenKeys::Excluded,
     };
     let mut to = vec![0.0; q.len()];
-    let mut scratch = vec![0.0; sizes.scratch_len(cpu, halves)];
-    time(|| attention.run(cpu, &mut to, [0, size, heads * size], &mut scratch).unwrap())
+    let mut scratch = vec![0.0; scratch_len::<f32>(&sizes, cpu, false, halves)];
+    let strides = [0, size, heads * size];
+    time(|| attention.run(cpu, (&mut to, strides), Scores::Unread, &mut scratch).unwrap())
 }
 
 /// The layers of a decode step of GPT-2: rows on the left, columns, length of the sums. Weights are

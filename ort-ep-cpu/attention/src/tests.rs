@@ -1,5 +1,11 @@
 //! Tests of attention against sums in double precision.
 
+use std::ops::Range;
+
+use half::{bf16, f16};
+use ort_cpu_gemm::Cpu;
+use ort_cpu_vector::simd::Isa;
+
 use super::*;
 
 /// Pseudo-random values between -1 and 1.
@@ -30,8 +36,9 @@ enum Kind {
     Nothing,
 }
 
+#[derive(Clone, Copy)]
 struct Case {
-    sizes: Sizes,
+    sizes: SdpaSizes,
     kind: Kind,
     softcap: f32,
     has_sinks: bool,
@@ -69,7 +76,7 @@ impl Case {
 
     /// Queries, keys, values and sinks.
     fn inputs(&self) -> [Vec<f32>; 4] {
-        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        let SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
         [
             noise(batch * heads * queries * size, 1).into_iter().map(|x| x * 3.0).collect(),
             noise(batch * key_heads * keys * size, 2).into_iter().map(|x| x * 3.0).collect(),
@@ -79,7 +86,7 @@ impl Case {
     }
 
     fn expected(&self, [q, k, v, sinks]: &[Vec<f32>; 4], scale: f64) -> Vec<f64> {
-        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        let SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
         let mut to = vec![0.0; batch * heads * queries * value_size];
         let at = |strides: [usize; 3], b: usize, h: usize, r: usize| {
             b * strides[0] + h * strides[1] + r * strides[2]
@@ -122,45 +129,161 @@ impl Case {
         scale: f32,
     ) -> Vec<f32> {
         let sizes = self.sizes;
-        let write = |place: [usize; 3], keys: Range<usize>, to: &mut [f32]| {
-            keys.zip(to).for_each(|(key, to)| *to = self.added(place, key));
-        };
-        let is_by_query = self.kind == Kind::ByQuery;
-        let attention = Attention {
-            sizes,
-            queries: Some(Rows {
-                elements: Elements::F32(&inputs[0]),
-                strides: self.strides(sizes.heads, sizes.queries, sizes.size),
-            }),
-            keys: Rows { elements: keys, strides: self.strides(sizes.key_heads, sizes.keys, sizes.size) },
-            values: Rows {
-                elements: values,
-                strides: self.strides(sizes.key_heads, sizes.keys, sizes.value_size),
-            },
-            scale,
-            softcap: self.softcap,
-            visible: &|[_, query]| self.visible(query),
-            mask: (is_by_query || self.kind == Kind::ByKey).then_some(Mask { write: &write, is_by_query }),
-            sinks: self.has_sinks.then_some(&inputs[3]),
-            hidden_is_nan: false,
-        };
-        let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
+        let visible = |[_, query]: [usize; 2]| self.visible(query);
+        let attention = self.attention(inputs, (keys, values), f64::from(scale), &visible);
+        let is_half = keys.is_half() || values.is_half();
         // Stale scratch must not matter.
-        let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu, is_narrow)];
+        let mut scratch = vec![f32::NAN; scratch_len::<f32>(&sizes, cpu, false, is_half)];
         let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
         let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
-        let result = attention.run(cpu, &mut to, strides, &mut scratch);
-        assert_eq!(result, Ok(()));
+        attention.run(cpu, (&mut to, strides), Scores::Unread, &mut scratch).unwrap();
         if sizes.size == sizes.value_size {
             let mut in_place = inputs[0].clone();
             scratch.fill(f32::NAN);
-            let result =
-                Attention { queries: None, ..attention }.run(cpu, &mut in_place, strides, &mut scratch);
-            assert_eq!(result, Ok(()));
+            let attention = Attention { queries: None, ..attention };
+            attention.run(cpu, (&mut in_place, strides), Scores::Unread, &mut scratch).unwrap();
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
             assert_eq!(bits(&in_place), bits(&to), "in the place of the queries");
         }
         to
+    }
+
+    fn attention<'a, T: Compute>(
+        &'a self,
+        inputs: &'a [Vec<T>; 4],
+        (keys, values): (Elements<'a, T>, Elements<'a, T>),
+        scale: f64,
+        visible: &'a (dyn Fn([usize; 2]) -> Range<usize> + Sync),
+    ) -> Attention<'a, T> {
+        let sizes = self.sizes;
+        let rows = |elements, heads: usize, rows: usize, size: usize| Rows {
+            elements,
+            strides: self.strides(heads, rows, size),
+        };
+        let has_mask = matches!(self.kind, Kind::ByQuery | Kind::ByKey);
+        Attention {
+            sizes,
+            queries: Some(rows(Elements::Full(&inputs[0]), sizes.heads, sizes.queries, sizes.size)),
+            keys: rows(keys, sizes.key_heads, sizes.keys, sizes.size),
+            values: rows(values, sizes.key_heads, sizes.keys, sizes.value_size),
+            scale,
+            softcap: self.softcap,
+            visible,
+            mask: has_mask.then_some(self as &dyn ScoreMask<T>),
+            sinks: self.has_sinks.then_some(&inputs[3]),
+            hidden: HiddenKeys::Excluded,
+        }
+    }
+
+    /// Returns the result and the scores of a stage.
+    fn run_kept<T: Compute>(
+        &self,
+        threads: usize,
+        inputs: &[Vec<f32>; 4],
+        stage: ScoreStage,
+    ) -> [Vec<f64>; 2] {
+        let sizes = self.sizes;
+        let wide = |values: &Vec<f32>| values.iter().map(|x| T::from_f64(f64::from(*x))).collect();
+        let inputs: [Vec<T>; 4] = inputs.each_ref().map(wide);
+        let sides = (Elements::Full(&inputs[1][..]), Elements::Full(&inputs[2][..]));
+        let scale = T::inverse_root(sizes.size);
+        let visible = |[_, query]: [usize; 2]| self.visible(query);
+        let attention = self.attention(&inputs, sides, scale, &visible);
+        let (cpu, nan) = (Cpu::with_threads(threads), T::from_f64(f64::NAN));
+        // A cache may have room for more keys than a run has.
+        let planned = SdpaSizes { keys: sizes.keys + 70, ..sizes };
+        let mut scratch = vec![nan; scratch_len::<T>(&planned, cpu, true, false)];
+        let rows = sizes.batch * sizes.heads * sizes.queries;
+        let (mut to, mut scores) = (vec![nan; rows * sizes.value_size], vec![nan; rows * sizes.keys]);
+        let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
+        let kept = KeptScores { stage, values: &mut scores, excluded: T::from_f64(-7.0) };
+        attention.run(cpu, (&mut to, strides), Scores::Kept(kept), &mut scratch).unwrap();
+        [to, scores].map(|values| values.into_iter().map(T::to_f64).collect())
+    }
+
+    /// Returns the scores of a stage.
+    fn expected_scores(&self, [q, k, _, sinks]: &[Vec<f32>; 4], scale: f64, stage: ScoreStage) -> Vec<f64> {
+        let SdpaSizes { batch, heads, key_heads, queries, keys, size, .. } = self.sizes;
+        let (of_q, of_k) = (self.strides(heads, queries, size), self.strides(key_heads, keys, size));
+        let at = |strides: [usize; 3], place: [usize; 3]| -> usize {
+            strides.iter().zip(place).map(|(stride, place)| stride * place).sum()
+        };
+        let mut to = Vec::new();
+        for place in
+            (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..queries).map(move |r| [b, h, r])))
+        {
+            let [b, h, r] = place;
+            let (visible, cap) = (self.visible(r), f64::from(self.softcap));
+            let mut row: Vec<f64> = Vec::new();
+            for key in 0..keys {
+                let (q, k) = (&q[at(of_q, place)..], &k[at(of_k, [b, h / (heads / key_heads), key])..]);
+                let dot: f64 = (0..size).map(|i| f64::from(q[i]) * f64::from(k[i])).sum::<f64>() * scale;
+                let is_capped = cap > 0.0 && stage != ScoreStage::Scaled;
+                let capped = if is_capped { cap * (dot / cap).tanh() } else { dot };
+                let masked = capped + f64::from(self.added(place, key));
+                row.push(match stage {
+                    ScoreStage::Scaled | ScoreStage::Capped => capped,
+                    ScoreStage::Masked if !visible.contains(&key) => -7.0,
+                    ScoreStage::Weights if !visible.contains(&key) => 0.0,
+                    ScoreStage::Masked => masked,
+                    ScoreStage::Weights => masked.exp(),
+                });
+            }
+            if stage == ScoreStage::Weights {
+                let sink = if self.has_sinks { f64::from(sinks[h]).exp() } else { 0.0 };
+                let sum = row.iter().sum::<f64>() + sink;
+                row.iter_mut().for_each(|weight| *weight /= if sum > 0.0 { sum } else { 1.0 });
+            }
+            to.extend(row);
+        }
+        to
+    }
+}
+
+impl<T: Compute> ScoreMask<T> for Case {
+    fn is_by_query(&self) -> bool {
+        self.kind == Kind::ByQuery
+    }
+
+    fn apply(&self, place: [usize; 3], keys: Range<usize>, scores: &mut [T]) {
+        for (key, score) in keys.zip(scores) {
+            *score = *score + T::from_f64(f64::from(self.added(place, key)));
+        }
+    }
+}
+
+#[test]
+fn kept_scores_are_those_of_their_stage() {
+    let stages = [ScoreStage::Scaled, ScoreStage::Capped, ScoreStage::Masked, ScoreStage::Weights];
+    for (case, stage) in cases().into_iter().flat_map(|case| stages.map(|stage| (case, stage))) {
+        let inputs = case.inputs();
+        for threads in [1, 3] {
+            check_kept::<f32>(&case, threads, &inputs, stage, 3e-6);
+            check_kept::<f64>(&case, threads, &inputs, stage, 1e-12);
+        }
+    }
+}
+
+fn check_kept<T: Compute>(
+    case: &Case,
+    threads: usize,
+    inputs: &[Vec<f32>; 4],
+    stage: ScoreStage,
+    tolerance: f64,
+) {
+    let scale = T::inverse_root(case.sizes.size);
+    let [result, scores] = case.run_kept::<T>(threads, inputs, stage);
+    let expected = [case.expected(inputs, scale), case.expected_scores(inputs, scale, stage)];
+    for (what, (got, expected)) in ["result", "scores"].iter().zip([result, scores].iter().zip(&expected)) {
+        assert_eq!(got.len(), expected.len());
+        for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+            let is_near = (got - expected).abs() <= tolerance * expected.abs().max(1.0);
+            let Case { sizes, kind, softcap, has_sinks, .. } = case;
+            assert!(
+                is_near || got == expected,
+                "{what} {stage:?} {sizes:?} {kind:?} {softcap} {has_sinks} {at}: {got} {expected}"
+            );
+        }
     }
 }
 
@@ -189,7 +312,7 @@ fn cases() -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for [batch, heads, key_heads, queries, keys, size, value_size] in shapes {
-        let sizes = Sizes { batch, heads, key_heads, queries, keys, size, value_size };
+        let sizes = SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size };
         for (index, kind) in kinds.into_iter().enumerate() {
             for (softcap, has_sinks) in [(0.0, false), (2.5, false), (0.0, true)] {
                 cases.push(Case { sizes, kind, softcap, has_sinks, interleaved: index % 2 == 0 });
@@ -206,7 +329,7 @@ fn results_are_weighted_sums() {
         let scale = 1.0 / (case.sizes.size as f32).sqrt();
         let expected = case.expected(&inputs, f64::from(scale));
         for isa in Isa::available() {
-            let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+            let sides = (Elements::Full(&inputs[1]), Elements::Full(&inputs[2]));
             let got = case.run(Cpu { isa, ..Cpu::with_threads(1) }, &inputs, sides, scale);
             for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let error = (f64::from(*got) - expected).abs();
@@ -224,7 +347,7 @@ fn results_are_weighted_sums() {
 fn bits_do_not_depend_on_threads_nor_on_neighbours() {
     for case in cases() {
         let inputs = case.inputs();
-        let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+        let sides = (Elements::Full(&inputs[1]), Elements::Full(&inputs[2]));
         for precision in Cpu::precisions() {
             let run = |threads: usize| {
                 case.run(Cpu::with_threads(threads).in_precision(precision), &inputs, sides, 0.3)
@@ -235,12 +358,12 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
                 assert!(same, "{precision:?} {:?} {:?} on {threads} threads", case.sizes, case.kind);
             }
             // The first batch item alone.
-            let sizes = Sizes { batch: 1, ..case.sizes };
+            let sizes = SdpaSizes { batch: 1, ..case.sizes };
             let first = Case { sizes, ..case };
             let part = |values: &Vec<f32>| values[..values.len() / case.sizes.batch].to_vec();
             let [q, k, v] = [0, 1, 2].map(|index| part(&inputs[index]));
             let part = [q, k, v, inputs[3].clone()];
-            let sides = (Elements::F32(&part[1]), Elements::F32(&part[2]));
+            let sides = (Elements::Full(&part[1]), Elements::Full(&part[2]));
             let alone = first.run(Cpu::with_threads(1).in_precision(precision), &part, sides, 0.3);
             let same = alone.iter().zip(&one).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{precision:?} {:?} {:?} without a neighbour", case.sizes, case.kind);
@@ -259,11 +382,12 @@ fn pairs_round_factors_alone() {
         case.softcap = if case.softcap > 0.0 { 2.0 } else { 0.0 };
         let inputs = case.inputs();
         let single = Cpu::with_threads(1);
-        let exact = case.run(single, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), scale);
+        let exact =
+            case.run(single, &inputs, (Elements::Full(&inputs[1]), Elements::Full(&inputs[2])), scale);
         let rounded = inputs.map(|values| values.iter().map(|x| bf16::from_f32(*x).to_f32()).collect());
         let expected = case.expected(&rounded, f64::from(scale));
         for precision in Cpu::precisions() {
-            let sides = (Elements::F32(&rounded[1]), Elements::F32(&rounded[2]));
+            let sides = (Elements::Full(&rounded[1]), Elements::Full(&rounded[2]));
             let got = case.run(single.in_precision(precision), &rounded, sides, scale);
             for ((got, expected), exact) in got.iter().zip(&expected).zip(&exact) {
                 let (got, exact) = (f64::from(*got), f64::from(*exact));
@@ -290,9 +414,22 @@ fn narrow_caches_are_widened_exactly() {
             let cpu = Cpu::with_threads(2).in_precision(precision);
             let sides = (Elements::F16(&halves[0]), Elements::BF16(&uppers[1]));
             let narrow = case.run(cpu, &inputs, sides, 0.3);
-            let wide = case.run(cpu, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), 0.3);
+            let wide = case.run(cpu, &inputs, (Elements::Full(&inputs[1]), Elements::Full(&inputs[2])), 0.3);
             assert!(narrow.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
         }
+    }
+}
+
+/// What is added to the scores of each key.
+struct Added<'a>(&'a [f32]);
+
+impl ScoreMask<f32> for Added<'_> {
+    fn is_by_query(&self) -> bool {
+        false
+    }
+
+    fn apply(&self, _: [usize; 3], keys: Range<usize>, scores: &mut [f32]) {
+        scores.iter_mut().zip(&self.0[keys]).for_each(|(score, added)| *score += added);
     }
 }
 
@@ -316,9 +453,10 @@ fn extreme_scores_are_no_numbers_or_weights() {
             let is_hidden = added.iter().all(|score| *score == -infinity);
             let expected = if is_hidden && hidden_is_nan { nan } else { expected };
             let values = [0.0, 1.0, 2.0];
-            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
-            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
-            let write = |_: [usize; 3], keys: Range<usize>, to: &mut [f32]| to.copy_from_slice(&added[keys]);
+            let sizes =
+                SdpaSizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::Full(values), strides: [0, 0, 1] };
+            let mask = Added(added);
             let attention = Attention {
                 sizes,
                 queries: Some(rows(&[0.0; 9])),
@@ -327,13 +465,13 @@ fn extreme_scores_are_no_numbers_or_weights() {
                 scale: 1.0,
                 softcap: 0.0,
                 visible: &|_| 0..3,
-                mask: Some(Mask { write: &write, is_by_query: false }),
+                mask: Some(&mask),
                 sinks: None,
-                hidden_is_nan,
+                hidden: if hidden_is_nan { HiddenKeys::ExcludedOrNan } else { HiddenKeys::Excluded },
             };
             let cpu = Cpu::with_threads(1).in_precision(precision);
-            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
-            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; scratch_len::<f32>(&sizes, cpu, false, false)]);
+            attention.run(cpu, (&mut to, [0, 0, 1]), Scores::Unread, &mut scratch).unwrap();
             for got in &to[..queries] {
                 assert!(
                     *got == expected || (got.is_nan() && expected.is_nan()),
@@ -363,8 +501,8 @@ fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
         [1, 5, 60].into_iter().flat_map(|queries| Cpu::precisions().map(move |of| (queries, of)))
     {
         for (of_keys, expected) in &cases {
-            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys, size: 1, value_size: 1 };
-            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+            let sizes = SdpaSizes { batch: 1, heads: 1, key_heads: 1, queries, keys, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::Full(values), strides: [0, 0, 1] };
             let attention = Attention {
                 sizes,
                 queries: Some(rows(&[3e38; 60])),
@@ -375,11 +513,11 @@ fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
                 visible: &|_| 0..keys,
                 mask: None,
                 sinks: None,
-                hidden_is_nan: true,
+                hidden: HiddenKeys::ExcludedOrNan,
             };
             let cpu = Cpu::with_threads(1).in_precision(precision);
-            let (mut to, mut scratch) = ([5.0; 60], vec![0.0; sizes.scratch_len(cpu, false)]);
-            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            let (mut to, mut scratch) = ([5.0; 60], vec![0.0; scratch_len::<f32>(&sizes, cpu, false, false)]);
+            attention.run(cpu, (&mut to, [0, 0, 1]), Scores::Unread, &mut scratch).unwrap();
             for got in &to[..queries] {
                 let is_near = (got - expected).abs() <= 0.02;
                 assert!(is_near || (got.is_nan() && expected.is_nan()), "{queries}: {got} {expected}");
@@ -392,8 +530,8 @@ fn hidden_queries_are_nan_where_all_blocks_are_hidden() {
 #[test]
 fn no_keys_at_all_give_zero() {
     for queries in [1, 9] {
-        let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 0, size: 1, value_size: 1 };
-        let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+        let sizes = SdpaSizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 0, size: 1, value_size: 1 };
+        let rows = |values| Rows { elements: Elements::Full(values), strides: [0, 0, 1] };
         let attention = Attention {
             sizes,
             queries: Some(rows(&[1.0; 9])),
@@ -404,20 +542,20 @@ fn no_keys_at_all_give_zero() {
             visible: &|_| 0..0,
             mask: None,
             sinks: None,
-            hidden_is_nan: true,
+            hidden: HiddenKeys::ExcludedOrNan,
         };
         let cpu = Cpu::with_threads(1);
-        let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
-        assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+        let (mut to, mut scratch) = ([5.0; 9], vec![0.0; scratch_len::<f32>(&sizes, cpu, false, false)]);
+        attention.run(cpu, (&mut to, [0, 0, 1]), Scores::Unread, &mut scratch).unwrap();
         assert!(to[..queries].iter().all(|got| *got == 0.0), "{to:?}");
     }
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let sizes = Sizes { batch: 1, heads: 2, key_heads: 2, queries: 3, keys: 4, size: 5, value_size: 6 };
+    let sizes = SdpaSizes { batch: 1, heads: 2, key_heads: 2, queries: 3, keys: 4, size: 5, value_size: 6 };
     let values = [0.0; 64];
-    let rows = |len: usize, strides| Rows { elements: Elements::F32(&values[..len]), strides };
+    let rows = |len: usize, strides| Rows { elements: Elements::Full(&values[..len]), strides };
     let good = Attention {
         sizes,
         queries: Some(rows(30, [30, 15, 5])),
@@ -428,12 +566,12 @@ fn what_does_not_fit_is_refused() {
         visible: &|_| 0..4,
         mask: None,
         sinks: None,
-        hidden_is_nan: false,
+        hidden: HiddenKeys::Excluded,
     };
     let cpu = Cpu::with_threads(1);
     let run = |attention: &Attention<'_>, len: usize, strides: [usize; 3]| {
-        let mut scratch = vec![0.0; sizes.scratch_len(cpu, false)];
-        attention.run(cpu, &mut vec![0.0; len], strides, &mut scratch).is_ok()
+        let mut scratch = vec![0.0; scratch_len::<f32>(&sizes, cpu, false, false)];
+        attention.run(cpu, (&mut vec![0.0; len], strides), Scores::Unread, &mut scratch).is_ok()
     };
     assert!(run(&good, 36, [36, 18, 6]) && run(&good, 36, [36, 6, 12]));
     assert!(!run(&good, 35, [36, 18, 6]) && !run(&good, 36, [36, 17, 6]) && !run(&good, 36, [36, 18, 5]));
@@ -441,7 +579,7 @@ fn what_does_not_fit_is_refused() {
     assert!(!run(&Attention { queries: None, ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { keys: rows(39, [40, 20, 5]), ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { values: rows(47, [48, 24, 6]), ..good }, 36, [36, 18, 6]));
-    assert!(!run(&Attention { sizes: Sizes { key_heads: 0, ..sizes }, ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { sizes: SdpaSizes { key_heads: 0, ..sizes }, ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { sinks: Some(&[0.0]), ..good }, 36, [36, 18, 6]));
-    assert!(good.run(cpu, &mut [0.0; 36], [36, 18, 6], &mut []).is_err());
+    assert!(good.run(cpu, (&mut [0.0; 36], [36, 18, 6]), Scores::Unread, &mut []).is_err());
 }

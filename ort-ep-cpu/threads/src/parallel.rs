@@ -190,11 +190,30 @@ impl<'a, T: Send> StridedRows<'a, T> {
         (scratch, scratch_len): (&mut [S], usize),
         task: impl Fn(RowBlock<'_, T>, &mut [S]) + Sync,
     ) {
-        let StridedRows { values, extents, strides, len } = self;
+        let none: StridedRows<'_, ()> =
+            StridedRows { values: &mut [], extents: self.extents, strides: [0; 3], len: 0 };
+        let scratch = (scratch, scratch_len);
+        self.for_each_block_of_two(none, threads, block, scratch, |block, _, scratch| task(block, scratch));
+    }
+
+    /// Like [`StridedRows::for_each_block`], with the same block of a second set of rows.
+    ///
+    /// # Panics
+    /// If the extents differ.
+    pub fn for_each_block_of_two<U: Send, S: Send>(
+        self,
+        other: StridedRows<'_, U>,
+        threads: usize,
+        block: [usize; 2],
+        (scratch, scratch_len): (&mut [S], usize),
+        task: impl Fn(RowBlock<'_, T>, RowBlock<'_, U>, &mut [S]) + Sync,
+    ) {
+        assert_eq!(self.extents, other.extents, "a block has the same rows of both");
+        let extents = self.extents;
         let block = block.map(|size| size.max(1));
         let parts = [extents[1].div_ceil(block[0]), extents[2].div_ceil(block[1])];
         let count = Self::block_count(extents, block);
-        let pieces = Pieces::new(values);
+        let (pieces, others) = (Pieces::new(self.values), Pieces::new(other.values));
         let shares = Shares::new(threads, count);
         // The scratch is cut into one piece per taker, so each task of the region below is a taker
         // with its own scratch.
@@ -205,7 +224,10 @@ impl<'a, T: Send> StridedRows<'a, T> {
                 let starts = [rest / parts[1] * block[0], rest % parts[1] * block[1]];
                 let ranges =
                     [0, 1].map(|axis| starts[axis]..(starts[axis] + block[axis]).min(extents[axis + 1]));
-                task(RowBlock { pieces: &pieces, outer, ranges, strides, len }, scratch);
+                let (strides, len) = (other.strides, other.len);
+                let other = RowBlock { pieces: &others, outer, ranges: ranges.clone(), strides, len };
+                let (strides, len) = (self.strides, self.len);
+                task(RowBlock { pieces: &pieces, outer, ranges, strides, len }, other, scratch);
             }
         });
     }
@@ -233,6 +255,16 @@ impl<T> RowBlock<'_, T> {
         // SAFETY: `StridedRows::new` checked that rows do not overlap, no two blocks share a row,
         // and `&mut self` borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
+    }
+
+    /// Returns the whole block as one slice, in the order of its axes, if its rows are contiguous.
+    pub fn adjacent(&mut self) -> Option<&mut [T]> {
+        let [first, second, third] = self.strides;
+        let [rows, columns] = [self.ranges[0].len(), self.ranges[1].len()];
+        let is_one = (columns == 1 || third == self.len) && (rows == 1 || second == columns * self.len);
+        let start = self.outer * first + self.ranges[0].start * second + self.ranges[1].start * third;
+        // SAFETY: as in `row`. The rows are contiguous, so the slice covers nothing else.
+        is_one.then(|| unsafe { self.pieces.range(start, rows * columns * self.len) })
     }
 
     /// Returns all rows of the block at one index of the last axis as one slice. The slice is empty
@@ -354,6 +386,11 @@ mod tests {
                         assert!(together == 0 || block.adjacent_rows(k).as_ptr() == first);
                     }
                     assert!(block.adjacent_rows(extents[2]).is_empty());
+                    let whole = block.adjacent().map(|whole| (whole.as_ptr(), whole.len()));
+                    let places = seconds.clone().flat_map(|j| thirds.clone().map(move |k| (j, k)));
+                    let starts: Vec<_> = places.map(|(j, k)| block.row([j, k]).as_ptr()).collect();
+                    let is_one = starts.windows(2).all(|pair| pair[0].wrapping_add(len) == pair[1]);
+                    assert_eq!(whole, is_one.then_some((starts[0], starts.len() * len)));
                     for (j, k) in seconds.flat_map(|j| thirds.clone().map(move |k| (j, k))) {
                         let name = 1 + (block.outer * extents[1] + j) * extents[2] + k;
                         block.row([j, k]).iter_mut().for_each(|value| *value += name);

@@ -14,6 +14,7 @@ const ROOTS: &[&str] = &[
     "ort-build/src/lib.rs",
     "ort-cli/src/main.rs",
     "ort-core/src/lib.rs",
+    "ort-ep-cpu/attention/src/lib.rs",
     "ort-ep-cpu/contrib/src/lib.rs",
     "ort-ep-cpu/conv/src/lib.rs",
     "ort-ep-cpu/elementwise/src/lib.rs",
@@ -98,12 +99,6 @@ const ALLOWED: &[Allowed] = &[
             "bytes/tile.rs",
         ],
         reason: "as above, for tables of 8-bit kernels",
-    },
-    Allowed {
-        folder: "ort-ep-cpu/nn/src",
-        files: &["nn/attention.rs", "nn/attention_fused.rs"],
-        reason: "the rows of both kernels stand together, because their conditions exclude each \
-                 other; the fused kernel takes the sizes of the other",
     },
     Allowed {
         folder: "ort-ep-cpu/vector/src/simd",

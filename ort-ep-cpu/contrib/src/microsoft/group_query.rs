@@ -6,17 +6,16 @@
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
-use ort_core::ops::nn::attention::problem::{self, Causal, GroupQueryProblem, SdpaSizes};
+use ort_core::ops::nn::attention::problem::{self, Causal, GroupQueryProblem, ScoreStage, SdpaSizes};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use smallvec::SmallVec;
 
-use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Spans, Stage, attend};
+use super::attend::{Additions, Bias, HeadSlice, Problem, Span, Spans};
 use super::rotary::{Angles, Positions, positions};
-use ort_cpu_attention as attention;
-use ort_cpu_attention::Elements;
+use ort_cpu_attention::{self as attention, Elements, HiddenKeys};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::{via_f32, via_f32_except};
@@ -78,7 +77,7 @@ struct GroupQuery {
     node: problem::GroupQuery,
     window: Option<usize>,
     /// The stage of the scores that the node outputs.
-    stage: Option<Stage>,
+    stage: Option<ScoreStage>,
     epsilon: f32,
     /// Whether the cache may be in half precision.
     is_narrow: bool,
@@ -97,8 +96,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     );
     let stage = match attrs.int("qk_output")? {
         0 => None,
-        1 => Some(Stage::Scores),
-        2 => Some(Stage::Weights),
+        1 => Some(ScoreStage::Masked),
+        2 => Some(ScoreStage::Weights),
         other => return Err(error!(InvalidGraph, "qk_output is {other}, expected 0, 1 or 2")),
     };
     Ok(Box::new(GroupQuery {
@@ -133,14 +132,15 @@ impl Layout {
         Ok(element_count(&[batch, key_heads, rows, size])?.next_multiple_of(16))
     }
 
-    fn sizes(&self, keys: usize) -> Sizes {
-        Sizes::new(SdpaSizes { keys, ..self.problem.sizes }, self.problem.bound())
+    /// The sizes of an attention over this many past and new keys.
+    fn sizes(&self, keys: usize) -> SdpaSizes {
+        SdpaSizes { keys, ..self.problem.sizes }
     }
 
     /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
-    fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Rows<'a>> {
+    fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<HeadSlice<'a>> {
         let (input, rows) = self.problem.incoming(which);
-        Ok(Rows::new(cx.input(input)?.as_slice()?, rows, self.problem.sizes.size))
+        Ok(HeadSlice::new(cx.input(input)?.as_slice()?, rows, self.problem.sizes.size))
     }
 }
 
@@ -233,12 +233,8 @@ impl Executable for GroupQuery {
         let caches = missing * layout.cache_len(layout.problem.bound())?;
         let sinks = layout.problem.sizes.heads.next_multiple_of(16);
         let is_wanted = self.stage.is_some() && shapes.outputs.get(3).is_some_and(Option::is_some);
-        let scores = if is_wanted { Scores::Written } else { Scores::Passing };
-        let attention = layout.sizes(layout.problem.bound()).scratch_len(
-            self.cpu(shapes.threads),
-            scores,
-            self.is_narrow,
-        );
+        let (sizes, cpu) = (layout.sizes(layout.problem.bound()), self.cpu(shapes.threads));
+        let attention = attention::scratch_len::<f32>(&sizes, cpu, is_wanted, self.is_narrow);
         bytes_of::<f32>(layout.queries_len()? + caches + sinks + attention)
     }
 
@@ -278,7 +274,7 @@ impl Executable for GroupQuery {
             for_each_chunk_mut(threads, to, queries * size, |index, to| {
                 place(&for_queries, q, [index / heads, index % heads], to);
             });
-            q = Rows::by_head(to, [heads, queries, size]);
+            q = HeadSlice::by_head(to, [heads, queries, size]);
         }
         let mut caches: SmallVec<[_; 2]> = SmallVec::new();
         for (which, change) in [(1, &for_keys), (2, &for_values)] {
@@ -313,14 +309,14 @@ impl Executable for GroupQuery {
             softcap: self.node.softcap,
             causal: self.node.causal != Causal::No,
             window: self.window,
-            hidden: Hidden::Excluded,
-            padding: None,
-            bias,
+            last_sees_all: false,
+            hidden: HiddenKeys::Excluded,
+            additions: Additions { padding: None, bias },
             sinks,
-            stage: self.stage.unwrap_or(Stage::Weights),
+            stage: self.stage.unwrap_or(ScoreStage::Weights),
         };
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        attend(&problem, self.cpu(threads), result, scores, rest)
+        problem.run(self.cpu(threads), result, scores, rest)
     }
 }
 
@@ -349,7 +345,7 @@ impl GroupQuery {
 }
 
 /// Writes the new rows of a head, normalized and rotated.
-fn place(change: &Change<'_>, from: Rows<'_>, [batch, head]: [usize; 2], to: &mut [f32]) {
+fn place(change: &Change<'_>, from: HeadSlice<'_>, [batch, head]: [usize; 2], to: &mut [f32]) {
     for (row, to) in spending(4 + from.size, to.chunks_exact_mut(from.size.max(1))).enumerate() {
         if let Ok(from) = from.row([batch, head, row]) {
             change.apply(batch, row, from, to);
@@ -387,7 +383,7 @@ fn cache_of<'a>(
             match output.dtype() {
                 DType::F16 => Elements::F16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
                 DType::BF16 => Elements::BF16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
-                _ => Elements::F32(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
+                _ => Elements::Full(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
             }
         }
         (dtype, false) => {
@@ -402,7 +398,7 @@ fn cache_of<'a>(
                     let spare = &mut bytemuck::cast_slice_mut(spare)[..len];
                     Elements::BF16(cache.fill(past, incoming, change, spare)?)
                 }
-                _ => Elements::F32(cache.fill(past, incoming, change, spare)?),
+                _ => Elements::Full(cache.fill(past, incoming, change, spare)?),
             }
         }
     };
@@ -423,7 +419,7 @@ impl Cache<'_> {
     fn fill<'t, T: CacheElement>(
         &self,
         past: Option<TensorView<'_>>,
-        incoming: Rows<'_>,
+        incoming: HeadSlice<'_>,
         change: &Change<'_>,
         to: &'t mut [T],
     ) -> Result<&'t [T]> {
@@ -449,11 +445,11 @@ impl Cache<'_> {
 /// An element type of a cache.
 trait CacheElement: Element + Default {
     /// Writes the new rows of a head.
-    fn place(change: &Change<'_>, from: Rows<'_>, place: [usize; 2], to: &mut [Self]);
+    fn place(change: &Change<'_>, from: HeadSlice<'_>, place: [usize; 2], to: &mut [Self]);
 }
 
 impl CacheElement for f32 {
-    fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [f32]) {
+    fn place(change: &Change<'_>, from: HeadSlice<'_>, at: [usize; 2], to: &mut [f32]) {
         place(change, from, at, to);
     }
 }
@@ -461,7 +457,7 @@ impl CacheElement for f32 {
 macro_rules! narrow_cache {
     ($($element:ty, $convert:path;)*) => {$(
         impl CacheElement for $element {
-            fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [$element]) {
+            fn place(change: &Change<'_>, from: HeadSlice<'_>, at: [usize; 2], to: &mut [$element]) {
                 with_thread_scratch(|wide: &mut Vec<f32>| {
                     wide.clear();
                     wide.resize(to.len(), 0.0);

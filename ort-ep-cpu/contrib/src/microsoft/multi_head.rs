@@ -7,15 +7,14 @@ use std::ops::Range;
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, Precision, RunCx};
-use ort_core::ops::nn::attention::problem::{self, Causal, MultiHeadProblem, SdpaSizes};
+use ort_core::ops::nn::attention::problem::{self, Causal, MultiHeadProblem, ScoreStage, SdpaSizes};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 use smallvec::{SmallVec, smallvec};
 
-use super::attend::{
-    Bias, Hidden, Padding, PaddingMask, Problem, Rows, Sizes, Span, Stage, attend, scores_of,
-};
+use super::attend::{Additions, Bias, HeadSlice, Padding, PaddingMask, Problem, Span, is_lowered};
+use ort_cpu_attention::{self as attention, HiddenKeys};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
@@ -98,14 +97,15 @@ impl Layout {
         Ok(lens)
     }
 
-    fn sizes(&self, keys: usize) -> Sizes {
-        Sizes::new(SdpaSizes { keys, ..self.problem.sizes }, self.problem.capacity())
+    /// The sizes of an attention over this many past and new keys.
+    fn sizes(&self, keys: usize) -> SdpaSizes {
+        SdpaSizes { keys, ..self.problem.sizes }
     }
 
     /// Returns the new queries (0), keys (1) or values (2) as the inputs hold them.
-    fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<Rows<'a>> {
+    fn incoming<'a>(&self, cx: &RunCx<'a>, which: usize) -> Result<HeadSlice<'a>> {
         let (input, rows) = self.problem.incoming(which);
-        Ok(Rows::new(cx.input(input)?.as_slice()?, rows, self.problem.row_size(which)))
+        Ok(HeadSlice::new(cx.input(input)?.as_slice()?, rows, self.problem.row_size(which)))
     }
 
     /// Returns the part of the bias for queries (0), keys (1) or values (2).
@@ -125,7 +125,7 @@ struct PresentRows<'a> {
 /// Copies rows of heads into a present, and adds the bias.
 fn place_rows(
     threads: usize,
-    from: Rows<'_>,
+    from: HeadSlice<'_>,
     (heads, rows): (usize, usize),
     bias: Option<&[f32]>,
     PresentRows { to, capacity, first }: PresentRows<'_>,
@@ -194,7 +194,7 @@ impl<'a> Beams<'a> {
     fn gather(
         &self,
         threads: usize,
-        from: Rows<'_>,
+        from: HeadSlice<'_>,
         (heads, past, total): (usize, usize, usize),
         to: &mut [f32],
     ) {
@@ -220,9 +220,9 @@ impl Executable for MultiHead {
         let is_wanted = shapes.outputs.get(3).is_some_and(Option::is_some);
         let has_padding = shapes.inputs.get(4).is_some_and(Option::is_some);
         let padding = if has_padding { self.node.mask_filter_value } else { 0.0 };
-        let scores = scores_of(is_wanted, self.node.causal != Causal::No, padding);
+        let keeps = is_lowered(self.node.causal != Causal::No, padding, is_wanted);
         let sizes = layout.sizes(layout.problem.capacity());
-        let attention = sizes.scratch_len(self.cpu(shapes.threads), scores, false);
+        let attention = attention::scratch_len::<f32>(&sizes, self.cpu(shapes.threads), keeps, false);
         bytes_of::<f32>(buffers + attention)
     }
 
@@ -244,7 +244,7 @@ impl Executable for MultiHead {
             let to = &mut take(&mut rest, lens[0])?[..batch * heads * queries * size];
             let present = PresentRows { to: &mut *to, capacity: queries, first: 0 };
             place_rows(threads, q, (heads, queries), layout.bias(cx, 0)?, present);
-            q = Rows::by_head(to, [heads, queries, size]);
+            q = HeadSlice::by_head(to, [heads, queries, size]);
         }
         let k = keys_of(cx, &layout, (1, past), take(&mut rest, lens[1])?)?;
         let v = keys_of(cx, &layout, (2, past), take(&mut rest, lens[2])?)?;
@@ -256,32 +256,37 @@ impl Executable for MultiHead {
             for rows in [&mut k, &mut v] {
                 let to = take(&mut gathered, batch * heads * total * rows.size)?;
                 beams.gather(threads, *rows, (heads, past, total), to);
-                *rows = Rows::by_head(to, [heads, total, rows.size]);
+                *rows = HeadSlice::by_head(to, [heads, total, rows.size]);
             }
         }
         let sizes = layout.sizes(total);
         let scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<f32>()?) } else { None };
+        let padding = cx.find_input(4).map(|view| self.padding(view, &sizes)).transpose()?;
+        let bias =
+            cx.find_input(5).map(|view| Bias::new(view.as_slice()?, view.shape(), &sizes)).transpose()?;
+        let causal = self.node.causal != Causal::No;
+        let added = padding.as_ref().map_or(0.0, |padding| padding.added);
         let problem = Problem {
             sizes,
             q,
-            k: k.plain(),
-            v: v.plain(),
+            k: k.rows(),
+            v: v.rows(),
             spans: smallvec![Span { keys: total, before: past }; batch],
             scale: layout.problem.sizes.scale(self.node.scale),
             softcap: 0.0,
-            causal: self.node.causal != Causal::No,
+            causal,
+            last_sees_all: true,
             window: None,
-            hidden: Hidden::Lowered,
-            padding: cx.find_input(4).map(|view| self.padding(view, &sizes)).transpose()?,
-            bias: cx
-                .find_input(5)
-                .map(|view| Bias::new(view.as_slice()?, view.shape(), &sizes))
-                .transpose()?,
+            hidden: match is_lowered(causal, added, scores.is_some()) {
+                true => HiddenKeys::Lowered,
+                false => HiddenKeys::Excluded,
+            },
+            additions: Additions { padding, bias },
             sinks: None,
-            stage: if scores.is_some() { Stage::Scores } else { Stage::Weights },
+            stage: ScoreStage::Masked,
         };
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        attend(&problem, self.cpu(threads), result, scores, rest)
+        problem.run(self.cpu(threads), result, scores, rest)
     }
 }
 
@@ -301,7 +306,7 @@ fn keys_of<'a>(
     layout: &Layout,
     (which, past): (usize, usize),
     scratch: &'a mut [f32],
-) -> Result<Rows<'a>> {
+) -> Result<HeadSlice<'a>> {
     let (threads, incoming) = (cx.threads(), layout.incoming(cx, which)?);
     let (SdpaSizes { batch, heads, keys, .. }, capacity) = (layout.problem.sizes, layout.problem.capacity());
     let len = batch * heads * capacity * incoming.size;
@@ -319,18 +324,18 @@ fn keys_of<'a>(
     let bias = layout.bias(cx, which)?;
     let present = PresentRows { to: &mut *to, capacity, first: past };
     place_rows(threads, incoming, (heads, keys), bias, present);
-    Ok(Rows::by_head(to, [heads, capacity, incoming.size]))
+    Ok(HeadSlice::by_head(to, [heads, capacity, incoming.size]))
 }
 
 impl MultiHead {
     /// Reads the padding mask.
-    fn padding<'a>(&self, view: TensorView<'a>, sizes: &Sizes) -> Result<Padding<'a>> {
-        let Sizes { batch, keys, .. } = *sizes;
+    fn padding<'a>(&self, view: TensorView<'a>, sizes: &SdpaSizes) -> Result<Padding<'a>> {
+        let SdpaSizes { batch, keys, .. } = *sizes;
         let elements = view.as_slice::<i32>()?;
         let place = |at: usize| elements.get(at).map_or(0, |place| (*place).clamp(0, i32::MAX) as usize);
         let ranges =
             |range: &dyn Fn(usize) -> Range<usize>| PaddingMask::Ranges((0..batch).map(range).collect());
-        let mask = match problem::PaddingMask::new(view.shape(), &sizes.sdpa())? {
+        let mask = match problem::PaddingMask::new(view.shape(), sizes)? {
             None => ranges(&|_| 0..keys),
             Some(problem::PaddingMask::From) => ranges(&|index| 0..place(index)),
             Some(problem::PaddingMask::FromAndBefore) => ranges(&|index| place(batch + index)..place(index)),

@@ -4,17 +4,21 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use ort_core::dtype::{DType, Element};
+use ort_core::ops::nn::attention::problem::{BroadcastMask, SdpaSizes};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error, for_each_type};
+use ort_core::{Result, error, for_each_type};
 
+use ort_cpu_attention::ScoreMask;
 use ort_cpu_kernel::real::Real;
 use ort_cpu_threads::interrupt::spending;
 
 /// A mask, broadcast to `[batch, heads, queries, keys]`. Keys past its last column are masked.
 pub(super) struct Mask<'a, T: Real> {
     values: MaskValues<'a, T>,
-    strides: [usize; 3],
-    keys: usize,
+    shape: BroadcastMask,
+    /// Whether -inf is added to the scores of masked keys. Otherwise it replaces them, because a
+    /// NaN or +inf plus -inf is NaN.
+    adds_hidden: bool,
 }
 
 /// The elements of a mask.
@@ -26,25 +30,8 @@ enum MaskValues<'a, T: Real> {
 }
 
 impl<'a, T: Real> Mask<'a, T> {
-    pub(super) fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
-        let shape = view.shape();
-        ensure!(
-            (1..=4).contains(&shape.len()),
-            InvalidArgument,
-            "the mask has shape {shape:?}, expected rank 1 to 4"
-        );
-        let mut full = [1; 4];
-        // Missing leading axes have size 1, as in NumPy.
-        full[4 - shape.len()..].copy_from_slice(shape);
-        // The last axis may be shorter than the keys, because the missing ones are masked.
-        let fits = full.iter().zip(&sizes).take(3).all(|(size, to)| *size == 1 || size == to);
-        ensure!(
-            fits && full[3] <= sizes[3],
-            InvalidArgument,
-            "the mask of shape {shape:?} does not broadcast to the scores of shape {sizes:?}"
-        );
-        let steps = [full[1] * full[2] * full[3], full[2] * full[3], full[3]];
-        let strides = [0, 1, 2].map(|axis| if full[axis] == 1 { 0 } else { steps[axis] });
+    pub(super) fn new(view: TensorView<'a>, sizes: &SdpaSizes, adds_hidden: bool) -> Result<Mask<'a, T>> {
+        let shape = BroadcastMask::new(view.shape(), sizes)?;
         let dtype = view.dtype();
         let values = if dtype == DType::Bool {
             MaskValues::Allowed(view.bytes()?)
@@ -56,40 +43,53 @@ impl<'a, T: Real> Mask<'a, T> {
             }, else => return Err(error!(InvalidArgument, "a mask of type {dtype}")));
             MaskValues::Added(wide.into())
         };
-        Ok(Mask { values, strides, keys: full[3] })
+        Ok(Mask { values, shape, adds_hidden })
     }
 
-    /// Returns the bias of a key's score, which is -inf if the key is masked. `row` is from
-    /// [`Mask::row`].
-    pub(super) fn at(&self, row: usize, key: usize) -> T {
+    /// Returns the offset of the first key for a (batch, head, query).
+    fn first(&self, place: [usize; 3], keys: &Range<usize>) -> usize {
+        let row: usize = place.iter().zip(self.shape.strides).map(|(at, stride)| at * stride).sum();
+        row + keys.start
+    }
+
+    /// Splits scores into those of keys that the mask has and those of later keys.
+    fn split<'s>(&self, keys: &Range<usize>, scores: &'s mut [T]) -> (&'s mut [T], &'s mut [T]) {
+        let there = keys.end.min(self.shape.keys).saturating_sub(keys.start);
+        scores.split_at_mut(there.min(scores.len()))
+    }
+}
+
+impl<T: Real> ScoreMask<T> for Mask<'_, T> {
+    fn is_by_query(&self) -> bool {
+        self.shape.strides[2] != 0
+    }
+
+    fn apply(&self, place: [usize; 3], keys: Range<usize>, scores: &mut [T]) {
         let hidden = T::from_f64(f64::NEG_INFINITY);
-        if key >= self.keys {
-            return hidden;
-        }
+        let add = |score: &mut T, added: T| {
+            *score = if added == hidden && !self.adds_hidden { hidden } else { *score + added };
+        };
+        let first = self.first(place, &keys);
+        let (there, missing) = self.split(&keys, scores);
+        missing.iter_mut().for_each(|score| add(score, hidden));
         match &self.values {
             MaskValues::Allowed(values) => {
-                if values[row + key] != 0 {
-                    T::ZERO
-                } else {
-                    hidden
-                }
+                let allowed = values.get(first..).unwrap_or(&[]);
+                let masked = there.iter_mut().zip(allowed).filter(|(_, allowed)| **allowed == 0);
+                masked.for_each(|(score, _)| add(score, hidden));
             }
-            MaskValues::Added(values) => values[row + key],
+            MaskValues::Added(values) => {
+                let added = values.get(first..).unwrap_or(&[]);
+                there.iter_mut().zip(added).for_each(|(score, added)| add(score, *added));
+            }
         }
     }
 
-    /// Returns whether the mask has a row for each query.
-    pub(super) fn is_by_query(&self) -> bool {
-        self.strides[2] != 0
-    }
-
-    /// Writes the biases of a range of keys for one `[batch, head, query]`.
-    pub(super) fn write(&self, place: [usize; 3], keys: Range<usize>, to: &mut [T]) {
+    fn write(&self, place: [usize; 3], keys: Range<usize>, added: &mut [T]) {
         let hidden = T::from_f64(f64::NEG_INFINITY);
-        let there = keys.end.min(self.keys).saturating_sub(keys.start);
-        let (there, missing) = to.split_at_mut(there.min(to.len()));
+        let first = self.first(place, &keys);
+        let (there, missing) = self.split(&keys, added);
         missing.fill(hidden);
-        let first = self.row(place) + keys.start;
         match &self.values {
             MaskValues::Allowed(values) => {
                 let allowed = values.get(first..).unwrap_or(&[]);
@@ -102,11 +102,6 @@ impl<'a, T: Real> Mask<'a, T> {
                 there.iter_mut().zip(added).for_each(|(to, added)| *to = *added);
             }
         }
-    }
-
-    /// Returns the offset of the row of `[batch, head, query]`.
-    pub(super) fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
-        batch * self.strides[0] + head * self.strides[1] + query * self.strides[2]
     }
 }
 

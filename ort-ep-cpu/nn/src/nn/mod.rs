@@ -6,8 +6,9 @@
 )]
 
 mod attention;
-mod attention_fused;
+mod attention_cache;
 mod attention_mask;
+mod attention_reach;
 mod causal_conv;
 mod conv;
 mod conv_depthwise;

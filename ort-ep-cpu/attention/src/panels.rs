@@ -1,13 +1,13 @@
-//! One attention task: a block of queries of one head, in panels, over all keys that they see.
-
-#![allow(
-    clippy::indexing_slicing,
-    reason = "rows are checked against their slices before the first one is read, and scratch is cut by the same sizes that it is planned with"
-)]
+//! A block of queries in panels, over all keys that they see.
 
 use std::ops::Range;
 
-use super::{Attention, KEYS, Mask, PANELS, Places, Sizes, Strip};
+use super::attention::Attention;
+use super::blocks::{KEYS, PANELS, pairs_len};
+use super::query_block::QueryBlock;
+use super::rows::Strip;
+use super::scores::ScoreMask;
+use ort_core::ops::nn::attention::problem::SdpaSizes;
 use ort_cpu_gemm::{Cpu, Pairing};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::RowBlock;
@@ -16,20 +16,20 @@ use ort_cpu_vector::simd::attention::{Change, Product, Seen, WIDTH, change, mult
 use ort_cpu_vector::simd::{Isa, transpose_tiles};
 
 /// A block of queries in panels.
-pub(super) struct Task<'a, 'b> {
+pub(crate) struct Panels<'a, 'b> {
     attention: &'a Attention<'a>,
     isa: Isa,
     /// Makes bf16 pairs, if the matmuls use them.
     pairs: Option<Pairing>,
     block: RowBlock<'b, f32>,
-    places: Places,
+    places: QueryBlock,
     /// Queries of a panel.
     width: usize,
 }
 
 /// Queries that are processed together, one per lane.
 struct Panel {
-    lines: Range<usize>,
+    rows: Range<usize>,
     /// The keys that any of them sees.
     any: Range<usize>,
     /// The keys that all of them see.
@@ -38,19 +38,19 @@ struct Panel {
     is_empty: bool,
 }
 
-/// The keys and values at consecutive rows of a head.
+/// Consecutive keys of a head and their values.
 struct KeyBlock<'a> {
-    rows: Range<usize>,
+    span: Range<usize>,
     keys: Strip<'a>,
     values: Strip<'a>,
 }
 
-impl<'a, 'b> Task<'a, 'b> {
-    pub(super) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: RowBlock<'b, f32>) -> Task<'a, 'b> {
-        let places = Places::new(&block);
+impl<'a, 'b> Panels<'a, 'b> {
+    pub(crate) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: RowBlock<'b, f32>) -> Panels<'a, 'b> {
+        let places = QueryBlock::new(&block);
         let panels = places.len().div_ceil(WIDTH).max(1);
         let width = places.len().div_ceil(panels).next_multiple_of(16).min(WIDTH);
-        Task { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width }
+        Panels { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width }
     }
 
     /// Returns the elements that hold `steps` k steps.
@@ -58,17 +58,17 @@ impl<'a, 'b> Task<'a, 'b> {
         if self.pairs.is_some() { steps.div_ceil(2) } else { steps }
     }
 
-    pub(super) fn run(mut self, scratch: &mut [f32]) {
-        let Sizes { size, value_size, .. } = self.attention.sizes;
+    pub(crate) fn run(mut self, scratch: &mut [f32]) {
+        let SdpaSizes { size, value_size, .. } = self.attention.sizes;
         let (count, row) = (self.places.len().div_ceil(self.width), self.elements(size));
         let (packed, rest) = scratch.split_at_mut(count * WIDTH * row);
         let (results, rest) = rest.split_at_mut(count * WIDTH * value_size);
         let (scores, rest) = rest.split_at_mut(WIDTH * KEYS.max(value_size).max(size));
         let (added, rest) = rest.split_at_mut(2 * WIDTH * KEYS);
-        let [of_keys, of_values] = self.pairs.map_or([0; 2], |_| self.attention.sizes.pairs_len());
+        let [of_keys, of_values] = self.pairs.map_or([0; 2], |_| pairs_len(&self.attention.sizes));
         let (pairs_of_keys, rest) = rest.split_at_mut(of_keys);
         let (pairs_of_values, rest) = rest.split_at_mut(of_values);
-        let (wide_keys, wide_values) = rest.split_at_mut(match self.attention.keys.elements.is_narrow() {
+        let (wide_keys, wide_values) = rest.split_at_mut(match self.attention.keys.elements.is_half() {
             true => KEYS * size,
             false => 0,
         });
@@ -76,20 +76,20 @@ impl<'a, 'b> Task<'a, 'b> {
         let mut all = self.attention.sizes.keys..0;
         for (index, panel) in panels.iter_mut().enumerate().take(count) {
             let packed = &mut packed[index * WIDTH * row..][..WIDTH * row];
-            let rows = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
-            let new = self.panel(index, packed, scores, rows);
+            let copies = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
+            let new = self.panel(index, packed, scores, copies);
             all = all.start.min(new.any.start)..all.end.max(new.any.end);
             *panel = Some(new);
         }
-        let place = [self.places.batch, self.places.heads.start / self.attention.sizes.group()];
+        let place = [self.places.batch, self.places.heads.start / self.attention.group()];
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
-            let rows = first..(first + KEYS).min(all.end);
-            spend(rows.len() * self.places.len() * (size + value_size) / 16);
-            let keys = self.attention.keys.strip(self.isa, place, rows.clone(), size, wide_keys);
-            let values = self.attention.values.strip(self.isa, place, rows.clone(), value_size, wide_values);
+            let span = first..(first + KEYS).min(all.end);
+            spend(span.len() * self.places.len() * (size + value_size) / 16);
+            let keys = self.attention.keys.strip(self.isa, place, span.clone(), size, wide_keys);
+            let values = self.attention.values.strip(self.isa, place, span.clone(), value_size, wide_values);
             let (keys, values) = match self.pairs {
                 Some(pairs) => {
-                    let count = rows.len();
+                    let count = span.len();
                     pairs.of_neighbours((keys.values, keys.stride), [count, size], pairs_of_keys);
                     pairs.of_rows((values.values, values.stride), [count, value_size], pairs_of_values);
                     let keys = Strip { values: &*pairs_of_keys, stride: row };
@@ -99,13 +99,13 @@ impl<'a, 'b> Task<'a, 'b> {
             };
             for (index, panel) in panels.iter_mut().flatten().enumerate() {
                 // No query of this panel sees the block, as above the diagonal of causal attention.
-                if panel.any.end <= rows.start || panel.any.start >= rows.end {
+                if panel.any.end <= span.start || panel.any.start >= span.end {
                     continue;
                 }
-                let rows = rows.start..rows.end.min(panel.any.end);
+                let span = span.start..span.end.min(panel.any.end);
                 let packed = &packed[index * WIDTH * row..][..WIDTH * row];
                 let results = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
-                self.step(panel, KeyBlock { rows, keys, values }, packed, results, (scores, added));
+                self.step(panel, KeyBlock { span, keys, values }, packed, results, (scores, added));
             }
         }
         for (index, panel) in panels.iter().flatten().enumerate() {
@@ -114,14 +114,14 @@ impl<'a, 'b> Task<'a, 'b> {
     }
 
     /// Packs the queries of a panel and determines the keys that they see. bf16 pairs are staged in
-    /// `stage`, and in-place queries in `rows`.
-    fn panel(&mut self, index: usize, packed: &mut [f32], stage: &mut [f32], rows: &mut [f32]) -> Panel {
-        let Sizes { size, keys, .. } = self.attention.sizes;
-        let lines = index * self.width..((index + 1) * self.width).min(self.places.len());
+    /// `stage`, and in-place queries in `copies`.
+    fn panel(&mut self, index: usize, packed: &mut [f32], stage: &mut [f32], copies: &mut [f32]) -> Panel {
+        let SdpaSizes { size, keys, .. } = self.attention.sizes;
+        let rows = index * self.width..((index + 1) * self.width).min(self.places.len());
         let mut panel =
-            Panel { lines: lines.clone(), any: keys..0, all: 0..keys, seen: Seen::NOTHING, is_empty: true };
-        for line in lines.clone() {
-            let [batch, head, query] = self.places.at(line);
+            Panel { rows: rows.clone(), any: keys..0, all: 0..keys, seen: Seen::NOTHING, is_empty: true };
+        for row in rows.clone() {
+            let [batch, head, query] = self.places.at(row);
             let span = self.attention.span(batch, query);
             if !span.is_empty() {
                 panel.any = panel.any.start.min(span.start)..panel.any.end.max(span.end);
@@ -129,43 +129,43 @@ impl<'a, 'b> Task<'a, 'b> {
             panel.all = panel.all.start.max(span.start)..panel.all.end.min(span.end);
             if let Some(sinks) = self.attention.sinks {
                 // A sink acts as a key with this score and a value of 0.
-                panel.seen.greatest[line - lines.start] = sinks[head];
-                panel.seen.sum[line - lines.start] = 1.0;
+                panel.seen.greatest[row - rows.start] = sinks[head];
+                panel.seen.sum[row - rows.start] = 1.0;
             }
         }
         match self.pairs {
             Some(pairs) => {
-                self.turn_queries(lines, &mut stage[..WIDTH * size], rows);
+                self.turn_queries(rows, &mut stage[..WIDTH * size], copies);
                 pairs.of_rows((stage, WIDTH), [size, WIDTH], packed);
             }
-            None => self.turn_queries(lines, packed, rows),
+            None => self.turn_queries(rows, packed, copies),
         }
         panel
     }
 
     /// Writes queries transposed and scaled. Queries that are in the output buffer are copied to
-    /// `rows` first.
-    fn turn_queries(&mut self, lines: Range<usize>, to: &mut [f32], rows: &mut [f32]) {
+    /// `copies` first.
+    fn turn_queries(&mut self, rows: Range<usize>, to: &mut [f32], copies: &mut [f32]) {
         let (attention, size) = (self.attention, self.attention.sizes.size);
         to.fill(0.0);
         // Queries of one head are at equal strides.
-        let mut line = lines.start;
-        while line < lines.end {
-            let [batch, head, query] = self.places.at(line);
-            let count = (self.places.queries.end - query).min(lines.end - line);
-            let to = (&mut to[line - lines.start..], WIDTH);
+        let mut row = rows.start;
+        while row < rows.end {
+            let [batch, head, query] = self.places.at(row);
+            let count = (self.places.queries.end - query).min(rows.end - row);
+            let to = (&mut to[row - rows.start..], WIDTH);
             match (attention.queries, attention.queries_from([batch, head, query])) {
                 (Some(queries), Some(from)) => {
                     turn(self.isa, [count, size], (from, queries.strides[2]), to);
                 }
                 _ => {
-                    for (next, row) in rows.chunks_exact_mut(size).take(count).enumerate() {
-                        row.copy_from_slice(self.block.row([head, query + next]));
+                    for (next, copy) in copies.chunks_exact_mut(size).take(count).enumerate() {
+                        copy.copy_from_slice(self.block.row([head, query + next]));
                     }
-                    turn(self.isa, [count, size], (&*rows, size), to);
+                    turn(self.isa, [count, size], (&*copies, size), to);
                 }
             }
-            line += count;
+            row += count;
         }
         unary_in_place(self.isa, Unary::Affine { scale: self.attention.factor(), shift: 0.0 }, to);
     }
@@ -174,24 +174,23 @@ impl<'a, 'b> Task<'a, 'b> {
     fn step(
         &self,
         panel: &mut Panel,
-        KeyBlock { rows, keys, values }: KeyBlock<'_>,
+        KeyBlock { span, keys, values }: KeyBlock<'_>,
         packed: &[f32],
         results: &mut [f32],
         (scores, added): (&mut [f32], &mut [f32]),
     ) {
-        let Sizes { size, value_size, .. } = self.attention.sizes;
-        let (count, columns) = (rows.len(), panel.lines.len());
+        let SdpaSizes { size, value_size, .. } = self.attention.sizes;
+        let (count, columns) = (span.len(), panel.rows.len());
         let (by_row, by_key) = added.split_at_mut(WIDTH * KEYS);
         let mut changes = Change { softcap: self.attention.softcap, ..Change::default() };
         if let Some(mask) = self.attention.mask {
             // Heads that share a panel may have masks of their own.
-            let is_by_line = mask.is_by_query || self.places.heads.len() > 1;
-            let lines =
-                if is_by_line { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
-            if self.write_mask(mask, lines, &rows, by_row) {
+            let is_by_row = mask.is_by_query() || self.places.heads.len() > 1;
+            let rows = if is_by_row { panel.rows.clone() } else { panel.rows.start..panel.rows.start + 1 };
+            if self.write_mask(mask, rows, &span, by_row) {
                 return;
             }
-            if is_by_line {
+            if is_by_row {
                 turn(self.isa, [columns, count], (&*by_row, KEYS), (&mut *by_key, WIDTH));
                 changes.by_query = Some(by_key);
             } else {
@@ -200,13 +199,13 @@ impl<'a, 'b> Task<'a, 'b> {
         }
         // Bounds are applied only if some query of the panel does not see the whole block.
         let mut bounds = [[0.0; WIDTH]; 2];
-        if panel.all.start > rows.start || panel.all.end < rows.end {
-            for (column, line) in panel.lines.clone().enumerate() {
-                let [batch, _, query] = self.places.at(line);
-                let span = self.attention.span(batch, query);
-                let place = |key: usize| (key.clamp(rows.start, rows.end) - rows.start) as f32;
-                bounds[0][column] = place(span.start);
-                bounds[1][column] = place(span.end);
+        if panel.all.start > span.start || panel.all.end < span.end {
+            for (column, row) in panel.rows.clone().enumerate() {
+                let [batch, _, query] = self.places.at(row);
+                let seen = self.attention.span(batch, query);
+                let place = |key: usize| (key.clamp(span.start, span.end) - span.start) as f32;
+                bounds[0][column] = place(seen.start);
+                bounds[1][column] = place(seen.end);
             }
             changes.visible = Some(&bounds);
         }
@@ -235,31 +234,37 @@ impl<'a, 'b> Task<'a, 'b> {
         panel.is_empty = false;
     }
 
-    /// Writes the mask of a block of keys, a row for each line. Returns whether it hides
+    /// Writes the mask of a block of keys, a row for each query. Returns whether it hides
     /// everything.
-    fn write_mask(&self, mask: Mask<'_>, lines: Range<usize>, keys: &Range<usize>, to: &mut [f32]) -> bool {
+    fn write_mask(
+        &self,
+        mask: &dyn ScoreMask<f32>,
+        rows: Range<usize>,
+        keys: &Range<usize>,
+        to: &mut [f32],
+    ) -> bool {
         let mut hides = true;
-        for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
-            let row = &mut row[..keys.len()];
-            (mask.write)(self.places.at(line), keys.clone(), row);
-            hides = hides && row.iter().all(|added| *added == f32::NEG_INFINITY);
+        for (row, added) in rows.zip(to.chunks_exact_mut(KEYS)) {
+            let added = &mut added[..keys.len()];
+            mask.write(self.places.at(row), keys.clone(), added);
+            hides = hides && added.iter().all(|added| *added == f32::NEG_INFINITY);
         }
         hides
     }
 
     /// Divides by the sums, transposes the results back and writes them.
-    fn finish(&mut self, panel: &Panel, results: &mut [f32], rows: &mut [f32]) {
+    fn finish(&mut self, panel: &Panel, results: &mut [f32], turned: &mut [f32]) {
         let value_size = self.attention.sizes.value_size;
         if panel.is_empty {
             results.fill(0.0);
         }
-        let columns = panel.lines.len();
-        turn(self.isa, [value_size, columns], (&*results, WIDTH), (&mut *rows, value_size));
-        for ((column, line), row) in panel.lines.clone().enumerate().zip(rows.chunks_exact(value_size)) {
-            let [_, head, query] = self.places.at(line);
+        let columns = panel.rows.len();
+        turn(self.isa, [value_size, columns], (&*results, WIDTH), (&mut *turned, value_size));
+        for ((column, row), result) in panel.rows.clone().enumerate().zip(turned.chunks_exact(value_size)) {
+            let [_, head, query] = self.places.at(row);
             let factor = self.attention.final_factor(panel.seen.sum[column]);
             let to = self.block.row([head, query]);
-            to.iter_mut().zip(row).for_each(|(to, value)| *to = value * factor);
+            to.iter_mut().zip(result).for_each(|(to, value)| *to = value * factor);
         }
     }
 }
