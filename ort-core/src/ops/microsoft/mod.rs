@@ -113,6 +113,7 @@ pub(in crate::ops) fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
 
 /// Returns the attributes of a node, with defaults filled in.
 pub(in crate::ops) fn draft_attributes(draft: &Draft<'_>) -> Result<Attributes> {
+    // Drafts have the attributes as given; the record knows the defaults.
     let spec = Registry::global()?.find(&draft.domain, &draft.op);
     let spec = spec.ok_or_else(|| error!(Fail, "operator {} is not known", draft.op))?;
     Attributes::new(spec, draft.attrs.clone())

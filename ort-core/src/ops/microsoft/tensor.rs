@@ -84,6 +84,7 @@ fn infer_unique(cx: &mut InferCx<'_>) -> Result<()> {
 fn lower_unique(draft: &mut Draft<'_>) -> Result<()> {
     let input = draft.required(0)?;
     draft.become_op("Unique", &[input], &[("sorted", Attribute::Int(0))]);
+    // The standard's outputs are Y, indices, inverse_indices and counts. `idx` is the third.
     draft.outputs.insert(1, None);
     Ok(())
 }

@@ -55,6 +55,7 @@ static SEQUENCE_AT: OpSpec = OpSpec {
     outputs: &[one("tensor", "T")],
     types: &[S, var("T", CONTAINED), var("I", POSITION)],
     infer: |cx| {
+        // Elements may differ in size, so the result gets symbols of its own.
         let element = outside(&element_type(cx, 0));
         cx.set_type(0, element);
         Ok(())

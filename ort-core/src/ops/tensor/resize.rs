@@ -158,6 +158,7 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
         }
         return cx.set_shape(0, sizes);
     }
+    // The standard forbids scales beside sizes. If a model has both, the scales win.
     let scales = cx.floats(2);
     if let Some(scales) = &scales {
         ensure!(

@@ -83,6 +83,7 @@ impl Attention {
         let layout = |index: usize, heads| HeadLayout::new(shape(index).unwrap_or_default(), heads);
         let (q, k, v) =
             (layout(0, self.query_heads)?, layout(1, self.key_heads)?, layout(2, self.key_heads)?);
+        // A past of other heads would be read with wrong strides.
         let past = match shape(4) {
             None => 0,
             Some(&[batch, heads, rows, size]) if [batch, heads, size] == [k.batch, k.heads, k.size] => rows,
@@ -107,6 +108,7 @@ impl Attention {
             && q.size == k.size
             && k.rows == v.rows
             && k.heads == v.heads
+            // Without key heads there is no remainder, so no query heads fit.
             && q.heads.checked_rem(k.heads) == Some(0);
         ensure!(fits, InvalidArgument, "queries, keys and values do not match");
         Ok(AttentionProblem { q, k, v, past })
