@@ -74,6 +74,7 @@ fn is_depthwise(found: &Found<'_>) -> bool {
 fn bytes_between(found: &Found<'_>) -> Option<usize> {
     let size = |axis: usize| usize::try_from(found.shape("x")?.get(axis)?.as_constant()?).ok();
     let channels = *found.fixed_shape("w1")?.first()?;
+    // The pointwise convolution keeps height and width, axes 2 and 3.
     let elements = channels.saturating_mul(size(2)?).saturating_mul(size(3)?);
     found.dtype("x")?.byte_len(elements)
 }

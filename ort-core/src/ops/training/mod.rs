@@ -109,6 +109,7 @@ fn infer_gradient(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// The outputs are the new parameters and states: all groups but the gradients.
 fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
+    // The first two inputs are the learning rate and the iteration count.
     let given = cx.input_count().saturating_sub(2);
     ensure!(
         given > 0 && given.is_multiple_of(groups),

@@ -188,6 +188,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
     /// Puts the updated rows back into the whole tensor.
     fn around(&mut self, old: ValueId, new: ValueId) -> Result<ValueId> {
         let Some([first, end]) = self.rows else { return Ok(new) };
+        // The other rows are copied unchanged. `Slice` clamps the open end.
         let (before, after) = (self.rows_of(old, 0, first)?, self.rows_of(old, end, i64::MAX)?);
         self.draft.emit("Concat", &[before, new, after], &[("axis", Attribute::Int(0))])
     }

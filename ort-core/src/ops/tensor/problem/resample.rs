@@ -164,6 +164,7 @@ impl<'a> Resize<'a> {
             "cubic" => 2.0,
             other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
         };
+        // The filter is 0 beyond `support / stretch` elements. A tiny scale saturates in the casts.
         let first = (-support / f64::from(self.stretch(axis))).floor() as i64 + 1;
         Ok((first, 2i64.saturating_sub(first.saturating_mul(2))))
     }
@@ -303,6 +304,7 @@ impl Col2Im {
                 InvalidGraph,
                 "strides and dilations are not positive"
             );
+            // The standard's number of block positions along the axis.
             let places = (size + begin + end - dilation * (block - 1) - 1).div_euclid(stride) + 1;
             let (size, block, places) = (whole(*size)?, whole(*block)?, whole(places)?);
             axes.push(Col2ImAxis { size, block, places, stride, begin, dilation });
