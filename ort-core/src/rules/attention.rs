@@ -145,6 +145,7 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         },
         None => None,
     };
+    // The softmax of a row of only -inf is NaN in the formula.
     let attrs = [("scale", Attribute::Float(scale)), (HIDDEN_IS_NAN, Attribute::Int(1))];
     Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
 }

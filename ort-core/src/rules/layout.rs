@@ -54,6 +54,7 @@ fn order(found: &Found<'_>, name: &str) -> Option<Vec<i64>> {
 }
 
 fn is_image(found: &Found<'_>) -> bool {
+    // The permutations above have four axes.
     found.rank("x") == Some(4)
 }
 

@@ -203,6 +203,7 @@ fn is_gemm(found: &Found<'_>) -> bool {
 
 /// Whether a constant bias has `count` numbers along its last axis, and at most two axes.
 fn is_bias_of_columns(found: &Found<'_>, count: usize) -> bool {
+    // A bias of [1, N] broadcasts over the rows of a `Gemm`.
     matches!(found.fixed_shape("b").as_deref(), Some([size] | [1, size]) if *size == count)
 }
 

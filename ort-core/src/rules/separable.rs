@@ -44,6 +44,7 @@ fn group(found: &Found<'_>, node: &str) -> Option<usize> {
 }
 
 fn is_pointwise(found: &Found<'_>) -> bool {
+    // `auto_pad` needs no check: a window of 1 with stride 1 gets no padding in any mode.
     let kernel_is_one = matches!(found.fixed_shape("w1").as_deref(), Some([_, _, 1, 1]));
     kernel_is_one
         && group(found, "p") == Some(1)

@@ -133,6 +133,7 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     let mut sums = Vec::with_capacity(captures.len());
     for capture in &captures {
         let sum = back.input("sum", capture.inner);
+        // The gradient of a capture has the shape of the capture, in every iteration.
         let zeros = cx.filled(0.0, capture.outer)?;
         back.states.push((sum, zeros));
         sums.push(sum);

@@ -244,6 +244,7 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
         given.push(("scan_input_directions".to_string(), directions));
     }
     middle.inputs.clone_from(&inputs);
+    // The order of the outer scan's inputs: states and sequences, then the lengths.
     middle.inputs.extend(length);
     let length = match (length, inputs.get(states)) {
         (Some(length), Some(first)) => Some(Length::of(&mut middle, length, *first)?),

@@ -54,7 +54,7 @@ pub(super) fn head_count(cx: &InferCx<'_>, name: &str) -> Result<Dim> {
 
 /// Returns the head size: the width divided by the head count.
 pub(super) fn head_size(name: &str, width: &Dim, heads: &Dim) -> Result<Dim> {
-    // Products of head counts are not checked before, and a remainder by 0 would panic.
+    // A remainder by 0 would panic. A product of head counts that overflows is no constant.
     let exact = match (width.as_constant(), heads.as_constant()) {
         (Some(width), Some(heads)) => heads > 0 && width % heads == 0,
         _ => true,

@@ -53,6 +53,7 @@ const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
 
 /// Refuses two sizes that are both constant and differ.
 pub(in crate::ops) fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
+    // Symbolic sizes may turn out equal in a run.
     let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
     Ok(())

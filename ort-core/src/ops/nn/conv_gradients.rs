@@ -288,7 +288,7 @@ pub(super) fn of_lp_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let dtype = cx.dtype(image)?;
     let power = cx.attrs().int("p")? as f64 - 1.0;
     let (zero, power) = (cx.number(0.0, dtype)?, cx.number(power, dtype)?);
-    // The quotient of two powers, so that windows are spread before they meet the image.
+    // `y^(p - 1)` divides before the windows are spread, `|x|^(p - 1)` multiplies after it.
     let of_output = cx.emit("Pow", &[output, power], &[])?;
     let parts = cx.emit("Div", &[upstream, of_output], &[])?;
     let is_zero = cx.emit("Equal", &[output, zero], &[])?;

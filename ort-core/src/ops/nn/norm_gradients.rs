@@ -198,7 +198,7 @@ pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
         let inverse = inverse_root(cx, variance, epsilon)?;
         let centred = cx.emit("Sub", &[x, mean], &[])?;
         let unit = cx.emit("Mul", &[centred, inverse], &[])?;
-        // Running statistics are constants of the image, so the normalization is affine in it.
+        // Running statistics do not depend on the image, so the normalization is affine in it.
         let gradient = cx.emit("Mul", &[of_unit, inverse], &[])?;
         deliver(cx, 0, gradient)?;
         if cx.wants(3) {

@@ -149,6 +149,7 @@ fn infer_groups(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
+    // Refuses an axis that is out of range, or named twice.
     axes::mask(cx.attrs.ints("axes")?, shape.len())?;
     cx.set_shape(0, shape.to_vec())
 }

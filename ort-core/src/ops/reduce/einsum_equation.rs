@@ -40,7 +40,7 @@ impl Equation {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     pub fn parse(text: &str, ranks: &[usize]) -> Result<Equation> {
-        // The standard ignores whitespace between subscripts.
+        // The `onnx` package's own inference drops spaces as well.
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match text.split_once("->") {
             Some((left, right)) => (left, Some(right)),

@@ -116,6 +116,7 @@ fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
         InvalidGraph,
         "the number of tensors is {given}, expected a multiple of {groups}"
     );
+    // At least 1, because `given` is a positive multiple of `groups`.
     let count = given / groups;
     ensure!(
         cx.output_count() <= count * (groups - 1),

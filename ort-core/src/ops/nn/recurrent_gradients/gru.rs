@@ -66,8 +66,7 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
         [h, of_x, of_h] if after => {
             Ok(Looped { of_x: *of_x, of_h: *of_h, reset: None, h: *h, c: None, peepholes: None })
         }
-        // Gates are activations of the sum of both projections, which have the same gradient
-        // therefore.
+        // A gate adds both projections before its activation, so the two have the same gradient.
         [h, of_x, reset] => {
             Ok(Looped { of_x: *of_x, of_h: *of_x, reset: Some(*reset), h: *h, c: None, peepholes: None })
         }

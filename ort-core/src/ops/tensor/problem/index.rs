@@ -97,6 +97,7 @@ impl IndexTuples {
     ///
     /// If the shapes do not fit each other.
     pub fn of_gather(attrs: &Attributes, data: &[usize], indices: &[usize]) -> Result<IndexTuples> {
+        // A negative number becomes one that no shape has, which `new` refuses.
         let batch = usize::try_from(attrs.int("batch_dims")?).unwrap_or(usize::MAX);
         IndexTuples::new(data, indices, batch)
     }

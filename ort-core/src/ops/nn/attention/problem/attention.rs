@@ -47,6 +47,7 @@ impl Attention {
     /// A value is out of range.
     pub fn new(attrs: &Attributes) -> Result<Attention> {
         let heads = |name: &str| -> Result<usize> {
+            // Tensors of rank 4 need no count: their shape has the heads.
             let count = attrs.find_int(name).unwrap_or(0);
             usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}, expected 0 or more"))
         };

@@ -55,6 +55,7 @@ impl GroupQuery {
             window: attrs.int("local_window_size")?,
             rotates: flag("do_rotary"),
             is_interleaved: flag("rotary_interleaved"),
+            // The default is -1, which means no like 0.
             is_smooth: attrs.int("smooth_softmax")? == 1,
         })
     }

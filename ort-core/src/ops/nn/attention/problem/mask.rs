@@ -102,7 +102,7 @@ impl PaddingMask {
     /// Another shape.
     pub fn new(shape: &[usize], sizes: &SdpaSizes) -> Result<Option<PaddingMask>> {
         let SdpaSizes { batch, queries, keys, .. } = *sizes;
-        // The forms are told apart by length alone, so a length that equals the batch wins.
+        // The lengths differ for every batch but 0, so they tell the forms apart.
         let (double, triple) = (batch.saturating_mul(2), batch.saturating_mul(3).saturating_add(2));
         let elements = |first, strides| Some(PaddingMask::Elements { first, strides });
         Ok(match *shape {
