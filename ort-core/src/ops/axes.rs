@@ -8,6 +8,8 @@ use crate::{Result, ensure, error};
 
 /// Normalizes an axis to an index below `rank`. The error names the rank that the axis exceeds.
 pub(super) fn normalize(axis: i64, rank: usize) -> Result<usize> {
+    // The standard accepts axes from -rank to rank - 1. A sum that is still negative fails the
+    // conversion to `usize`.
     let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     from_front
         .and_then(|axis| usize::try_from(axis).ok())
@@ -31,6 +33,7 @@ pub(super) fn with_size<T: Clone>(shape: &[T], axis: usize, size: T) -> Vec<T> {
 
 /// Returns the sizes before and after an axis.
 pub(super) fn around<T>(shape: &[T], axis: usize) -> (&[T], &[T]) {
+    // A scalar has no axis to leave out: `rest` is then empty, and so are both results.
     let (front, rest) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
     (front, rest.get(1..).unwrap_or(&[]))
 }
@@ -39,6 +42,7 @@ pub(super) fn around<T>(shape: &[T], axis: usize) -> (&[T], &[T]) {
 pub(super) fn mask(axes: &[i64], rank: usize) -> Result<Vec<bool>> {
     let mut mask = vec![false; rank];
     for &axis in axes {
+        // `normalize` returned an index below the rank, so `get_mut` finds every entry.
         let taken = mask.get_mut(normalize(axis, rank)?).is_none_or(|taken| std::mem::replace(taken, true));
         ensure!(!taken, InvalidGraph, "axis {axis} is given twice");
     }

@@ -69,6 +69,7 @@ pub(super) fn conv_with_addend(cx: &mut BatchCx<'_>) -> BatchResult {
 
 /// `BatchNormalization`, which mixes items only in training, through the batch statistics.
 pub(super) fn batch_norm(cx: &mut BatchCx<'_>) -> BatchResult {
+    // An unreadable attribute counts as training, which refuses the split.
     let trains = cx.attrs().flag("training_mode").unwrap_or(true);
     refuse_if(trains, "in training it takes the statistics of all items")?;
     images(cx)
@@ -142,6 +143,7 @@ pub(super) fn layer_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(axis_of(cx, shape.len())? <= items, "it takes the statistics of all items")?;
     cx.others_are_independent(&[0])?;
     cx.given().skip(1).try_for_each(|index| broadcasts(cx, index, (shape, items)))?;
+    // `Mean` and `InvStdDev` keep the input's rank, with size 1 from `axis` on.
     cx.set_all(items);
     Ok(())
 }
@@ -358,6 +360,7 @@ pub(super) fn matmul(cx: &mut BatchCx<'_>) -> BatchResult {
 /// The runtime's `FusedMatMul`, with a bias for each column and a residual of the output's shape.
 pub(super) fn matmul_with_addends(cx: &mut BatchCx<'_>) -> BatchResult {
     let items = product(cx, [is_exchanged(cx, "transA"), is_exchanged(cx, "transB")])?;
+    // The addends come after A and B.
     let shape = cx.output(0)?;
     for index in cx.given().skip(2) {
         broadcasts(cx, index, (shape, items))?;
@@ -449,6 +452,8 @@ fn mask(cx: &BatchCx<'_>, index: usize) -> BatchResult {
         return Ok(());
     }
     let shape = cx.shape(index)?;
+    // A mask of fewer than four axes has no batch axis, because it broadcasts from the right over
+    // [batch, heads, queries, keys].
     let fits = match cx.axis(index) {
         Some(axis) => axis == 0 && shape.len() == 4,
         None => shape.len() < 4 || shape.first().and_then(Dim::as_constant) == Some(1),
@@ -467,6 +472,7 @@ pub(super) fn multi_head(cx: &mut BatchCx<'_>) -> BatchResult {
     refuse_if(cx.fact(9).is_some(), "beams exchange items")?;
     refuse_if(cx.axis(3).is_some(), "its bias holds items")?;
     mask(cx, 5)?;
+    // The bias, the attention bias and `past_sequence_length`.
     rows(cx, &[3, 5, 8])
 }
 

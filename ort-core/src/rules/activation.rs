@@ -72,6 +72,7 @@ rules! { "activation", Extended;
 
 /// Returns the factor of a Swish, if a float attribute can hold it.
 fn alpha(found: &Found<'_>) -> Option<f32> {
+    // `attribute` refuses a double that a float attribute would round.
     found.attribute("x", found.scalar("alpha")?)
 }
 

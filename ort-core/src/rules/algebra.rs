@@ -125,6 +125,8 @@ fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         return Ok(None);
     };
     let (outer, inner) = (permutation(outer, rank), permutation(inner, rank));
+    // Axis i of the result is axis `outer[i]` of the inner one, which is axis `inner[outer[i]]` of
+    // x.
     let joined: Option<Vec<i64>> =
         outer.iter().map(|&axis| inner.get(axis).and_then(|&axis| i64::try_from(axis).ok())).collect();
     let joined = joined.ok_or_else(|| error!(Fail, "a permutation names an axis that is not there"))?;
@@ -133,6 +135,7 @@ fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 fn is_never_and_keeps_its_shape(found: &Found<'_>) -> bool {
+    // A boolean is one byte.
     let bytes = found.tensor("condition").and_then(|condition| condition.bytes());
     bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0)) && keeps_its_shape(found)
 }
@@ -140,6 +143,7 @@ fn is_never_and_keeps_its_shape(found: &Found<'_>) -> bool {
 fn cast_like(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(dtype) = patch.found().dtype("like") else { return Ok(None) };
     let x = patch.value("x")?;
+    // `saturate` and `round_mode` mean the same in both operators.
     let mut attrs = patch.attrs("c");
     attrs.push(("to", Attribute::Int(i64::from(dtype.onnx_code()))));
     Ok(Some(vec![patch.node("Cast", &[x], &attrs)?]))

@@ -145,6 +145,7 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         },
         None => None,
     };
+    // The softmax of a row of only -inf is NaN in the formula.
     let attrs = [("scale", Attribute::Float(scale)), (HIDDEN_IS_NAN, Attribute::Int(1))];
     Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
 }
@@ -190,6 +191,7 @@ fn hides_no_query(found: &Found<'_>) -> bool {
 
 /// Whether a constant mask has a row of only -inf.
 fn has_hidden_row(mask: &Tensor) -> bool {
+    // `chunks` panics at a size of 0. An empty mask has no row.
     let width = mask.shape().last().copied().unwrap_or(1).max(1);
     mask.to_doubles().is_ok_and(|numbers| {
         numbers.chunks(width).any(|row| row.iter().all(|number| *number == f64::NEG_INFINITY))
@@ -203,6 +205,7 @@ fn joins_heads(found: &Found<'_>) -> bool {
     else {
         return false;
     };
+    // The replacement passes on four inputs and one output, so a cache must be absent.
     let plain = found.node("a").is_some_and(|node| {
         node.inputs.iter().skip(4).all(Option::is_none) && node.outputs.iter().skip(1).all(Option::is_none)
     });
@@ -221,6 +224,7 @@ fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
         else {
             return None;
         };
+        // The head counts become attributes, which hold numbers only.
         let (heads, size) = (heads.as_constant()?, size.as_constant()?);
         let keeps = batch == own_batch && positions == own_positions;
         (keeps && size.checked_mul(heads) == whole.as_constant()).then_some(heads)

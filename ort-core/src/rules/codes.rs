@@ -33,6 +33,7 @@ fn range_is_inside(found: &Found<'_>) -> bool {
         None => Some(without),
     };
     let (Some(low), Some(high)) = (bound("low", 0.0), bound("high", f64::INFINITY)) else { return false };
+    // The bounds above are rounded in float32, which other types do not follow.
     let of_floats = found.dtype("x") == Some(DType::F32) && found.dtype("s") == Some(DType::F32);
     of_floats && scale > 0.0 && code(low) <= least && code(high) >= greatest
 }

@@ -77,6 +77,7 @@ fn per_channel(found: &Found<'_>, name: &str) -> bool {
     let (Some(constant), Some(filters)) = (found.tensor(name), found.fixed_shape("w")) else { return false };
     let [count, kernel @ ..] = filters.as_slice() else { return false };
     let spatial = kernel.len().saturating_sub(1);
+    // A constant of more axes than the image would add axes to the result.
     let fits = constant.shape().len() <= spatial + 2;
     let one = constant.element_count() == 1;
     // Counted from the last axis, the channels follow the spatial axes.
@@ -112,6 +113,7 @@ fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Re
     let flat = patch.constant_ints(&[-1])?;
     let flat = patch.node("Reshape", &[value, flat], &[])?;
     let count = patch.constant_ints(&[count as i64])?;
+    // A single number repeats for each filter.
     patch.node("Expand", &[flat, count], &[])
 }
 
@@ -138,6 +140,7 @@ fn batch_norm_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let factor = patch.node("Div", &[scale, deviation], &[])?;
     let broad = over_filters(patch, factor, size)?;
     let w = patch.node("Mul", &[w, broad], &[])?;
+    // The new bias is `(b - mean) * factor + bias`.
     let shifted = match patch.found.value("b") {
         Some(b) => patch.node("Sub", &[b, mean], &[])?,
         None => patch.node("Neg", &[mean], &[])?,

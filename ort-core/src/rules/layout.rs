@@ -40,6 +40,7 @@ rules! { "layout", All;
         keep true;
 }
 
+// NCHW to NHWC, and back.
 const TO_LAST: [i64; 4] = [0, 2, 3, 1];
 const TO_SECOND: [i64; 4] = [0, 3, 1, 2];
 
@@ -53,6 +54,7 @@ fn order(found: &Found<'_>, name: &str) -> Option<Vec<i64>> {
 }
 
 fn is_image(found: &Found<'_>) -> bool {
+    // The permutations above have four axes.
     found.rank("x") == Some(4)
 }
 
@@ -74,6 +76,7 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let mut inputs = vec![Some(transpose(patch, x, &TO_LAST)?)];
     inputs.extend(patch.inputs(&["xs", "xz", "w", "ws", "wz", "ys", "yz"])?);
     inputs.extend(patch.found().value("b").map(Some));
+    // The attribute concerns images alone; the weights stay [M, C / group, ...].
     let mut attrs = patch.attrs("c");
     attrs.push(("channels_last", Attribute::Int(1)));
     let y = patch.emit((MICROSOFT, "QLinearConv"), &inputs, &attrs)?;

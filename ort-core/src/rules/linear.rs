@@ -82,6 +82,7 @@ fn keeps_leading_axes(found: &Found<'_>) -> bool {
 
 /// Returns the attributes of the matched `FusedMatMul`; none for a plain matmul.
 fn product_attrs(patch: &Patch<'_>) -> Vec<(&'static str, Attribute)> {
+    // All patterns match an empty activation, and the addends are inputs.
     let kept = ["alpha", "transA", "transB"];
     patch.attrs("m").into_iter().filter(|(name, _)| kept.contains(name)).collect()
 }

@@ -86,6 +86,7 @@ fn normalization(
 
 fn flattens_to_last_axis(found: &Found<'_>) -> bool {
     let axis = found.node("f").and_then(|node| node.attrs.find_int("axis"));
+    // A scalar has no last axis.
     let is_last = |rank: usize| rank > 0 && (axis == Some(-1) || axis == Some(rank as i64 - 1));
     found.has_output_shape("x") && found.rank("x").is_some_and(is_last)
 }

@@ -106,6 +106,7 @@ const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 /// Whether quantizing dequantized values restores them. The scale must be a single number such that
 /// all dequantized values are finite and in the order of the quantized ones.
 fn scale_is_single(found: &Found<'_>) -> bool {
+    // In float32, 255 * 1e30 is finite, and multiples of 1e-30 are normal numbers.
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
 }
@@ -162,6 +163,7 @@ fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
     else {
         return false;
     };
+    // The standard's default axis of `DequantizeLinear` is 1.
     let given = node.attrs.find_int("axis").unwrap_or(1);
     let given = if given < 0 { given + rank as i64 } else { given };
     let blocked = node.attrs.find_int("block_size").unwrap_or(0) != 0;
@@ -201,6 +203,7 @@ fn is_gemm(found: &Found<'_>) -> bool {
 
 /// Whether a constant bias has `count` numbers along its last axis, and at most two axes.
 fn is_bias_of_columns(found: &Found<'_>, count: usize) -> bool {
+    // A bias of [1, N] broadcasts over the rows of a `Gemm`.
     matches!(found.fixed_shape("b").as_deref(), Some([size] | [1, size]) if *size == count)
 }
 
@@ -245,6 +248,8 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
         return Ok(None);
     };
     let whole = |(at, number): (usize, &f64)| {
+        // The standard: the bias of `QLinearConv` has the scale `x_scale * w_scale` and the zero
+        // point 0.
         let w_scale = w_scales.get(at).or(w_scales.first()).copied().map_or(0.0, f64::from);
         whole_steps(*number, x_scale * w_scale, y_scale)
     };

@@ -44,6 +44,7 @@ fn group(found: &Found<'_>, node: &str) -> Option<usize> {
 }
 
 fn is_pointwise(found: &Found<'_>) -> bool {
+    // `auto_pad` needs no check: a window of 1 with stride 1 gets no padding in any mode.
     let kernel_is_one = matches!(found.fixed_shape("w1").as_deref(), Some([_, _, 1, 1]));
     kernel_is_one
         && group(found, "p") == Some(1)
@@ -74,6 +75,7 @@ fn is_depthwise(found: &Found<'_>) -> bool {
 fn bytes_between(found: &Found<'_>) -> Option<usize> {
     let size = |axis: usize| usize::try_from(found.shape("x")?.get(axis)?.as_constant()?).ok();
     let channels = *found.fixed_shape("w1")?.first()?;
+    // The pointwise convolution keeps height and width, axes 2 and 3.
     let elements = channels.saturating_mul(size(2)?).saturating_mul(size(3)?);
     found.dtype("x")?.byte_len(elements)
 }

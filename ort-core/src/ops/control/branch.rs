@@ -65,6 +65,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_branch(cx: &mut InferCx<'_>, attr: &str) -> Result<Option<Vec<ValueType>>> {
     let index = cx.find_subgraph(attr).ok_or_else(|| error!(InvalidGraph, "'{attr}' is missing"))?;
     let types = cx.infer_branch(index);
+    // A branch that contradicts itself has no types to count. Its own error is raised once it is
+    // taken.
     let (given, wanted) = (types.as_ref().map_or(usize::MAX, Vec::len), cx.output_count());
     ensure!(given >= wanted, InvalidGraph, "'{attr}' has {given} outputs, the node {wanted}");
     Ok(types)

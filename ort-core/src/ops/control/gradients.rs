@@ -106,6 +106,7 @@ impl Backward {
 
     /// Makes `inner` the slices of `outer`, in the reverse of the forward direction.
     fn scan(&mut self, inner: ValueId, outer: ValueId, (axis, direction): (i64, i64)) {
+        // The standard encodes a direction as 0 for forward and 1 for reverse.
         self.scanned.push((inner, outer, (axis, 1 - direction)));
     }
 }
@@ -113,6 +114,7 @@ impl Backward {
 /// Builds the gradient of a loop. The backward body returns the gradients of the varying states, of
 /// the captures, and of the wanted scanned inputs, in this order.
 fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
+    // The backward body starts as a copy of the forward body, which it recomputes.
     let body = body_of(cx)?;
     let graph = body.graph.clone();
     let mut back =
@@ -131,10 +133,12 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     let mut sums = Vec::with_capacity(captures.len());
     for capture in &captures {
         let sum = back.input("sum", capture.inner);
+        // The gradient of a capture has the shape of the capture, in every iteration.
         let zeros = cx.filled(0.0, capture.outer)?;
         back.states.push((sum, zeros));
         sums.push(sum);
     }
+    // The order of `xs` is that of the backward body's outputs.
     let xs: Vec<ValueId> = varying
         .iter()
         .filter_map(|&state| carried.get(state).copied())
@@ -149,7 +153,10 @@ fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
     let mut results = Vec::with_capacity(xs.len());
     for (index, x) in xs.iter().enumerate() {
         let total = totals.get(x).copied();
+        // Only the captures, which follow the states in `xs`, have a carried sum.
         let sum = index.checked_sub(varying.len()).and_then(|index| sums.get(index)).copied();
+        // `Identity` makes each result a value of its own, because two of them may be the same
+        // gradient or an input of the body.
         results.push(match (sum, total) {
             (Some(sum), Some(total)) => pen.emit("Add", &[sum, total], &[])?,
             (Some(same), None) | (None, Some(same)) => pen.emit("Identity", &[same], &[])?,
@@ -180,6 +187,8 @@ fn hand_over(
 ) {
     let mut gradients = gradients.into_iter();
     for (state, gradient) in varying.iter().zip(gradients.by_ref()) {
+        // A state may vary through captures or other states alone, and its initial value then wants
+        // no gradient.
         if cx.wants(flow.first_input + state) {
             cx.set(flow.first_input + state, gradient);
         }
@@ -248,6 +257,8 @@ fn seeds(
         let output = output.ok_or_else(|| error!(InvalidGraph, "the body has too few outputs"))?;
         let inner = back.input("carried", output);
         let initial = cx.input(flow.first_input + state)?;
+        // The backward scan starts at the last iteration, whose gradient is that of the node's
+        // output.
         let first = match cx.find_upstream(state) {
             Some(upstream) => upstream,
             None => cx.filled(0.0, initial)?,
@@ -302,6 +313,7 @@ fn keep_what_is_read(
         let kept = keep(cx, *counter)?;
         back.scan(*counter, kept, (0, 0));
     }
+    // Pruning removed readers, and a capture without one would keep its outer value alive.
     back.captures.retain(|capture| reads.contains(&capture.inner));
     Ok(())
 }
@@ -315,6 +327,7 @@ fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
     let kept = cx.pen.graph.add_value(name, ValueType::Unknown);
     let gone = || error!(Fail, "a node of the forward pass is gone");
     let node = cx.pen.graph.nodes.get_mut(cx.id.index()).ok_or_else(gone)?;
+    // The condition is the first output of a `Loop` body and no output of the node.
     let carried_first = usize::from(node.spec.name == "Loop");
     let body = node.subgraphs.iter_mut().find(|subgraph| subgraph.attr == "body").ok_or_else(gone)?;
     // The node may leave out trailing outputs, and the new one must come after all the body's
@@ -345,6 +358,7 @@ fn emit_scan(cx: &mut GradCx<'_>, back: Backward, outputs: &[(i64, i64)]) -> Res
     let Backward { mut graph, captures, states, scanned } = back;
     graph.inputs =
         states.iter().map(|(inner, _)| *inner).chain(scanned.iter().map(|(inner, ..)| *inner)).collect();
+    // The defaults belong to the inputs of the forward body.
     graph.input_defaults.clear();
     let outer: Vec<Option<ValueId>> = states
         .iter()

@@ -87,6 +87,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let outputs = settle(cx, body, &fixed, &mut carried, (&[], 1))?;
     let count = carried.len();
     ensure!(
+        // The body returns the condition before the values, so it has one output more than the
+        // node.
         outputs.len() > cx.output_count().max(count),
         InvalidGraph,
         "the body has {} outputs, too few for {} of the node",
@@ -140,12 +142,14 @@ fn trips(cx: &InferCx<'_>, body: usize) -> Option<Dim> {
     if starts == Some(0) {
         return Some(Dim::constant(0));
     }
+    // Without `M` the condition alone ends the loop, so the trip count depends on data.
     let count = cx.dims(0)?.first().cloned()?;
     let graph = &cx.subgraph(body)?.graph;
     let condition = graph.outputs.first().copied()?;
     // The condition stays true if the body returns a constant true, or the condition that it was
     // given.
     let stays = is_true(graph, condition) || (starts.is_some() && is_input(graph, condition, 1));
+    // A negative `M` means zero iterations.
     stays.then(|| count.max(&Dim::constant(0)))
 }
 
@@ -157,6 +161,7 @@ fn is_true(graph: &Graph, value: ValueId) -> bool {
 
 /// Returns whether a value is the input at `position`, forwarded through `Identity` nodes only.
 fn is_input(graph: &Graph, mut value: ValueId, position: usize) -> bool {
+    // Nodes are in topological order, so one pass from the back follows the whole chain.
     let input = graph.inputs.get(position).copied();
     for node in graph.nodes.iter().rev() {
         if node.spec.name == "Identity" && node.outputs.first() == Some(&Some(value)) {

@@ -26,6 +26,7 @@ fn merge_with(
     size: &mut dyn FnMut(&Dim, &Dim) -> Dim,
 ) -> Result<ValueType> {
     Ok(match (first, second) {
+        // An unknown type has an unknown shape too, so only the element type of the other is kept.
         (ValueType::Unknown, other) | (other, ValueType::Unknown) => without_shape(other),
         (ValueType::Tensor(a), ValueType::Tensor(b)) => ValueType::Tensor(merge_tensors(a, b, size)?),
         (ValueType::Sparse(a), ValueType::Sparse(b)) => ValueType::Sparse(merge_tensors(a, b, size)?),

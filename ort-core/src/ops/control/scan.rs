@@ -60,6 +60,7 @@ fn carried(attrs: &Attributes, inputs: usize) -> usize {
 /// Returns whether every scanned axis is the first, so that slices are contiguous.
 fn in_front(attrs: &Attributes) -> bool {
     let axes = ["scan_input_axes", "scan_output_axes"].into_iter().filter_map(|name| attrs.find_ints(name));
+    // The rank is unknown here, so a negative axis counts as another one, even if it names axis 0.
     axes.flatten().all(|&axis| axis == 0)
 }
 
@@ -150,6 +151,7 @@ fn transposition(graph: &Graph, (from, to): (ValueId, ValueId), order: &[usize])
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let body = cx.find_subgraph("body").ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
     let scanned = usize::try_from(cx.attrs.int("num_scan_inputs")?).ok();
+    // The standard demands a scan input, because the scanned length is the trip count.
     let states = scanned.filter(|&count| count > 0).and_then(|count| cx.input_count().checked_sub(count));
     let states =
         states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
@@ -185,6 +187,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             None => None,
             Some(shape) => {
                 let mut shape = shape.to_vec();
+                // The axis counts in the stacked output, which has one dimension more than a slice.
                 let axis = axis(axes, index - states, shape.len() + 1)?;
                 shape.insert(axis, length.clone().unwrap_or_else(Dim::unknown));
                 Some(shape)
@@ -203,6 +206,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 /// outputs with zeros.
 fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     ensure!(!draft.inputs.is_empty(), InvalidGraph, "Scan without inputs");
+    // Input 0 of the opset 8 form is the optional `sequence_lens`.
     let lengths = draft.inputs.remove(0);
     let count = draft.inputs.len();
     let scanned = match draft.attr("num_scan_inputs") {
@@ -235,10 +239,12 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     let length = lengths.map(|_| middle.add_value(format!("{}.length", draft.name), ValueType::Unknown));
     let mut given: Vec<(String, Attribute)> =
         vec![("num_scan_inputs".to_string(), Attribute::Int((count - states) as i64))];
+    // Version 9 renamed the attribute and added one for the outputs.
     if let Some(directions) = draft.take_attr("directions") {
         given.push(("scan_input_directions".to_string(), directions));
     }
     middle.inputs.clone_from(&inputs);
+    // The order of the outer scan's inputs: states and sequences, then the lengths.
     middle.inputs.extend(length);
     let length = match (length, inputs.get(states)) {
         (Some(length), Some(first)) => Some(Length::of(&mut middle, length, *first)?),
@@ -263,6 +269,8 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
         }
     }
     middle.outputs = outputs;
+    // The lengths are scanned as well, so that each iteration sees the length of its own batch
+    // element.
     draft.inputs.extend(lengths.map(Some));
     draft.set_attr("num_scan_inputs", Attribute::Int(draft.inputs.len() as i64));
     draft.subgraphs.push(Subgraph { attr: "body", graph: middle, captures });
@@ -294,12 +302,15 @@ impl Length {
 
     /// Cuts a sequence to its own length.
     fn cut(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
+        // The inputs of `Slice` are data, starts, ends and axes: the same constant is the start and
+        // the axis.
         let inputs = [sequence, self.zero, self.own, self.zero].map(Some);
         emit(graph, "Slice", &inputs, Vec::new())
     }
 
     /// Pads a sequence with zeros to the length of the longest.
     fn fill_up(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
+        // The pads are [0, missing] on axis 0, and `Pad` fills with zeros by default.
         let missing = emit(graph, "Sub", &[Some(self.longest), Some(self.own)], Vec::new())?;
         let axis = vec![("axis".to_string(), Attribute::Int(0))];
         let pads = emit(graph, "Concat", &[Some(self.zero), Some(missing)], axis)?;

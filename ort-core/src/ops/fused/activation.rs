@@ -167,6 +167,8 @@ impl Activation {
     /// provider refuses such a node, which then is decomposed.
     pub fn missing_of(node: &Node, has: impl Fn(&Activation) -> bool) -> Option<Activation> {
         let names = |name: &str| node.spec.attrs.iter().any(|attr| attr.name == name);
+        // `FusedGemm` has a float attribute for each parameter; the other fused operators have one
+        // list.
         let all = match (names("activation_params"), names("activation") && names("activation_gamma")) {
             (true, _) => {
                 [Activation::of_attributes(&node.attrs), Activation::inner_of_attributes(&node.attrs)]
@@ -200,6 +202,8 @@ impl Activation {
         let row = find(self.name)?;
         if row.name == CLIP {
             let [min, max] = ["min", "max"].map(|name| self.parameter(name));
+            // The upper bound last: the standard sets every element to `max` if `min` exceeds
+            // `max`.
             return Ok(ScalarExpr::Input(0).max(f64::from(min?)).min(f64::from(max?)));
         }
         let named = row.parameters.iter().zip(&self.values);

@@ -43,6 +43,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         used.len()
     );
     formula.visit_inputs(&mut |index| used.iter_mut().skip(index).take(1).for_each(|used| *used = true));
+    // An unused input would enlarge the broadcast shape without being part of the formula.
     let unused = used.iter().position(|used| !used);
     ensure!(unused.is_none(), InvalidGraph, "input {} is no part of the formula", unused.unwrap_or(0));
     let all: Vec<usize> = (0..used.len()).collect();

@@ -82,6 +82,7 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let image = move_channels(draft, image, rank, true)?;
     let weight = move_channels(draft, weight, rank, true)?;
     let mut attrs = given(draft);
+    // `Conv` has no activation. `end_with` applies it after the addend.
     attrs.retain(|(name, _)| !name.starts_with("activation"));
     let inputs = [Some(image), Some(weight), draft.input(2)];
     let mut result = draft.emit_one("Conv", &inputs, &named(&attrs))?;

@@ -50,6 +50,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(image), Some(pointwise)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let ((batch, channels, sizes), (filters, inner, kernel)) = conv::image_and_kernel(image, pointwise)?;
     agree("the number of channels of W1", channels, inner)?;
+    // A symbolic size passes, because it may be 1.
     let is_pointwise = kernel.iter().all(|size| size.as_constant().is_none_or(|size| size == 1));
     ensure!(is_pointwise, InvalidGraph, "W1 has the kernel {kernel:?}, expected 1 along each axis");
     if let Some([bias]) = cx.shape(3) {
@@ -74,6 +75,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let of_windows = windows.iter().filter_map(|name| attrs.get(name).map(|value| (*name, value.clone())));
     let of_windows = of_windows.collect();
     let inputs = [Some(draft.required(0)?), Some(draft.required(1)?), draft.input(3)];
+    // The window attributes belong to the depthwise convolution. For the pointwise one the defaults
+    // hold.
     let between = conv_with(draft, &inputs, Vec::new(), inner.as_ref())?;
     let inputs = [Some(between), Some(draft.required(2)?), draft.input(4)];
     let result = conv_with(draft, &inputs, of_windows, outer.as_ref())?;

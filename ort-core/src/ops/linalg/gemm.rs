@@ -44,6 +44,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
     let (right, columns) = matrix("B", b, cx.attrs.flag("transB")?)?;
+    // A symbolic inner size is left to the run.
     if let (Some(left), Some(right)) = (left.as_constant(), right.as_constant()) {
         ensure!(
             left == right,

@@ -80,6 +80,7 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     let (Some((left_k, a_rest)), false) = (a.split_last(), b.is_empty()) else {
         return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more"));
     };
+    // A vector has no batch axes on either side: its only axis is the inner one.
     let (a_batch, rows) = match a_rest.split_last() {
         Some((rows, batch)) => (batch, Some(rows)),
         None => (a_rest, None),
@@ -114,6 +115,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
         b = cx.emit("Unsqueeze", &[b, last], &[])?;
         upstream = cx.emit("Unsqueeze", &[upstream, last], &[])?;
     }
+    // The column axis is restored first, so -2 is the place of the row with and without a column.
     if row {
         let (first, second_last) = (cx.ints(&[0])?, cx.ints(&[-2])?);
         a = cx.emit("Unsqueeze", &[a, first], &[])?;

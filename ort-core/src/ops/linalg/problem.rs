@@ -59,6 +59,8 @@ impl NBitsMatMul {
 
     /// The bytes of a column's weights.
     pub fn column_bytes(&self) -> usize {
+        // `K` and `N` are attributes of any size. A saturated product fits no input, so `check`
+        // refuses it. A block of 16 or more weights of 2, 4 or 8 bits has a whole number of bytes.
         self.blocks().saturating_mul(self.block).saturating_mul(self.bits) / 8
     }
 

@@ -26,10 +26,13 @@ static LEAKY_RELU: OpSpec = OpSpec {
 
 static ELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
+    // Near 0, `expm1` keeps the digits that `exp(x) - 1` loses to cancellation.
     ..activation("Elu", 22, |attrs| Ok(below_zero(x().apply(UnaryFn::Expm1) * attrs.float("alpha")?)))
 };
 
 static SELU: OpSpec = OpSpec {
+    // The standard lists 1.67326319217681884765625 and 1.05070102214813232421875, which are these
+    // floats.
     attrs: &[attr::float("alpha", 1.673_263_2), attr::float("gamma", 1.050_701)],
     upgrades: &[DROP_HINT, Upgrade { before: 6, apply: first_constants_of_selu }],
     ..activation("Selu", 22, |attrs| {
@@ -43,6 +46,8 @@ static CELU: OpSpec = OpSpec {
     upgrades: &[],
     first: 12,
     ..activation("Celu", 28, |attrs| {
+        // The standard adds `max(0, x)` and `min(0, alpha * (exp(x / alpha) - 1))`. One of the two
+        // terms is always 0.
         let alpha = attrs.float("alpha")?;
         Ok(below_zero((x() / alpha).apply(UnaryFn::Expm1) * alpha))
     })
@@ -186,6 +191,7 @@ fn swish(alpha: f32) -> ScalarExpr {
 /// keeps the output for its own gradient anyway.
 fn gradient_of_relu(cx: &mut GradCx<'_>) -> Result<()> {
     let (upstream, output) = (ScalarExpr::Input(0), ScalarExpr::Input(1));
+    // The subgradient at 0 is 0.
     let formula = ScalarExpr::select(number(0.0).less(output), upstream, number(0.0));
     let operands = [cx.upstream()?, cx.output(0)?];
     let gradient = cx.formula(&formula, &operands)?;
@@ -214,6 +220,7 @@ fn infer_relu(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_swiglu(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) {
+        // `SwiGLU` does not broadcast. A symbolic size is left to the run.
         let known = |size: &crate::dim::Dim| size.as_constant();
         let differ = a.len() != b.len()
             || a.iter().zip(b).any(|(a, b)| known(a).is_some_and(|a| known(b).is_some_and(|b| a != b)));

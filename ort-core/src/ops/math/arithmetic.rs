@@ -37,6 +37,7 @@ static MOD: OpSpec = OpSpec {
     infer: infer_mod,
     upgrades: &[],
     scalar: Some(|attrs| {
+        // With `fmod` the result has the sign of the dividend, as in C, else that of the divisor.
         let function = if attrs.flag("fmod")? { BinaryFn::Fmod } else { BinaryFn::Mod };
         Ok(ScalarExpr::binary(function, x(), y()))
     }),

@@ -81,6 +81,7 @@ fn infer_cast(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_cast_like(cx: &mut InferCx<'_>) -> Result<()> {
     match cx.dtype(1) {
         Ok(to) => set_converted(cx, to),
+        // Without the type of `target_type`, the output's type stays open.
         Err(_) => Ok(()),
     }
 }
@@ -107,12 +108,14 @@ fn set_converted(cx: &mut InferCx<'_>, to: DType) -> Result<()> {
 fn convert(element: &Dim, to: DType) -> Option<Dim> {
     match (to, element.as_constant()) {
         (DType::I64, _) => Some(element.clone()),
+        // The standard has out-of-range integers lose their high bits, in two's complement.
         (DType::I32, Some(value)) => Some(Dim::constant(i64::from(value as i32))),
         // A symbolic size is taken to fit 32 bits, because an int32 tensor could not hold a larger
         // one either.
         (DType::I32, None) => Some(element.clone()),
         (DType::Bool, Some(value)) => Some(Dim::constant(i64::from(value != 0))),
         (DType::Bool, None) => element.is_known_positive().then(|| Dim::constant(1)),
+        // Inference follows integers and booleans only, see `SymTensor::follows`.
         _ => None,
     }
 }

@@ -129,6 +129,7 @@ fn gradient_of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
         cx.cast(hit, dtype)
     });
     let hits = hits.collect::<Result<Vec<ValueId>>>()?;
+    // An output of NaN equals no input. The count is then 0, and the gradients are NaN as well.
     let count = cx.emit("Sum", &hits, &[])?;
     let share = cx.emit("Div", &[upstream, count], &[])?;
     for index in cx.wanted() {
@@ -173,6 +174,7 @@ fn infer_clip(cx: &mut InferCx<'_>) -> Result<()> {
     same_shape(cx)?;
     for (index, name) in [(1, "min"), (2, "max")] {
         let Some(shape) = cx.shape(index) else { continue };
+        // The standard asks for scalars. Tensors of one element and any rank are taken too.
         let one = shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1));
         ensure!(one, InvalidGraph, "input '{name}' of Clip must be one element");
     }
@@ -205,6 +207,7 @@ fn bounds_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
         if (index == 1 && bound == f32::MIN) || (index == 2 && bound == f32::MAX) {
             continue;
         }
+        // Until version 11 `Clip` had float16, float and double only.
         let tensor = match draft.dtype(0) {
             Ok(DType::F16) => Tensor::scalar(half::f16::from_f32(bound))?,
             Ok(DType::F64) => Tensor::scalar(f64::from(bound))?,

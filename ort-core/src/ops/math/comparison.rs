@@ -34,6 +34,7 @@ static GREATER: OpSpec = OpSpec {
 };
 static LESS_OR_EQUAL: OpSpec = OpSpec {
     infer: |cx| compare(cx, symbolic::less_or_equal),
+    // Not the negation of `y < x`: for NaN both are false.
     scalar: Some(|_| Ok(ScalarExpr::binary(BinaryFn::LessOrEqual, x(), y()))),
     first: 12,
     ..comparison("LessOrEqual", 16, &[])

@@ -44,6 +44,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let one = cx.number(1.0, dtype)?;
     let ratio = match cx.find_input(1) {
         Some(ratio) => cx.cast(ratio, dtype)?,
+        // The standard's default ratio.
         None => cx.number(0.5, dtype)?,
     };
     let kept = cx.emit("Sub", &[one, ratio], &[])?;
@@ -79,6 +80,7 @@ fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
         Some(Attribute::Int(value)) => value != 0,
         Some(_) => return Err(error!(InvalidGraph, "attribute 'is_test' is not an integer")),
     };
+    // The attribute `ratio` stays behind here, and `drop_ratio` removes it.
     if test {
         return Ok(());
     }

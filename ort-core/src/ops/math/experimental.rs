@@ -99,6 +99,7 @@ static DYNAMIC_SLICE: OpSpec = OpSpec {
         var("Tind", TypeSet::of(&[DType::I32, DType::I64])),
     ],
     upgrades: &[Upgrade {
+        // No opset has a canonical form of this operator, so every node becomes a `Slice`.
         before: i64::MAX,
         apply: |draft| {
             draft.op = "Slice".to_string();
@@ -111,6 +112,7 @@ static DYNAMIC_SLICE: OpSpec = OpSpec {
 ops![AFFINE, SCALE, SCALED_TANH, PARAMETRIC_SOFTPLUS, IMAGE_SCALER, CROP, DYNAMIC_SLICE];
 
 fn infer_two_factors(cx: &mut InferCx<'_>) -> Result<()> {
+    // Reading the factors refuses a node without them when the model is loaded.
     cx.attrs.float("alpha")?;
     cx.attrs.float("beta")?;
     same_shape(cx)
@@ -183,6 +185,8 @@ struct Cropping {
 
 impl Cropping {
     fn new(border: &[i64], scale: Option<&[i64]>) -> Result<Cropping> {
+        // The schema orders the borders left, top, right, bottom, although height comes before
+        // width.
         let &[left, top, right, bottom] = border else {
             return Err(error!(InvalidGraph, "border has {} values, expected 4", border.len()));
         };

@@ -37,6 +37,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let Some(ty) = cx.input_type(0) {
         cx.set_type(0, ty.clone());
     }
+    // Exporters put `Identity` nodes between shape computations, so the elements pass through.
     if let Some(symbolic) = cx.symbolic(0) {
         cx.set_symbolic(0, crate::spec::SymTensor::clone(&symbolic));
     }

@@ -17,6 +17,7 @@ pub(super) fn drop_hint(draft: &mut Draft<'_>) -> Result<()> {
 pub(super) fn broadcast_along_axis(draft: &mut Draft<'_>) -> Result<()> {
     let broadcast = take_int(draft, "broadcast")?.unwrap_or(0);
     let axis = take_int(draft, "axis")?;
+    // Without `axis` these versions align the last dimensions, as numpy does.
     match axis.filter(|_| broadcast != 0) {
         None => Ok(()),
         Some(axis) => append_ones(draft, axis),
@@ -29,6 +30,7 @@ pub(super) fn slope_by_channel(draft: &mut Draft<'_>) -> Result<()> {
         let tensor = draft.constant_input(1)?;
         Some(tensor.shape().iter().map(|&size| (size as i64).into()).collect())
     });
+    // A single value broadcasts as it is. An unknown shape counts as one value per channel.
     let alone = slope.is_some_and(|shape| shape.iter().all(|size| size.as_constant() == Some(1)));
     if alone { Ok(()) } else { append_ones(draft, 1) }
 }

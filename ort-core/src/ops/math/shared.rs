@@ -97,6 +97,7 @@ pub(in crate::ops) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// Infers an output of the broadcast shape of all inputs.
 pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
+    // Omitted inputs take no part in broadcasting.
     let given: Vec<usize> = (0..cx.input_count()).filter(|&index| cx.has_input(index)).collect();
     match cx.broadcast(&given)? {
         Some(shape) => cx.set_shape(0, shape),
@@ -109,6 +110,7 @@ pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
 pub(in crate::ops) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     if let Some(both) = cx.broadcast(&[0, 1])? {
+        // The standard's unidirectional broadcasting: the second shape must not enlarge the first.
         let grows = both.len() > shape.len()
             || both
                 .iter()

@@ -12,6 +12,7 @@ use crate::tensor::element_count;
 /// Evaluates a unary `function` on the input's symbolic elements. `None` is an unknown value.
 pub(super) fn unary(cx: &mut InferCx<'_>, function: fn(&Dim) -> Option<Dim>) -> Result<()> {
     if let Some(x) = cx.symbolic(0) {
+        // An element that cannot be followed becomes unknown alone; the others stay known.
         let elements = x.elements.iter().map(|x| function(x).unwrap_or_else(unknown)).collect();
         cx.set_symbolic(0, SymTensor::new(&x.shape, elements)?);
     }
@@ -71,6 +72,7 @@ pub(super) fn select(cx: &mut InferCx<'_>) -> Result<()> {
 fn zip(a: &SymTensor, b: &SymTensor, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<Option<SymTensor>> {
     let shape = broadcast::shapes(&[&a.shape, &b.shape])?;
     let count = element_count(&shape)?;
+    // Only followed types have symbolic elements, so any of them serves to check the count.
     if !SymTensor::follows(DType::I64, count) {
         return Ok(None);
     }
@@ -88,6 +90,7 @@ fn element<'a>(tensor: &'a SymTensor, shape: &[usize], mut at: usize) -> Option<
     // Aligns at the last axis; `None` are the leading axes that the tensor lacks.
     let sizes = tensor.shape.iter().rev().map(Some).chain(std::iter::repeat(None));
     for (&wanted, size) in shape.iter().rev().zip(sizes) {
+        // An empty shape has no index, so the bound only keeps the division defined.
         let place = at % wanted.max(1);
         at /= wanted.max(1);
         let Some(&size) = size else { continue };
@@ -129,6 +132,7 @@ pub(super) fn sign(x: &Dim) -> Option<Dim> {
 /// divisor, the only symbolic case.
 pub(super) fn divide(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.as_constant(), b.as_constant()) {
+        // A division by 0 and `i64::MIN / -1` stay unknown.
         (Some(a), Some(b)) => a.checked_div(b).map(Dim::constant),
         _ => (a.is_known_nonneg() && b.is_known_positive()).then(|| a.floor_div(b)),
     }
@@ -151,6 +155,8 @@ pub(super) fn equal(a: &Dim, b: &Dim) -> Option<Dim> {
     if a == b {
         return truth(true);
     }
+    // Two different normal forms may agree for some sizes, so only a strict order proves a
+    // difference.
     let differ = less(a, b) == truth(true) || less(b, a) == truth(true);
     if differ { truth(false) } else { None }
 }
@@ -166,6 +172,7 @@ pub(super) fn less(a: &Dim, b: &Dim) -> Option<Dim> {
 
 /// Whether `a <= b`; `None` if that depends on the symbols.
 pub(super) fn less_or_equal(a: &Dim, b: &Dim) -> Option<Dim> {
+    // Integers are totally ordered, so `a <= b` is the negation of `b < a`.
     less(b, a).and_then(|greater| truth(greater == Dim::constant(0)))
 }
 

@@ -20,6 +20,7 @@ static SIGN: OpSpec = OpSpec {
 };
 static FLOOR: OpSpec = unary("Floor", 13, |_| Ok(x().apply(UnaryFn::Floor)));
 static CEIL: OpSpec = unary("Ceil", 13, |_| Ok(x().apply(UnaryFn::Ceil)));
+// The standard rounds halves to the even neighbour.
 static ROUND: OpSpec = OpSpec { first: 11, ..unary("Round", 22, |_| Ok(x().apply(UnaryFn::RoundHalfEven))) };
 static RECIPROCAL: OpSpec = unary("Reciprocal", 13, |_| Ok(x().apply(UnaryFn::Reciprocal)));
 static SQRT: OpSpec = unary("Sqrt", 13, |_| Ok(x().apply(UnaryFn::Sqrt)));

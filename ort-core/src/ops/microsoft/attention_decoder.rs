@@ -108,6 +108,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         "past_key and past_value must be given together"
     );
     let shares = cx.attrs.find_int("past_present_share_buffer").unwrap_or(0) != 0;
+    // Without a length, the valid part of a shared buffer is unknown.
     let complete = !shares || (cx.has_input(5) && cx.has_input(7));
     ensure!(complete, InvalidGraph, "past_present_share_buffer needs past_key and past_sequence_length");
     check_beams(cx, shares)?;
@@ -115,6 +116,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     agree("the length of query", &Dim::constant(1), queries)?;
     let Some(Keys { fresh, size, value_size }) = keys(cx, width, &heads)? else { return Ok(()) };
     cx.set_shape(0, vec![batch.clone(), Dim::constant(1), &heads * &value_size])?;
+    // An omitted past is empty; a past of unknown shape leaves the present open.
     let past = match cx.shape(5) {
         None if cx.has_input(5) => return Ok(()),
         Some([_, _, past, _]) => past.clone(),
@@ -154,8 +156,10 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         // Without keys the query is packed.
         None => split_projected(draft, draft.required(0)?)?.map(Some).as_slice().into(),
     };
+    // `MultiHeadAttention` orders its inputs bias, mask, attention bias, past keys, past values.
     inputs.extend([10, 3, 4, 5, 6].map(|index| draft.input(index)));
     if shares_buffer(draft) {
+        // `beam_width` has no counterpart, because `cache_indirection` has an axis of beams.
         inputs.extend([7, 9].map(|index| draft.input(index)));
     }
     let attrs = common_attrs(draft);

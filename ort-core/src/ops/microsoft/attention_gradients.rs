@@ -22,11 +22,13 @@ pub(super) fn multi_head_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let mut sides = queries_keys_values(cx)?;
     for (side, past) in sides.iter_mut().skip(1).zip([6, 7]) {
         if let Some(past) = cx.find_input(past) {
+            // [batch, heads, past + new keys, size].
             *side = cx.emit("Concat", &[past, *side], &axis(2))?;
         }
     }
     let [q, k, v] = sides;
     let dtype = cx.dtype(q)?;
+    // Padding mask, attention bias and causal mask are terms that are added to the scores.
     let mut added = Vec::new();
     if let Some(mask) = cx.find_input(4) {
         added.push(padding(cx, mask, k)?);
@@ -53,6 +55,8 @@ fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
     // Splits a packed tensor `[batch, rows, heads, parts, size]` into its parts, each
     // `[batch, rows, heads * size]`.
     let packed = |cx: &mut GradCx<'_>, value: ValueId, count: i64| -> Result<Vec<ValueId>> {
+        // `Split` keeps the axis of parts with size 1, and the reshape merges it with heads and
+        // sizes.
         let attrs = [axis(3)[0].clone(), ("num_outputs", Attribute::Int(count))];
         let parts = cx.emit_many("Split", &[Some(value)], &attrs, count as usize)?;
         parts.into_iter().map(|part| cx.reshape_to(part, &[0, 0, -1])).collect()
@@ -77,6 +81,7 @@ fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
             });
         }
         let sizes = cx.join(&sizes)?;
+        // One bias vector holds those of queries, keys and values, in this order.
         let parts = cx.emit_many("Split", &[Some(bias), Some(sizes)], &axis(0), 3)?;
         // In cross-attention keys and values of rank 4 already contain their bias, so only queries
         // get it.
@@ -97,6 +102,7 @@ fn queries_keys_values(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
 /// 0.
 fn padding(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId) -> Result<ValueId> {
     let dtype = cx.dtype(k)?;
+    // A filter such as -1e9 is infinite in float16. The scores are computed in float32 as well.
     let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
     let (rank, filter) = (cx.rank(mask)?, cx.attrs().find_float("mask_filter_value").unwrap_or(-10000.0));
     let holds = match rank {

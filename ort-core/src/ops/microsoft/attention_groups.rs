@@ -73,6 +73,7 @@ ops![GROUP_QUERY_ATTENTION];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (heads, key_heads) = (head_count(cx, "num_heads")?, head_count(cx, "kv_num_heads")?);
+    // Both counts are constants above 0, so this is the remainder of the division.
     let groups = &heads - &key_heads * heads.floor_div(&key_heads);
     ensure!(
         groups == Dim::constant(0),
@@ -95,6 +96,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         false => head_size("query", &width, &(&heads + &key_heads * 2))?,
     };
     cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &size])?;
+    // `total_sequence_length` covers the past and the new tokens of the longest sequence.
     let total = cx.dims(6).and_then(|total| total.first().cloned()).unwrap_or_else(|| cx.fresh());
     let (cache, row) = match cx.shape(3) {
         None if cx.has_input(3) => return Ok(()),

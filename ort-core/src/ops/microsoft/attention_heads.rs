@@ -54,6 +54,7 @@ pub(super) fn head_count(cx: &InferCx<'_>, name: &str) -> Result<Dim> {
 
 /// Returns the head size: the width divided by the head count.
 pub(super) fn head_size(name: &str, width: &Dim, heads: &Dim) -> Result<Dim> {
+    // A remainder by 0 would panic. A product of head counts that overflows is no constant.
     let exact = match (width.as_constant(), heads.as_constant()) {
         (Some(width), Some(heads)) => heads > 0 && width % heads == 0,
         _ => true,
@@ -111,6 +112,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         [batch, queries, _] | [batch, queries, _, _, _] => (batch.clone(), queries.clone()),
         _ => return Err(error!(InvalidGraph, "query has rank {}, expected 3 or 5", query.len())),
     };
+    // Values may have another head size than queries and keys, which sets the output's width.
     let Some([fresh, size, value_size]) = fresh_keys(cx, &heads, query)? else { return Ok(()) };
     cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &value_size])?;
     let past = match cx.shape(6) {

@@ -90,6 +90,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let offsets = draft.emit("Slice", &[offsets, zero, tokens], &[])?;
     let offsets = draft.emit("Reshape", &[offsets, tokens], &[])?;
 
+    // `MultiHeadAttention` adds the bias, to the rows of the padding as well; the lengths mask
+    // these.
     let projected = draft.emit("MatMul", &[input, weights], &[])?;
     let width = draft.emit("Shape", &[weights], &[("start", Attribute::Int(1))])?;
     let (blank, shape) = (number(draft, 0.0, dtype)?, concat(draft, &[places, width])?);
@@ -112,6 +114,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let results = draft.emit_in((MICROSOFT, "MultiHeadAttention"), &inputs, &attrs, 1)?;
     let [result] = results[..] else { return Err(error!(Fail, "MultiHeadAttention has no output")) };
 
+    // From [batch, longest, width] to [batch * longest, width], in which the offsets are rows.
     let width = draft.emit("Shape", &[result], &[("start", Attribute::Int(2))])?;
     let shape = concat(draft, &[places, width])?;
     let result = draft.emit("Reshape", &[result, shape], &[("allowzero", Attribute::Int(1))])?;

@@ -121,6 +121,7 @@ pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &OptionalInputs) -> 
         Some([sides, b, n, past, s]) => {
             let expected = [(&Dim::constant(2), sides), (batch, b), (&heads, n), (&size, s)];
             expected.into_iter().try_for_each(|(expected, own)| agree("a size of past", expected, own))?;
+            // A shared buffer keeps its size; otherwise the present is the past with the new keys.
             if shares { past.clone() } else { past + queries }
         }
         _ => queries.clone(),
@@ -180,6 +181,7 @@ pub(super) fn attend_projected(
     if let Some(past) = draft.input(places.past) {
         for half in [0_i64, 1] {
             let half = draft.constant(Tensor::scalar(half)?);
+            // A scalar index drops the axis of the halves: [batch, heads, keys, size].
             inputs.push(Some(draft.emit("Gather", &[past, half], &[])?));
         }
         // `MultiHeadAttention` takes a length to mean a shared buffer, so only such a past passes

@@ -61,6 +61,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         (6, "input_zero_point", false),
         (7, "weight_zero_point", true),
     ] {
+        // A single value of rank 0 or 1 serves all columns.
         let Some(shape) = cx.shape(index) else { continue };
         let [len] = shape else {
             ensure!(shape.is_empty(), InvalidGraph, "{what} has rank {}, expected 0 or 1", shape.len());
@@ -79,6 +80,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [draft.input(0), draft.input(1), draft.input(6), draft.input(7)];
+    // The bias stays out of the product: it is a float, which `MultiHeadAttention` adds.
     let product = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let dtype = draft.dtype(3)?;
     // The int32 accumulators and the products of scales exceed float16's range, so only the final

@@ -93,6 +93,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let inner = int(draft, "is_inner_broadcast")? != 0;
     // Splits the rows of the data into two axes, so that the bias broadcasts along one of them.
     let sides = if inner { [[rows, rest], [rows, one]] } else { [[rest, rows], [one, rows]] };
+    // [outer, inner, width], in which `rows` is the number of rows of the bias.
     let mut parts: Vec<ValueId> = Vec::with_capacity(2);
     for (value, [outer, inner]) in [data, bias].into_iter().zip(sides) {
         let sizes = draft.emit("Concat", &[outer, inner, width], &[("axis", Attribute::Int(0))])?;
@@ -100,6 +101,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     }
     let sum = draft.emit("Add", &parts, &[])?;
     let result = draft.emit("Softmax", &[sum], &[("axis", Attribute::Int(-1))])?;
+    // Zeros in the data's own shape are sizes, not copies.
     draft.become_op("Reshape", &[result, shape], &[("allowzero", Attribute::Int(1))]);
     Ok(())
 }
@@ -130,6 +132,7 @@ fn lower_dropout(draft: &mut Draft<'_>) -> Result<()> {
     let [mut result, mask] = draft.emit_many("Dropout", &inputs, &seed, 2)?[..] else {
         return Err(error!(Fail, "Dropout has two outputs"));
     };
+    // ONNX Runtime adds the residual after the dropout, which never zeroes it.
     if let Some(residual) = draft.input(2) {
         result = draft.emit("Add", &[result, residual], &[])?;
     }

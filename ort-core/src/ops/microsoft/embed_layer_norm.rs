@@ -122,6 +122,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
 fn first_positions(draft: &mut Draft<'_>, positions: ValueId, ids: ValueId) -> Result<ValueId> {
     let range = [("start", Attribute::Int(1)), ("end", Attribute::Int(2))];
     let length = draft.emit("Shape", &[ids], &range)?;
+    // Rows 0 to the length. `Slice` clamps, but `infer` refuses a table that is known to be
+    // shorter.
     let zero = draft.constant_ints(&[0])?;
     draft.emit("Slice", &[positions, zero, length, zero], &[])
 }
@@ -133,6 +135,7 @@ fn mask_index(draft: &mut Draft<'_>, ids: ValueId) -> Result<ValueId> {
         let zero = Tensor::from_slice(&[1], &[0_i32])?;
         return draft.emit("ConstantOfShape", &[batch], &[("value", Attribute::Tensor(zero))]);
     };
+    // ONNX Runtime counts the ones, so another nonzero value is no valid token.
     let one = draft.constant(Tensor::scalar(1_i32)?);
     let equal = draft.emit("Equal", &[mask, one], &[])?;
     let to = [("to", Attribute::Int(i64::from(DType::I32.onnx_code())))];

@@ -86,6 +86,7 @@ fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {
 
 fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let activation = Activation::of_attributes(&draft_attributes(draft)?)?;
+    // `Conv` has no input `Z`.
     let inputs: Vec<Option<ValueId>> = draft.inputs.iter().take(3).copied().collect();
     let mut result = emit(draft, "Conv", &inputs)?;
     if let Some(addend) = draft.input(3) {

@@ -72,6 +72,7 @@ fn lower_fast(draft: &mut Draft<'_>) -> Result<()> {
     if let Some(bias) = draft.input(1) {
         input = draft.emit("Add", &[input, bias], &[])?;
     }
+    // The standard's `Gelu` of opset 20 has the same approximation.
     draft.become_op("Gelu", &[input], &[("approximate", Attribute::String("tanh".to_string()))]);
     Ok(())
 }

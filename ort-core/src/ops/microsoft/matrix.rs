@@ -92,6 +92,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let sides @ [left, right] = [draft.required(0)?, draft.required(1)?];
     // Two matrices are a `Gemm`, which scales and transposes in one pass.
     if ranks == [Some(2), Some(2)] {
+        // `infer` refuses `transBatchA` and `transBatchB` for matrices, so `Gemm` has no need of
+        // them.
         let attrs = [
             ("alpha", Attribute::Float(alpha)),
             ("transA", Attribute::Int(i64::from(int(draft, "transA")? != 0))),
@@ -138,6 +140,8 @@ fn transposed_as_it_comes(
     batch: bool,
 ) -> Result<ValueId> {
     let (ends, order): ([Option<i64>; 2], [usize; 3]) = match (batch, matrix) {
+        // With a batch the groups are the first axis, the batch axes and the last axis. Otherwise
+        // they are the batch axes and the two axes of the matrix.
         (true, true) => ([Some(1), Some(-1)], [1, 2, 0]),
         (true, false) => ([Some(1), Some(-1)], [1, 0, 2]),
         (false, _) => ([Some(-2), Some(-1)], [0, 2, 1]),
@@ -155,6 +159,7 @@ fn transposed_as_it_comes(
     let concat = [("axis", Attribute::Int(0))];
     let as_given = [("allowzero", Attribute::Int(1))];
     let sizes = draft.emit("Concat", &sizes, &concat)?;
+    // The product of no sizes is 1, so an empty group becomes an axis of size 1.
     let grouped = draft.emit("Reshape", &[side, sizes], &as_given)?;
     let perm = order.iter().map(|&axis| axis as i64).collect();
     let turned = draft.emit("Transpose", &[grouped], &[("perm", Attribute::Ints(perm))])?;

@@ -92,6 +92,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some([_, experts]), Some([_, _, inner])) = (cx.shape(1), cx.shape(4)) {
         let few = experts.as_constant().is_none_or(|experts| count <= experts);
         ensure!(few, InvalidGraph, "k is {count}, but there are {experts} experts");
+        // Weights are [experts, outputs, inputs], biases [experts, outputs].
         let first = inner * fused;
         check(cx, 1, &[&tokens, experts])?;
         check(cx, 2, &[experts, &first, hidden])?;

@@ -53,6 +53,7 @@ const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
 
 /// Refuses two sizes that are both constant and differ.
 pub(in crate::ops) fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
+    // Symbolic sizes may turn out equal in a run.
     let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
     Ok(())
@@ -113,6 +114,7 @@ pub(in crate::ops) fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
 
 /// Returns the attributes of a node, with defaults filled in.
 pub(in crate::ops) fn draft_attributes(draft: &Draft<'_>) -> Result<Attributes> {
+    // Drafts have the attributes as given; the record knows the defaults.
     let spec = Registry::global()?.find(&draft.domain, &draft.op);
     let spec = spec.ok_or_else(|| error!(Fail, "operator {} is not known", draft.op))?;
     Attributes::new(spec, draft.attrs.clone())

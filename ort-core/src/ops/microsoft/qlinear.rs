@@ -56,6 +56,7 @@ pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Di
     ensure!(image.len() >= 3, InvalidGraph, "an image has rank 3 or more, got rank {}", image.len());
     let mut dims = image.to_vec();
     if last {
+        // The batch stays first in both layouts.
         behind_first(&mut dims).rotate_right(1);
     }
     Ok(dims)
@@ -72,6 +73,7 @@ pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last:
 /// Returns the rank of the image at input 0, which a decomposition must know. It follows from the
 /// image, else from the weights at input `weights`, else from `kernel_shape`.
 pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> Result<usize> {
+    // The transpositions around a decomposed image operator need a `perm` of the image's rank.
     let own = draft.shape(0).map(|shape| shape.len());
     let of_weights = || weights.and_then(|index| draft.shape(index)).map(|shape| shape.len());
     let of_windows = || match draft.attr("kernel_shape") {
@@ -191,5 +193,6 @@ fn same(draft: &Draft<'_>, a: usize, b: usize) -> bool {
         let [a, b] = [draft.constant_input(a)?, draft.constant_input(b)?];
         Some(a.dtype() == b.dtype() && a.view().bytes().ok()? == b.view().bytes().ok()?)
     };
+    // Two omitted zero points are equal as well.
     draft.input(a) == draft.input(b) || constants().unwrap_or(false)
 }

@@ -93,6 +93,7 @@ fn lower_add(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, [a, b, c]) = (draft.dtype(0)?, scales(draft)?);
     let mut sides = [a, b];
     for (scale, first) in sides.iter_mut().zip([0, 3]) {
+        // Each side is dequantized with this ratio, so the sum needs no further division.
         let ratio = draft.emit("Div", &[*scale, c], &[])?;
         *scale = scaled(draft, codes_at(first), ratio)?;
     }
@@ -107,6 +108,7 @@ fn lower_mul(draft: &mut Draft<'_>) -> Result<()> {
     let scale = draft.emit("Mul", &[a, b], &[])?;
     let scale = draft.emit("Div", &[scale, c], &[])?;
     let sides = [differences(draft, codes_at(0))?, differences(draft, codes_at(3))?];
+    // Differences of bytes have 9 bits at most, so float32 holds their product exactly.
     let product = draft.emit("Mul", &sides, &[])?;
     let product = draft.emit("Mul", &[product, scale], &[])?;
     round_sum(draft, product, draft.input(7), dtype)

@@ -80,6 +80,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
         check_single(cx, [first + 1, first + 2])?;
     }
     check_single(cx, [0, 1])?;
+    // Scales and zero points are no parts of the result.
     let known: Vec<&[Dim]> = tensors(count).filter_map(|index| cx.shape(index)).collect();
     let are_all = known.len() == tensors(count).count();
     let Some((mut shape, axis)) = concat::joined(cx.attrs, &known)? else { return Ok(()) };

@@ -127,6 +127,7 @@ fn infer_mean(cx: &mut InferCx<'_>) -> Result<()> {
     check_single(cx, 1..5)?;
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let given = cx.attrs.ints("axes")?;
+    // Without axes all are reduced, as in the standard's `ReduceMean`.
     let mask = if given.is_empty() { vec![true; shape.len()] } else { axes::mask(given, shape.len())? };
     cx.set_shape(0, axes::without(&shape.to_vec(), &mask, cx.attrs.flag("keepdims")?))
 }
@@ -177,6 +178,7 @@ fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
         Some(Attribute::Ints(values)) if values.len() == len => values.clone(),
         _ => vec![default; len],
     };
+    // `auto_pad` computes pads of its own, and the standard refuses it beside explicit ones.
     let is_explicit = matches!(draft.attr("auto_pad"), Some(Attribute::String(name)) if name == "NOTSET");
     if int(draft, "ceil_mode")? == 0 || int(draft, "count_include_pad")? == 0 || !is_explicit {
         return Ok(());
@@ -232,6 +234,7 @@ fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
     bounds.extend(last.then_some(("end", Attribute::Int(-1))));
     let sizes = draft.emit("Shape", &[codes], &bounds)?;
     let count = draft.emit("ReduceProd", &[sizes], &[("keepdims", Attribute::Int(0))])?;
+    // A sum of bytes would overflow them.
     let wide = cast(draft, codes, DType::I32)?;
     let axes = place_axes(draft, codes, last)?;
     let mut sum = draft.emit("ReduceSum", &[wide, axes], &[])?;
@@ -252,6 +255,7 @@ fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
 fn place_axes(draft: &mut Draft<'_>, image: ValueId, last: bool) -> Result<ValueId> {
     let first: i64 = if last { 1 } else { 2 };
     if let Some(shape) = draft.shape(0) {
+        // NHWC has its channels behind the spatial axes.
         let end = shape.len() as i64 - i64::from(last);
         return draft.constant_ints(&(first..end).collect::<Vec<i64>>());
     }
@@ -300,6 +304,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let is_matrix = int(draft, "opset")? < 13 && !is_last;
     let numbers = numbers(draft, codes_at(0))?;
     let result = if is_matrix {
+        // The 2D coercion of `Softmax` before version 13.
         let matrix = draft.emit("Flatten", &[numbers], &[("axis", Attribute::Int(axis))])?;
         let result = draft.emit("Softmax", &[matrix], &[("axis", Attribute::Int(-1))])?;
         let shape = draft.emit("Shape", &[codes], &[])?;
@@ -310,6 +315,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let scale = draft.required(3)?;
     let scale = scalar(draft, scale)?;
     let steps = draft.emit("Reciprocal", &[scale], &[])?;
+    // ONNX Runtime rounds the reciprocal down to a whole number before it multiplies.
     let steps = draft.emit("Floor", &[steps], &[])?;
     let result = draft.emit("Mul", &[result, steps], &[])?;
     round(draft, result, draft.input(4), dtype)

@@ -76,6 +76,7 @@ fn check_count(cx: &InferCx<'_>, index: usize, name: &str, sizes: &[i64]) -> Res
     let Some(given) = given else { return Ok(()) };
     let count = |sizes: &[i64]| sizes.iter().try_fold(1_i64, |count, size| count.checked_mul(*size));
     ensure!(
+        // An expected count that overflows fits no tensor.
         count(sizes).is_some() && count(&given) == count(sizes),
         InvalidGraph,
         "{name} has shape {given:?}, expected {sizes:?}"
@@ -89,6 +90,7 @@ fn infer_matmul(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(k > 0 && n > 0, InvalidGraph, "K is {k} and N is {n}, expected sizes above 0");
     ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "bits is {bits}, expected 2, 4 or 8");
     ensure!(
+        // The upper bound keeps `block * bits` from overflowing.
         (16..=1 << 30).contains(&block) && block.count_ones() == 1,
         InvalidGraph,
         "block_size is {block}, expected a power of two of at least 16"
@@ -104,6 +106,7 @@ fn infer_matmul(cx: &mut InferCx<'_>) -> Result<()> {
         check_count(cx, 3, "zero_points", &[n, row])?;
     }
     if let Some(groups) = cx.shape(4).and_then(|shape| shape.first()).and_then(Dim::as_constant) {
+        // `g_idx` may cover the unused end of the last block as well.
         let padded = blocks.saturating_mul(block);
         ensure!(
             groups == k || groups == padded,
@@ -147,6 +150,7 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     if dtype == DType::U8 {
         ensure!(axis == 0, InvalidGraph, "gather_axis is {axis}, expected 0 for bytes");
         ensure!(bits == 8 || axis != quantized, InvalidGraph, "gather_axis and quantize_axis are the same");
+        // A byte type is no float type, so `bits` is checked above and divides 8.
         if let Some(last) = data.last_mut() {
             *last = &*last * (8 / bits);
         }
@@ -201,6 +205,7 @@ fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
     );
     for (at, (scale, zero)) in scales.iter().zip(zeros).enumerate() {
         let (Some(scale), Some(zero)) = (scale.as_constant(), zero.as_constant()) else { continue };
+        // The division rounds up: the last byte of a row may be partly used.
         let packed = if at + 1 == scales.len() { 8 / bits } else { 1 };
         let expected = scale / packed + i64::from(scale % packed > 0);
         ensure!(
@@ -224,11 +229,13 @@ fn gradient_of_product(cx: &mut GradCx<'_>) -> Result<()> {
         let depth = cx.ints(&[cx.attrs().int("K")?])?;
         let places = cx.range(depth)?;
         let column = cx.reshape_to(places, &[-1, 1])?;
+        // [K, 1] and [K] broadcast to the identity matrix of [K, K].
         let unit = cx.emit("Equal", &[column, places], &[])?;
         let unit = cx.cast(unit, cx.dtype(rows)?)?;
         let inputs = [Some(unit), cx.find_input(1), cx.find_input(2), cx.find_input(3), cx.find_input(4)];
         let attrs: Vec<(&str, Attribute)> = cx.attr_list();
         let weights = cx.pen.emit_in((MICROSOFT, "MatMulNBits"), &inputs, &attrs)?;
+        // From [K, N] to [N, K].
         let weights = cx.transposed(weights)?;
         let gradient = cx.emit("MatMul", &[upstream, weights], &[])?;
         cx.set(0, gradient);

@@ -97,6 +97,7 @@ fn infer(cx: &mut InferCx<'_>, single: &[usize], bias: usize) -> Result<()> {
     }
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let shape = product_shape(a, b)?;
+    // A vector B has a single column, which its shape does not show.
     if b.len() > 1 {
         check_per_column(cx, bias, "bias", b)?;
     }
@@ -124,6 +125,7 @@ fn infer_gemm(cx: &mut InferCx<'_>) -> Result<()> {
     };
     if let (Some(shape), Some(c)) = (&shape, cx.shape(6)) {
         ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, expected 2 at most", c.len());
+        // `C` broadcasts to the product from the last dimension on.
         for (size, own) in shape.iter().rev().zip(c.iter().rev()) {
             if own.as_constant() != Some(1) {
                 agree("a dimension of C", size, own)?;
@@ -201,6 +203,7 @@ fn lower_to_float(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [draft.input(0), draft.input(1), a_zero, draft.input(5)];
     let sums = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let a_scale = scalar(draft, a_scale)?;
+    // A product of two float16 scales may underflow.
     let (a_scale, b_scale) = (cast(draft, a_scale, DType::F32)?, cast(draft, b_scale, DType::F32)?);
     let factor = draft.emit("Mul", &[a_scale, b_scale], &[])?;
     let bias = draft.input(6);
@@ -227,6 +230,7 @@ fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [Some(a), Some(b), Some(a_zero), draft.input(5)];
     let mut sums = draft.emit_one("MatMulInteger", &inputs, &[])?;
     if let Some(c) = draft.input(6) {
+        // `C` is int32 with the scale of the product, so it joins the accumulators.
         sums = draft.emit("Add", &[sums, c], &[])?;
     }
     let alpha = float(draft, "alpha")?;

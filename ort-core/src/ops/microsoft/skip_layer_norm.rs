@@ -93,6 +93,7 @@ fn infer_skip(cx: &mut InferCx<'_>) -> Result<()> {
     if let Some(last) = statistics.last_mut() {
         *last = Dim::constant(1);
     }
+    // Type variable `U` occurs in outputs only, so no input binds it.
     cx.set(1, DType::F32, Some(statistics.clone()));
     cx.set(2, DType::F32, Some(statistics));
     cx.set_shape(0, shape.to_vec())?;
@@ -108,6 +109,7 @@ fn lower_simplified(draft: &mut Draft<'_>) -> Result<()> {
     let (input, scale) = (draft.required(0)?, draft.required(1)?);
     let (axis, stash, epsilon) = (int(draft, "axis")?, int(draft, "stash_type")?, float(draft, "epsilon")?);
     let rank = draft.shape(0).map(|shape| shape.len() as i64);
+    // Negative axes run up to -1, the last one, and need no rank.
     let (first, last) = match (axis, rank) {
         (..0, _) => (axis, 0),
         (_, Some(rank)) => (axis, rank),
@@ -179,6 +181,7 @@ fn lower_skip_simplified(draft: &mut Draft<'_>) -> Result<()> {
     }
     let factor = inverse_deviation(draft, sum, &[-1], epsilon, DType::F32)?;
     let shape = draft.emit("Shape", &[factor], &[])?;
+    // The default value of `ConstantOfShape` is a float32 zero.
     let mean = draft.emit("ConstantOfShape", &[shape], &[])?;
     draft.replace(&[result, mean, factor, sum])
 }

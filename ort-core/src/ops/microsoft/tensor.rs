@@ -70,6 +70,7 @@ ops![TRILU, GRID_SAMPLE, UNIQUE, INVERSE];
 
 fn infer_unique(cx: &mut InferCx<'_>) -> Result<()> {
     check_rank(cx, 0, "the input of Unique", 1)?;
+    // Values and counts have one length, which depends on the data.
     let count = cx.fresh();
     cx.set_shape(0, vec![count.clone()])?;
     cx.set_shape(2, vec![count])?;
@@ -84,6 +85,7 @@ fn infer_unique(cx: &mut InferCx<'_>) -> Result<()> {
 fn lower_unique(draft: &mut Draft<'_>) -> Result<()> {
     let input = draft.required(0)?;
     draft.become_op("Unique", &[input], &[("sorted", Attribute::Int(0))]);
+    // The standard's outputs are Y, indices, inverse_indices and counts. `idx` is the third.
     draft.outputs.insert(1, None);
     Ok(())
 }

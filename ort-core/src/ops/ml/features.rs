@@ -39,6 +39,7 @@ fn extract(cx: &mut InferCx<'_>) -> Result<()> {
     };
     // A vector counts as a matrix of one row.
     let mut picked = if rows.is_empty() { vec![Dim::constant(1)] } else { rows.to_vec() };
+    // Indices of any rank pick along the last axis and are flattened.
     picked.push(indices.iter().product());
     cx.set_shape(0, picked)
 }

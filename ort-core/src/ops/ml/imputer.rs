@@ -26,6 +26,7 @@ ops![IMPUTER];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let Ok(dtype) = cx.dtype(0) {
+        // The input's type selects one of the two pairs of attributes.
         let (name, given) = if dtype.is_float() {
             ("imputed_value_floats", cx.attrs.find_floats("imputed_value_floats").map_or(0, <[f32]>::len))
         } else {

@@ -58,6 +58,7 @@ fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Strings(classes)) = draft.take_attr("classes_strings") else {
         return Err(error!(InvalidGraph, "LabelEncoder has no 'classes_strings'"));
     };
+    // The position of a class is its number, in either direction.
     let places = Attribute::Ints((0..classes.len() as i64).collect());
     let classes = Attribute::Strings(classes);
     if makes_strings(draft) {

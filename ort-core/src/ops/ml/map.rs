@@ -145,10 +145,12 @@ fn infer_feature_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
         let own = match cx.shape(index) {
             None => None,
             Some([]) => return Err(error!(InvalidGraph, "input {index} has no dimensions")),
+            // A vector is one row.
             Some([columns]) => Some((Dim::constant(1), columns.clone())),
             Some([rows, columns @ ..]) => Some((rows.clone(), columns.iter().product())),
         };
         let (own_rows, own_columns) = own.unzip();
+        // All inputs have the same rows, so the first known number serves.
         rows = rows.or(own_rows);
         let own_columns = match sizes.and_then(|sizes| sizes.get(index)) {
             Some(&size) => {
@@ -157,6 +159,7 @@ fn infer_feature_vectorizer(cx: &mut InferCx<'_>) -> Result<()> {
             }
             None => own_columns,
         };
+        // One input of unknown width leaves the whole width unknown.
         columns = columns.zip(own_columns).map(|(sum, own)| sum + own);
     }
     let (Some(rows), Some(columns)) = (rows, columns) else { return Ok(()) };

@@ -64,6 +64,7 @@ fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
 fn check_feature_list(cx: &InferCx<'_>, name: &str, given: usize) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let features = shape.last().and_then(|size| size.as_constant());
+    // One element serves all features.
     let fits = given == 1 || features.is_none_or(|features| usize::try_from(features) == Ok(given));
     ensure!(fits, InvalidGraph, "attribute '{name}' has {given} elements for inputs of shape {shape:?}");
     Ok(())

@@ -21,6 +21,7 @@ ops![SCALER];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for name in ["offset", "scale"] {
+        // An omitted list has length 1 here, which always fits.
         check_feature_list(cx, name, cx.attrs.find_floats(name).map_or(1, <[f32]>::len))?;
     }
     same_shape(cx)

@@ -61,6 +61,7 @@ fn infer_classifier(cx: &mut InferCx<'_>) -> Result<()> {
     let columns = match (supports && !probabilities, labels) {
         (false, labels) => labels,
         (true, 0..=2) => 2,
+        // One-against-one classification trains a function for each pair.
         (true, labels) => labels.saturating_mul(labels - 1) / 2,
     };
     set_classes(cx, dtype, columns)

@@ -74,6 +74,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         _ => 0,
     };
     let asked = query == DType::F64 || value == DType::F64 || precision == DOUBLE;
+    // `double` throughout has a kernel, and must not be decomposed into itself without end.
     ensure!(asked && (query != value || query != DType::F64), NotImplemented, "Attention has no parts");
     let to = |dtype: DType| [("to", Attribute::Int(i64::from(dtype.onnx_code())))];
     let mut inputs = draft.inputs.clone();
@@ -124,6 +125,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(past_key == past_value, InvalidGraph, "past_key and past_value must be given together");
     let (Some(q), Some(k), Some(v)) = (cx.shape(0), cx.shape(1), cx.shape(2)) else { return Ok(()) };
     ensure!(q.len() == k.len() && k.len() == v.len(), InvalidGraph, "Q, K and V must have one rank");
+    // Rank 3 is [batch, sequence, heads * size], rank 4 [batch, heads, sequence, size].
     let is_flat = q.len() == 3;
     let [batch, query_heads, time, _] = heads(cx, "Q", q, "q_num_heads")?;
     let [_, key_heads, fresh, key_size] = heads(cx, "K", k, "kv_num_heads")?;
@@ -142,6 +144,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         false => vec![batch.clone(), query_heads.clone(), time.clone(), value_size.clone()],
     };
     cx.set_shape(0, y)?;
+    // The cache has rank 4 in either layout.
     cx.set_shape(1, vec![batch.clone(), key_heads, total.clone(), key_size])?;
     cx.set_shape(2, vec![batch.clone(), value_heads, total.clone(), value_size])?;
     cx.set_shape(3, vec![batch, query_heads, time, total])

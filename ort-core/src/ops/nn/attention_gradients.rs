@@ -41,6 +41,7 @@ fn wide(dtype: DType) -> DType {
 
 /// Splits heads: `[batch, rows, heads * size]` becomes `[batch, heads, rows, size]`.
 pub(in crate::ops) fn by_heads(cx: &mut GradCx<'_>, value: ValueId, heads: i64) -> Result<ValueId> {
+    // A 0 copies the size, so batch and rows may be symbolic.
     let split = cx.reshape_to(value, &[0, 0, heads, -1])?;
     cx.transpose(split, &[0, 2, 1, 3])
 }
@@ -64,6 +65,7 @@ impl Heads {
         let dtype = wide(own);
         let q = cx.cast(self.q, dtype)?;
         let (k, v) = (self.for_queries(cx, self.k, dtype)?, self.for_queries(cx, self.v, dtype)?);
+        // The default of the standard and of ONNX Runtime: one over the root of the head size.
         let scale = match self.scale {
             Some(scale) => cx.number(f64::from(scale), dtype)?,
             None => {
@@ -74,6 +76,7 @@ impl Heads {
             }
         };
         let q = cx.emit("Mul", &[q, scale], &[])?;
+        // Scores are [batch, heads, queries, keys].
         let turned = cx.transposed(k)?;
         let mut scores = cx.emit("MatMul", &[q, turned], &[])?;
         if self.softcap > 0.0 {
@@ -263,6 +266,7 @@ fn mask_of(cx: &mut GradCx<'_>, mask: ValueId, k: ValueId, dtype: DType) -> Resu
     let (there, keys) = (cx.sizes(mask, rank - 1, rank)?, cx.sizes(k, 2, 3)?);
     let missing = cx.emit("Sub", &[keys, there], &[])?;
     let (zero, last) = (cx.ints(&[0])?, cx.ints(&[-1])?);
+    // Pads on the last axis alone: none before it, the missing keys behind.
     let pads = cx.join(&[zero, missing])?;
     let hidden = cx.number(f64::NEG_INFINITY, dtype)?;
     cx.emit("Pad", &[added, pads, hidden, last], &[])
@@ -297,6 +301,8 @@ pub(in crate::ops) fn rotate(
     for cache in &mut caches {
         *cache = cx.emit("Unsqueeze", &[*cache, of_heads], &[])?;
     }
+    // Rank 4 in both cases, but with the heads on axis 2 in the flat layout and on axis 1
+    // otherwise.
     let size = cx.size_at(turned, 3)?;
     let rotated = cx.attrs().find_int("rotary_embedding_dim").unwrap_or(0);
     let is_whole = rotated == 0 || size == Dim::constant(rotated);
@@ -322,6 +328,7 @@ fn rotate_pairs(cx: &mut GradCx<'_>, x: ValueId, [cos, sin]: [ValueId; 2]) -> Re
     let interleaved = cx.attrs().find_int("interleaved").unwrap_or(0) != 0;
     let (mut whole, mut axes) = (x, axis(-1));
     if interleaved {
+        // The new last axis holds the two elements of a pair.
         whole = cx.reshape_to(x, &[0, 0, 0, -1, 2])?;
         axes = axis(4);
     }

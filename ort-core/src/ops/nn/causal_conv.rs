@@ -30,6 +30,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let ([batch, channels, _], [_, _, kernel]) = (input, weight) else {
         return Err(error!(InvalidGraph, "input and weight must have rank 3"));
     };
+    // A window at the first new position reads this number of earlier ones.
     let state = vec![batch.clone(), channels.clone(), kernel - 1];
     cx.set_shape(0, input.to_vec())?;
     cx.set_shape(1, state)

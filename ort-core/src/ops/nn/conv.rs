@@ -152,6 +152,7 @@ pub(in crate::ops) fn output_shape(
     [image, weight]: [&[Dim]; 2],
     bias: usize,
 ) -> Result<Vec<Dim>> {
+    // The weight is [filters, channels / group, kernel...].
     let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, weight)?;
     let group = group(cx)?;
     agree("the number of input channels of the weight", channels, &(inner * group))?;
@@ -179,6 +180,7 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     agree("the number of input channels of the weight", channels, inner)?;
     let divides = inner.as_constant().is_none_or(|channels| channels % group == 0);
     ensure!(divides, InvalidGraph, "the number of channels is {inner}, expected a multiple of group {group}");
+    // Output channels are [group, filters of a group], flattened.
     let filters = filters * group;
     if let Some([channels]) = cx.shape(2) {
         agree("the length of the bias", &filters, channels)?;

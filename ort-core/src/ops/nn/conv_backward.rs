@@ -114,6 +114,7 @@ fn lower_input(draft: &mut Draft<'_>) -> Result<()> {
         ("dilations", Attribute::Ints(dilations)),
         ("group", Attribute::Int(group)),
     ];
+    // [N, M, windows...] and [M, C / group, kernel...] give [N, C, image...] with its padding.
     let whole = draft.emit("ConvTranspose", &[upstream, weights], &attrs)?;
     let there = draft.emit("Shape", &[whole], &[("start", Attribute::Int(2))])?;
     let (two, rank) = (draft.constant_ints(&[2])?, draft.constant_ints(&[spatial as i64 + 2])?);
@@ -141,6 +142,7 @@ fn lower_weights(draft: &mut Draft<'_>) -> Result<()> {
     let Numbers { strides, dilations, pads, group, spatial } = Numbers::of(draft)?;
     let perm =
         |order: Vec<usize>| [("perm", Attribute::Ints(order.into_iter().map(|axis| axis as i64).collect()))];
+    // The upstream gradient becomes the kernel [M, N, windows...].
     let exchanged: Vec<usize> = [1, 0].into_iter().chain(2..spatial + 2).collect();
     let upstream = draft.emit("Transpose", &[upstream], &perm(exchanged.clone()))?;
     // `[N, G * C, ...]` becomes `[C, G * N, ...]`, so that a group of the convolution sums over the
@@ -165,6 +167,7 @@ fn lower_weights(draft: &mut Draft<'_>) -> Result<()> {
         ("group", Attribute::Int(group)),
     ];
     let sums = draft.emit("Conv", &[image, upstream], &attrs)?;
+    // From [C / group, M, kernel...] to [M, C / group, kernel...].
     let sums = draft.emit("Transpose", &[sums], &perm(exchanged))?;
     let (two, end) = (draft.constant_ints(&[2])?, draft.constant_ints(&[rank])?);
     let ends = draft.emit("Slice", &[shape, two, end], &[])?;

@@ -40,6 +40,7 @@ impl Geometry {
         if same || explicit {
             let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size)).collect();
             let windows = Windows::new(attrs, &kernel)?;
+            // Inference refused images of rank below 3, so the split is in range.
             let sizes = cx.shape(image)?.split_off(2);
             let pads = if transposed {
                 windows.transposed_paddings(attrs, &sizes)?
@@ -116,6 +117,7 @@ impl Geometry {
             for ((end, ((image, kernel), windows)), ((stride, dilation), begin)) in
                 geometry.ends.iter_mut().zip(axes).zip(numbers)
             {
+                // The end of the last window, counted from the begin padding.
                 let reach = (windows - 1) * stride + (kernel - 1) * dilation + 1;
                 *end = (reach - image - begin).max(0);
             }
@@ -142,6 +144,7 @@ fn of_bias(cx: &mut GradCx<'_>, upstream: ValueId) -> Result<()> {
     if !cx.wants(2) {
         return Ok(());
     }
+    // The bias is one number per channel, axis 1, so batch and space are summed.
     let axes: Vec<i64> = std::iter::once(0).chain(2..cx.rank(upstream)? as i64).collect();
     let sum = cx.sum_along(upstream, &axes)?;
     cx.set_reshaped(2, sum)
@@ -269,6 +272,7 @@ pub(super) fn of_average_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let mean = cx.emit("AveragePool", &[ones], &cx.attr_list())?;
     let mut of_sum = cx.attr_list();
     of_sum.retain(|(name, _)| *name != "count_include_pad");
+    // `LpPool` with p = 1 sums the ones. It has no `count_include_pad`, because zeros add nothing.
     of_sum.push(("p", Attribute::Int(1)));
     let sum = cx.emit("LpPool", &[ones], &of_sum)?;
     let part = cx.emit("Div", &[mean, sum], &[])?;
@@ -284,6 +288,7 @@ pub(super) fn of_lp_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let dtype = cx.dtype(image)?;
     let power = cx.attrs().int("p")? as f64 - 1.0;
     let (zero, power) = (cx.number(0.0, dtype)?, cx.number(power, dtype)?);
+    // `y^(p - 1)` divides before the windows are spread, `|x|^(p - 1)` multiplies after it.
     let of_output = cx.emit("Pow", &[output, power], &[])?;
     let parts = cx.emit("Div", &[upstream, of_output], &[])?;
     let is_zero = cx.emit("Equal", &[output, zero], &[])?;

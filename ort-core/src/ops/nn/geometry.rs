@@ -137,6 +137,7 @@ impl Windows {
         let stride = Dim::constant(axis.stride);
         match self.auto_pad {
             AutoPad::SameUpper | AutoPad::SameLower => input.ceil_div(&stride),
+            // The standard writes ceil((size - extent + 1) / stride), which is the same number.
             AutoPad::Valid => (input - axis.extent()).floor_div(&stride) + 1,
             AutoPad::NotSet => {
                 let room = input + (axis.pads[0] + axis.pads[1]) - axis.extent();
@@ -185,6 +186,7 @@ impl Windows {
     }
 
     fn axis_on(&self, axis: &Axis, input: usize) -> Result<WindowAxis> {
+        // Below 2^62 the sum with pads and a dilated kernel stays in 64 bits.
         let size = i64::try_from(input).ok().filter(|size| *size < LIMIT * LIMIT);
         let size = size.ok_or_else(|| error!(InvalidArgument, "an image of size {input} is too large"))?;
         let number = |dim: &Dim| {
@@ -218,6 +220,8 @@ impl Windows {
             return Ok(shape.into_iter().map(Dim::constant).collect());
         }
         let outputs = self.axes.iter().zip(input).zip(extra).map(|((axis, input), extra)| {
+            // The standard: stride * (size - 1) + output_padding + (kernel - 1) * dilation + 1,
+            // less the pads.
             let whole = (input - 1) * axis.stride + extra + axis.extent();
             // `SAME` makes the output `stride` times the image, whatever the kernel.
             match self.auto_pad {
@@ -248,6 +252,7 @@ impl Windows {
         let sizes = sizes.ok_or_else(|| error!(InvalidArgument, "an image is too large"))?;
         let outputs = self.transposed_outputs(attrs, &sizes)?;
         let pads = self.transposed_paddings(attrs, &sizes)?;
+        // Only a symbolic kernel leaves the padding open, and `number` refuses that below.
         let pads = pads.unwrap_or_else(|| vec![[0, 0]; image.len()]);
         let mut result = Vec::with_capacity(image.len());
         let sizes = image.iter().zip(outputs.iter().zip(pads));
@@ -286,6 +291,7 @@ impl Windows {
                 return Some(axis.pads);
             }
             let whole = (size - 1) * axis.stride + extra + axis.extent();
+            // The standard's `total_padding`. It is negative if `output_shape` exceeds the whole.
             let total = (whole - output).as_constant()?.max(0);
             // The standard: every mode but SAME_UPPER puts the odd remainder at the beginning.
             let (less, more) = (total / 2, total - total / 2);

@@ -53,6 +53,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     };
     let key_size = query.floor_div(&Dim::constant(queries));
     let value_size = value.floor_div(&Dim::constant(heads));
+    // Query heads share the state of their group, but each has an output of its own.
     let state = vec![batch.clone(), Dim::constant(heads), key_size, value_size.clone()];
     cx.set(1, state_type, Some(state));
     cx.set_shape(0, vec![batch.clone(), time.clone(), value_size * queries])

@@ -40,6 +40,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let reduction = cx.attrs.string("reduction")?;
     let known = ["none", "mean", "sum"].contains(&reduction);
     ensure!(known, InvalidGraph, "reduction is '{reduction}', expected 'none', 'mean' or 'sum'");
+    // A reduced loss is a scalar, even of scores of unknown rank.
     if reduction != "none" {
         cx.set_shape(0, Vec::new())?;
     }
@@ -63,6 +64,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             labels.len(),
             scores.len()
         );
+        // Of a constant and a symbolic size, `broadcast` takes the constant.
         expected = broadcast::dims(&[&expected, labels])?;
     }
     if reduction == "none" {

@@ -33,6 +33,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (outer, spatial) = image.split_at_checked(2).unwrap_or((image, &[]));
     let mut shape = outer.to_vec();
     shape.extend(windows.transposed_outputs(cx.attrs, spatial)?);
+    // `output_shape` decides. If its elements are unknown, the output's rank still is known.
     if cx.has_input(2) {
         let rank = shape.len();
         shape = cx.dims(2).unwrap_or_else(|| (0..rank).map(|_| Dim::unknown()).collect());

@@ -48,6 +48,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (x, scale, upstream) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let rank = draft.shape(0).map(|shape| shape.len() as i64);
     let rank = rank.ok_or_else(|| error!(NotImplemented, "the rank is not known"))?;
+    // All axes but the channels.
     let axes: Vec<i64> = std::iter::once(0).chain(2..rank).collect();
     let axes = draft.constant_ints(&axes)?;
     // The forward pass may have saved the statistics; otherwise they are recomputed from x.
@@ -62,6 +63,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let rest = draft.emit("Sub", &[upstream, part], &[])?;
     let level = draft.emit("ReduceMean", &[upstream, axes], &[])?;
     let rest = draft.emit("Sub", &[rest, level], &[])?;
+    // The scale broadcasts from the last axis, so it becomes [C, 1, ...].
     let shape: Vec<i64> = std::iter::once(-1).chain((2..rank).map(|_| 1)).collect();
     let shape = draft.constant_ints(&shape)?;
     let scale = draft.emit("Reshape", &[scale, shape], &[])?;

@@ -90,6 +90,7 @@ fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
     let mut given = [x, scale, bias, mean, variance];
     if !spatial {
         let flat = draft.constant_ints(&[-1])?;
+        // [N, C * H * W] and [C * H * W].
         let [image, others @ ..] = &mut given;
         *image = draft.emit("Flatten", &[x], &[])?;
         for input in others {
@@ -130,6 +131,7 @@ fn each_activation(draft: &mut Draft<'_>) -> Result<()> {
     let epsilon = draft.emit("CastLike", &[epsilon, variance], &[])?;
     let padded = draft.emit("Add", &[variance, epsilon], &[])?;
     let deviation = draft.emit("Sqrt", &[padded], &[])?;
+    // Statistics, scale and bias have the shape of one item here, and broadcast over the batch.
     let centred = draft.emit("Sub", &[x, mean], &[])?;
     let scaled = draft.emit("Div", &[centred, deviation], &[])?;
     let scaled = draft.emit("Mul", &[scaled, scale], &[])?;

@@ -34,6 +34,8 @@ impl Normalized {
             deviation = cx.emit("Sub", &[x, mean], &[])?;
         }
         let squares = cx.emit("Mul", &[deviation, deviation], &[])?;
+        // The population variance, which divides by the count. Without centring it is the mean
+        // square.
         let variance = cx.mean_along(squares, &axes)?;
         let inverse = inverse_root(cx, variance, epsilon)?;
         let unit = cx.emit("Mul", &[deviation, inverse], &[])?;
@@ -42,6 +44,7 @@ impl Normalized {
 
     /// Returns the gradient of `x` from `upstream`, the gradient of `x̂`.
     fn gradient(&self, cx: &mut GradCx<'_>, upstream: ValueId) -> Result<ValueId> {
+        // Means along the axes keep them with size 1, so they broadcast.
         let along = cx.emit("Mul", &[upstream, self.unit], &[])?;
         let along = cx.mean_along(along, &self.axes)?;
         let along = cx.emit("Mul", &[self.unit, along], &[])?;
@@ -99,6 +102,7 @@ pub(super) fn of_layer(cx: &mut GradCx<'_>) -> Result<()> {
     }
     let of_scale = cx.emit("Mul", &[upstream, normalized.unit], &[])?;
     deliver(cx, 1, of_scale)?;
+    // `RMSNormalization` has no bias, and no one wants the gradient of an input that is left out.
     deliver(cx, 2, upstream)
 }
 
@@ -135,6 +139,7 @@ pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     };
     let (rows, of_rows) = (cx.reshape_to(x, &shape)?, cx.reshape_to(of_unit, &shape)?);
     let epsilon = cx.attrs().float("epsilon")?;
+    // Rows are [batch, channels or groups, elements].
     let normalized = Normalized::new(cx, rows, vec![2], epsilon, true)?;
     if cx.wants(0) {
         let gradient = normalized.gradient(cx, of_rows)?;
@@ -193,6 +198,7 @@ pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
         let inverse = inverse_root(cx, variance, epsilon)?;
         let centred = cx.emit("Sub", &[x, mean], &[])?;
         let unit = cx.emit("Mul", &[centred, inverse], &[])?;
+        // Running statistics do not depend on the image, so the normalization is affine in it.
         let gradient = cx.emit("Mul", &[of_unit, inverse], &[])?;
         deliver(cx, 0, gradient)?;
         if cx.wants(3) {
@@ -241,6 +247,7 @@ pub(super) fn of_lp(cx: &mut GradCx<'_>) -> Result<()> {
     let rest = cx.emit("Sub", &[upstream, along], &[])?;
     let gradient = cx.emit("Div", &[rest, norm], &[])?;
     let zero = cx.number(0.0, cx.dtype(x)?)?;
+    // Replaces the quotient by 0 after the division, because NaN times 0 is NaN.
     let is_zero = cx.emit("Equal", &[norm, zero], &[])?;
     let gradient = cx.emit("Where", &[is_zero, zero, gradient], &[])?;
     cx.set(0, gradient);
@@ -255,6 +262,8 @@ pub(super) fn of_local_response(cx: &mut GradCx<'_>) -> Result<()> {
     let (dtype, attrs) = (cx.dtype(x)?, cx.attrs());
     let (alpha, beta, bias) = (attrs.float("alpha")?, attrs.float("beta")?, attrs.float("bias")?);
     let size = attrs.int("size")?;
+    // The standard's window of a channel c is c - floor((size - 1) / 2) to c + ceil((size - 1) /
+    // 2).
     let (before, behind) = ((size - 1) / 2, size / 2);
     // Channels become the rows of a one-channel image, so that a pool sums over neighbours.
     // `count_include_pad` makes it divide by `size` everywhere, as the formula does.
@@ -275,6 +284,7 @@ pub(super) fn of_local_response(cx: &mut GradCx<'_>) -> Result<()> {
     let mean = rows(cx, squares, [before, behind])?;
     let (alpha, bias) = (f64::from(alpha), cx.number(f64::from(bias), dtype)?);
     let weight = cx.number(alpha, dtype)?;
+    // `alpha / size * sum` is `alpha * mean`.
     let sum = cx.emit("Mul", &[mean, weight], &[])?;
     let sum = cx.emit("Add", &[sum, bias], &[])?;
     let power = cx.number(-f64::from(beta), dtype)?;

@@ -112,6 +112,7 @@ fn stash_type(cx: &InferCx<'_>) -> Result<DType> {
 
 pub(in crate::ops) fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
     let stash = stash_type(cx)?;
+    // Type variable `U` is bound by no input, so the statistics' type is set even without a shape.
     let Some(shape) = cx.shape(0) else {
         cx.set(1, stash, None);
         cx.set(2, stash, None);
@@ -148,6 +149,7 @@ fn infer_groups(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
+    // Refuses an axis that is out of range, or named twice.
     axes::mask(cx.attrs.ints("axes")?, shape.len())?;
     cx.set_shape(0, shape.to_vec())
 }
@@ -190,6 +192,7 @@ fn scale_each_channel(draft: &mut Draft<'_>) -> Result<()> {
         _ => return Err(error!(InvalidGraph, "attribute 'num_groups' must be a positive integer")),
     };
     let input = draft.required(0)?;
+    // The number of channels may be known to the run alone, so nodes compute the repeats.
     let range = [("start", Attribute::Int(1)), ("end", Attribute::Int(2))];
     let channels = draft.emit("Shape", &[input], &range)?;
     let groups = draft.constant_ints(&[groups])?;
@@ -199,6 +202,7 @@ fn scale_each_channel(draft: &mut Draft<'_>) -> Result<()> {
     let flat = draft.constant_ints(&[-1])?;
     for index in [1, 2] {
         let value = draft.required(index)?;
+        // [G], [G, 1], [G, C / G], [C].
         let column = draft.emit("Unsqueeze", &[value, one], &[])?;
         let repeated = draft.emit("Expand", &[column, repeats], &[])?;
         let channels = draft.emit("Reshape", &[repeated, flat], &[])?;

@@ -46,6 +46,7 @@ fn infer_lrn(cx: &mut InferCx<'_>) -> Result<()> {
     let size = cx.attrs.int("size")?;
     ensure!(size > 0, InvalidGraph, "size of LRN is {size}, expected 1 or more");
     let Some(shape) = cx.shape(0) else { return Ok(()) };
+    // The standard's shape is (N, C, D1, ...), and the windows run over the channels.
     ensure!(shape.len() >= 2, InvalidGraph, "an input with channels has rank 2 or more, got {}", shape.len());
     cx.set_shape(0, shape.to_vec())
 }

@@ -66,6 +66,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let scalar = |draft: &mut Draft<'_>, value: f64| -> Result<_> {
         Ok(draft.constant(if is_double { Tensor::scalar(value)? } else { Tensor::scalar(value as f32)? }))
     };
+    // All axes but the channels.
     let axes: Vec<i64> = std::iter::once(0).chain(2..rank).collect();
     let (axes, flat) = (draft.constant_ints(&axes)?, draft.constant_ints(&[-1])?);
     let mean = draft.emit("ReduceMean", &[x, axes], &[])?;
@@ -76,6 +77,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let padded = draft.emit("Add", &[variance, epsilon], &[])?;
     let deviation = draft.emit("Sqrt", &[padded], &[])?;
     let mut outputs = vec![mean, draft.emit("Reciprocal", &[deviation], &[])?];
+    // The standard: running = running * momentum + current * (1 - momentum).
     let (past, now) = (scalar(draft, momentum)?, scalar(draft, 1.0 - momentum)?);
     for (before, batch) in running.into_iter().zip([mean, variance]) {
         let batch = draft.emit("Reshape", &[batch, flat], &[])?;

@@ -120,6 +120,7 @@ ops![MAX_POOL, AVERAGE_POOL, LP_POOL, GLOBAL_MAX_POOL, GLOBAL_AVERAGE_POOL, GLOB
 /// A fractional power is taken elementwise before a pool with `p = 1`, and its root afterwards.
 fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Float(power)) = draft.attr("p").cloned() else { return Ok(()) };
+    // A whole float below 1e6 converts to `i64` exactly.
     if power.fract() == 0.0 && power.abs() < 1e6 {
         draft.set_attr("p", Attribute::Int(power as i64));
         return Ok(());
@@ -127,6 +128,7 @@ fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
     let x = draft.required(0)?;
     let size = draft.emit("Abs", &[x], &[])?;
     let exponent = draft.constant(Tensor::scalar(power)?);
+    // Powers of absolute values are not negative, so a pool with `p = 1` sums them as they are.
     let powers = draft.emit("Pow", &[size, exponent], &[])?;
     draft.set_attr("p", Attribute::Int(1));
     let attrs = draft.attrs.clone();
@@ -145,6 +147,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (outer, spatial) = image.split_at_checked(2).unwrap_or((image, &[]));
     let mut shape = outer.to_vec();
     shape.extend(windows.outputs(spatial));
+    // Only `MaxPool` has this output; `set` ignores positions that a node lacks.
     cx.set(1, DType::I64, Some(shape.clone()));
     cx.set_shape(0, shape)
 }

@@ -175,6 +175,7 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
     let [first, second, _] = x else {
         return Err(error!(InvalidGraph, "the input has rank {}, expected 3", x.len()));
     };
+    // The ranks of W, R, B, sequence_lens and initial_h.
     for (index, rank) in [(1, 3), (2, 3), (3, 2), (4, 1), (5, 3)] {
         let fits = cx.shape(index).is_none_or(|shape| shape.len() == rank);
         ensure!(fits, InvalidGraph, "input {index} does not have rank {rank}");
@@ -194,5 +195,6 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
     };
     cx.set_shape(0, y)?;
     cx.set_shape(1, state.to_vec())?;
+    // `Y_c` has the shape of `Y_h`. The operators without it ignore this.
     cx.set_shape(2, state.to_vec())
 }

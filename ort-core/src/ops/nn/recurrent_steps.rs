@@ -40,6 +40,7 @@ impl Steps {
     /// Adds a scanned sequence; returns the value of the current step in the body.
     pub(in crate::ops) fn scan(&mut self, cx: &GradCx<'_>, sequence: ValueId) -> Result<ValueId> {
         let value = cx.pen.graph.value(sequence);
+        // A step is the sequence without its first axis.
         let shape: Option<Vec<Dim>> = value.ty.shape().and_then(|shape| shape.get(1..)).map(<[Dim]>::to_vec);
         let inner = self.value(ValueType::tensor(cx.dtype(sequence)?, shape));
         self.scanned.push((inner, sequence));
@@ -144,6 +145,7 @@ pub(in crate::ops) fn activations(
         let alpha = alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
         all.push(Activation { name, alpha, beta });
     }
+    // Each layer has defaults for its functions, so a chunk is never of size 0.
     Ok(all.chunks(defaults.len()).map(<[Activation]>::to_vec).collect())
 }
 
@@ -156,6 +158,7 @@ impl Activation {
         clip: Option<f32>,
     ) -> Result<ValueId> {
         let dtype = pen.dtype(x)?;
+        // The standard applies `clip` to the input of the activations.
         if let Some(bound) = clip {
             let (least, most) = (pen.number(-f64::from(bound), dtype)?, pen.number(f64::from(bound), dtype)?);
             x = pen.emit("Clip", &[x, least, most], &[])?;
@@ -170,11 +173,13 @@ impl Activation {
             "tanh" => pen.emit("Tanh", &[x], &[]),
             "sigmoid" => pen.emit("Sigmoid", &[x], &[]),
             "affine" => {
+                // `alpha * x + beta`.
                 let product = scaled(pen, x, self.alpha)?;
                 let shift = pen.number(f64::from(self.beta), dtype)?;
                 pen.emit("Add", &[product, shift], &[])
             }
             "scaledtanh" => {
+                // `alpha * tanh(beta * x)`.
                 let inner = scaled(pen, x, self.beta)?;
                 let tanh = pen.emit("Tanh", &[inner], &[])?;
                 scaled(pen, tanh, self.alpha)

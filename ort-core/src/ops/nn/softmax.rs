@@ -51,6 +51,7 @@ fn over_matrices(draft: &mut Draft<'_>) -> Result<()> {
     let shape = draft.emit("Shape", &[input], &[])?;
     let matrix = draft.emit("Flatten", &[input], &[("axis", Attribute::Int(axis))])?;
     let result = draft.emit(&op, &[matrix], &[("axis", Attribute::Int(-1))])?;
+    // A 0 in the input's own shape is a size.
     let restored = draft.emit("Reshape", &[result, shape], &[("allowzero", Attribute::Int(1))])?;
     draft.replace(&[restored])
 }

@@ -22,6 +22,7 @@ ops![DYNAMIC_QUANTIZE_LINEAR];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let shape = cx.shape(0).map(<[_]>::to_vec);
     cx.set(0, DType::U8, shape);
+    // Scale and zero point are scalars: the whole tensor shares them.
     cx.set(1, DType::F32, Some(Vec::new()));
     cx.set(2, DType::U8, Some(Vec::new()));
     Ok(())

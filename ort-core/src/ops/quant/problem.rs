@@ -77,7 +77,9 @@ impl Quantization {
             return Ok(Granularity { kind: GranularityKind::Axis, axis, inner });
         }
         let size = usize::try_from(self.block_size).unwrap_or(0);
+        // A negative block size became 0 above.
         ensure!(size > 0, InvalidArgument, "a block size of {}", self.block_size);
+        // The standard allows a last block that is shorter than the others.
         let count = axis.div_ceil(size);
         let expected = shape.iter().enumerate().map(|(index, own)| if index == at { count } else { *own });
         ensure!(

@@ -70,6 +70,7 @@ fn infer_quantize(cx: &mut InferCx<'_>) -> Result<()> {
     // The zero point determines the type, then `output_dtype`; the default is uint8.
     let dtype = match cx.has_input(2) {
         true => {
+            // The standard demands that `output_dtype`, if set, is the zero point's type.
             let dtype = cx.dtype(2)?;
             ensure!(
                 wanted.is_none_or(|wanted| wanted == dtype),

@@ -88,6 +88,7 @@ static MULTINOMIAL: OpSpec = OpSpec {
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I32, DType::I64]))],
+    // `TensorProto.DataType.INT32`.
     attrs: &[attr::int("dtype", 6), attr::int("sample_size", 1), SEED],
     infer: infer_multinomial,
     ..RANDOM
@@ -126,6 +127,7 @@ fn infer_multinomial(cx: &mut InferCx<'_>) -> Result<()> {
     let dtype = output_dtype(cx, TypeSet::of(&[DType::I32, DType::I64]))?;
     let samples = cx.attrs.int("sample_size")?;
     ensure!(samples >= 0, InvalidGraph, "sample_size is {samples}, expected 0 or more");
+    // The input holds a row of unnormalized log-probabilities for each item of the batch.
     let shape = match cx.shape(0) {
         None => None,
         Some([batch, _]) => Some(vec![batch.clone(), samples.into()]),

@@ -40,6 +40,7 @@ impl Equation {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     pub fn parse(text: &str, ranks: &[usize]) -> Result<Equation> {
+        // The `onnx` package's own inference drops spaces as well.
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match text.split_once("->") {
             Some((left, right)) => (left, Some(right)),
@@ -111,6 +112,7 @@ fn read_term(term: &str, rank: Option<usize>) -> Result<(Vec<Label>, usize)> {
         text.chars().map(letter).collect()
     };
     let mut labels = letters(before)?;
+    // A second ellipsis in the term is in `after`, and its points are refused as letters.
     let after_labels = letters(after.unwrap_or(""))?;
     let named = labels.len() + after_labels.len();
     let covered = match (rank, after) {
@@ -138,6 +140,7 @@ fn read_output(term: &str, widest: usize) -> Result<Vec<Label>> {
 }
 
 fn implicit_output(inputs: &[Vec<Label>], widest: usize) -> Vec<Label> {
+    // A sorted map: in ASCII order capitals come first, as in numpy.
     let mut counts: BTreeMap<char, usize> = BTreeMap::new();
     for label in inputs.iter().flatten() {
         if let Label::Letter(letter) = label {

@@ -50,6 +50,7 @@ fn of_operand(cx: &mut GradCx<'_>, equation: &Equation, letters: &Letters, index
         let diagonal = own.iter().position(|label| own.get(axis) == Some(label)).unwrap_or(axis);
         gradient = on_diagonal(cx, gradient, input, [diagonal, axis])?;
     }
+    // Inserted axes repeat to the input's size, and axes that the input had broadcast are summed.
     let shape = cx.shape_of(input)?;
     let gradient = cx.emit("Expand", &[gradient, shape], &[])?;
     cx.set_broadcast(index, gradient)

@@ -101,6 +101,7 @@ fn axes_to_input(draft: &mut Draft<'_>) -> Result<()> {
 
 /// Returns a mask of the reduced dimensions, or `None` if the axes are not constant.
 fn reduced(cx: &InferCx<'_>, rank: usize) -> Result<Option<Vec<bool>>> {
+    // Omitted axes mean the same as an empty list.
     let axes = match (cx.has_input(1), cx.ints(1)) {
         (false, _) => Vec::new(),
         (true, Some(axes)) => axes,
@@ -152,6 +153,7 @@ fn infer_elements(cx: &mut InferCx<'_>, identity: i64, combine: fn(&Dim, &Dim) -
         return Ok(());
     }
     let mut elements = symbolic.elements.iter();
+    // The standard reduces an empty set to the identity of the operation.
     let first = elements.next().cloned().unwrap_or(Dim::constant(identity));
     let total = elements.fold(first, |total, element| combine(&total, element));
     let result =

@@ -51,6 +51,7 @@ pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let extreme = repeated(cx, output)?;
     let hit = cx.emit("Equal", &[input, extreme], &[])?;
     let hit = cx.cast(hit, cx.dtype(input)?)?;
+    // The number of ties of each output, by the node's own axes and `keepdims`.
     let inputs = [Some(hit), cx.find_input(1)];
     let count = cx.emit_some("ReduceSum", &inputs, &cx.attr_list())?;
     let share = cx.emit("Div", &[upstream, count], &[])?;
@@ -69,6 +70,7 @@ pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let dtype = cx.dtype(input)?;
     let (zero, one) = (cx.number(0.0, dtype)?, cx.number(1.0, dtype)?);
     let is_zero = cx.emit("Equal", &[input, zero], &[])?;
+    // Zeros count as 1, so that the quotients are defined.
     let safe = cx.emit("Where", &[is_zero, one, input], &[])?;
     let others = cx.emit("Div", &[product, safe], &[])?;
     let reduce = |cx: &mut GradCx<'_>, op: &str, value: ValueId| -> Result<ValueId> {
@@ -89,6 +91,7 @@ pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
 
 pub(super) fn of_l1(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    // The subgradient at 0 is 0.
     let sign = cx.emit("Sign", &[input], &[])?;
     let upstream = repeated(cx, upstream)?;
     let gradient = cx.emit("Mul", &[upstream, sign], &[])?;
@@ -159,6 +162,7 @@ pub(super) fn of_top_k(cx: &mut GradCx<'_>) -> Result<()> {
     let attrs = [("axis", Attribute::Int(axis))];
     let indices = cx.demand_output(1)?;
     let zeros = cx.filled(0.0, input)?;
+    // The indices of a row are distinct, so the scatter needs no reduction.
     let gradient = cx.emit("ScatterElements", &[zeros, indices, upstream], &attrs)?;
     cx.set(0, gradient);
     Ok(())

@@ -146,7 +146,9 @@ impl RankedRows {
     pub fn along_axis(shape: &[usize], axis: usize, kept: usize) -> Result<RankedRows> {
         let [outer, len, inner] = around_axis(shape, axis);
         ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
+        // Without elements to keep there is nothing to rank, whatever the rows.
         let count = if kept == 0 { 0 } else { outer.saturating_mul(inner) };
+        // GPU kernels hold positions in 32-bit integers.
         ensure!(product(shape) <= i32::MAX as usize, NotImplemented, "{shape:?} is beyond 31 bits");
         Ok(RankedRows { count, len, inner, kept })
     }

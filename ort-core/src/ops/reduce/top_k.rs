@@ -39,6 +39,7 @@ fn k_to_input(draft: &mut Draft<'_>) -> Result<()> {
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
+    // `dims` flattens, so a scalar K counts as a list of one number.
     let count = match cx.dims(1).as_deref() {
         Some([count]) => count.clone(),
         Some(_) => return Err(error!(InvalidGraph, "K must hold one number")),

@@ -37,6 +37,7 @@ static SEQUENCE_EMPTY: OpSpec = OpSpec {
     types: &[S],
     attrs: &[attr::optional("dtype", AttrKind::Int)],
     infer: |cx| {
+        // `TensorProto.DataType.FLOAT`, the standard's default.
         let code = cx.attrs.find_int("dtype").unwrap_or(1);
         let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
         let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is not an element type"))?;
@@ -55,6 +56,7 @@ static SEQUENCE_AT: OpSpec = OpSpec {
     outputs: &[one("tensor", "T")],
     types: &[S, var("T", CONTAINED), var("I", POSITION)],
     infer: |cx| {
+        // Elements may differ in size, so the result gets symbols of its own.
         let element = outside(&element_type(cx, 0));
         cx.set_type(0, element);
         Ok(())

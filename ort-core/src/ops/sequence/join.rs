@@ -83,6 +83,7 @@ fn concat(cx: &mut InferCx<'_>) -> Result<()> {
     let element = outside(&element_type(cx, 0));
     let Some(dtype) = element.dtype() else { return Ok(()) };
     let axis = cx.attrs.int("axis")?;
+    // The sequence's length is known to the run alone, so the size along the axis is unknown.
     let shape = match element.shape() {
         None => None,
         Some(shape) => {

@@ -27,6 +27,7 @@ static OPTIONAL: OpSpec = OpSpec {
     ],
     attrs: &[attr::optional("type", AttrKind::Type)],
     infer: |cx| {
+        // Without an input, the attribute `type` says what the empty optional could hold.
         let given = cx.input_type(0).or_else(|| cx.attrs.find_type("type")).cloned().unwrap_or_default();
         cx.set_type(0, ValueType::Optional(Box::new(given)));
         Ok(())
@@ -62,6 +63,7 @@ ops![OPTIONAL, OPTIONAL_HAS_ELEMENT, OPTIONAL_GET_ELEMENT];
 fn get(cx: &mut InferCx<'_>) -> Result<()> {
     let ty = match cx.input_type(0) {
         Some(ValueType::Optional(element)) => (**element).clone(),
+        // Since version 18 the input may be a plain value, which is returned as it is.
         Some(other) => other.clone(),
         None => ValueType::Unknown,
     };

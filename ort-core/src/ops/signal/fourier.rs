@@ -76,6 +76,7 @@ fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
     // real.
     let mut output = axes::with_size(shape, last, if onesided && inverse { 1.into() } else { 2.into() });
     let axis = match number(cx, 2)? {
+        // The default axis of version 20 is -2: the last one that is no pair of parts.
         None => Some(last - 1),
         Some(axis) => axis.as_constant().map(|axis| axes::normalize(axis, shape.len())).transpose()?,
     };
@@ -110,6 +111,7 @@ fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {
         InvalidGraph,
         "frame_step is {step}, expected 1 or more"
     );
+    // `frame_length` wins over the size of the window, and that over the whole signal.
     let window = cx.shape(2).and_then(|shape| shape.first()).cloned();
     let length = match (number(cx, 3)?, window) {
         (Some(length), _) => length,
@@ -121,6 +123,7 @@ fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {
         let fits = (1..=samples).contains(&length);
         ensure!(fits, InvalidGraph, "the frame length is {length}, but the signal has {samples} samples");
     }
+    // Only whole frames count; samples behind the last one are dropped.
     let frames = (samples - &length).floor_div(&step) + 1;
     let bins = if cx.attrs.flag("onesided")? { length.floor_div(&Dim::constant(2)) + 1 } else { length };
     cx.set_shape(0, vec![batch.clone(), frames, bins, 2.into()])

@@ -12,6 +12,7 @@ fn sized(cx: &mut GradCx<'_>, value: ValueId, axis: usize, size: ValueId) -> Res
     let there = cx.sizes(value, axis, axis + 1)?;
     let (zero, axes) = (cx.ints(&[0])?, cx.ints(&[axis as i64])?);
     let missing = cx.emit("Sub", &[size, there], &[])?;
+    // A negative pad crops.
     let pads = cx.join(&[zero, missing])?;
     cx.emit_some("Pad", &[Some(value), Some(pads), None, Some(axes)], &[])
 }
@@ -81,6 +82,7 @@ pub(super) fn stft_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let (starts, offsets) = (cx.range(frames)?, cx.range(length)?);
     let starts = cx.emit("Mul", &[starts, step], &[])?;
     let starts = cx.reshape_to(starts, &[-1, 1])?;
+    // [frames, length]: the positions of the samples of each frame.
     let places = cx.emit("Add", &[starts, offsets], &[])?;
     let axis = [("axis", Attribute::Int(1))];
     let mut cut = cx.emit("Gather", &[signal, places], &axis)?;

@@ -71,6 +71,7 @@ fn infer_window(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_mel(cx: &mut InferCx<'_>) -> Result<()> {
     let (dtype, bands, length) = (output_datatype(cx)?, size(cx, 0)?, size(cx, 1)?);
+    // One filter per column: [dft_length / 2 + 1, num_mel_bins].
     let bins = length.floor_div(&Dim::constant(2)) + 1;
     cx.set(0, dtype, Some(vec![bins, bands]));
     Ok(())

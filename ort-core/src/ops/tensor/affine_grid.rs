@@ -32,6 +32,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     };
     let negative = size.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
     ensure!(!negative, InvalidGraph, "size {size:?} has a negative value");
+    // [N, H, W, 2] or [N, D, H, W, 3]: a position for each pixel of the output.
     let mut shape = vec![batch.clone()];
     shape.extend_from_slice(spatial);
     shape.push(Dim::constant(spatial.len() as i64));

@@ -36,6 +36,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         return Err(error!(InvalidGraph, "the input has shape {input:?}, expected rank 3"));
     };
     let Some(image) = cx.dims(1) else { return Ok(()) };
+    // The rows are [C * product of the block], one column for each block.
     let channels = match cx.dims(2) {
         Some(block) => {
             let pixels: Dim = block.iter().product();

@@ -94,6 +94,7 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
     let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
     let mut parts = Vec::with_capacity(cx.input_count());
     for index in 0..cx.input_count() {
+        // One input without symbolic elements leaves all of the result unknown.
         let symbolic = cx.symbolic(index).filter(|part| part.shape.len() == shape.len());
         let Some(symbolic) = symbolic else { return Ok(()) };
         parts.push(symbolic);

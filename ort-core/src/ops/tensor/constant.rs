@@ -82,6 +82,7 @@ fn infer_constant(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_constant_of_shape(cx: &mut InferCx<'_>) -> Result<()> {
     let value = cx.attrs.find_tensor("value");
+    // The default value is a float zero.
     let one_element = value.is_none_or(|value| value.element_count() == 1);
     ensure!(one_element, InvalidGraph, "the value of ConstantOfShape must be one element");
     let dtype = value.map_or(DType::F32, Tensor::dtype);
@@ -104,6 +105,7 @@ fn infer_constant_of_shape(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// Returns one fresh symbolic dimension per element of a list, if its length is a constant.
 pub(super) fn fresh_dims(cx: &InferCx<'_>, length: &Dim) -> Option<Vec<Dim>> {
+    // The bound keeps a hostile length from allocating a symbol for each element.
     let rank = length.as_constant().filter(|rank| (0..=64).contains(rank))?;
     Some((0..rank).map(|_| cx.fresh()).collect())
 }

@@ -30,6 +30,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         Some(axes) => normalize_axes(axes, shape.len())?,
         None => (0..shape.len()).collect(),
     };
+    // Unknown sizes change the listed axes only.
     let target = match cx.dims(1) {
         Some(target) => target,
         None => axes.iter().map(|_| cx.fresh()).collect(),

@@ -47,6 +47,7 @@ fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
     one_of("the mode", mode, &["DCR", "CRD"])?;
     let block = cx.attrs.int("blocksize")?;
     ensure!(
+        // The bound keeps the square of the block in 64 bits.
         (1..1 << 16).contains(&block),
         InvalidGraph,
         help = "it must divide the height and width, or its square the channels",

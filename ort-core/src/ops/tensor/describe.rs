@@ -37,6 +37,7 @@ ops![SHAPE, SIZE];
 
 fn infer_shape(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else {
+        // Without a rank, the length of the list of sizes is unknown as well.
         let rank = cx.fresh();
         return cx.set_shape(0, vec![rank]);
     };

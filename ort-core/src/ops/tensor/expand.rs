@@ -66,6 +66,7 @@ fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
     let rank = draft.emit("Shape", &[shape], &[])?;
     let one = Attribute::Tensor(Tensor::from_slice(&[1], &[1i64])?);
     let ones = draft.emit("ConstantOfShape", &[rank], &[("value", one)])?;
+    // Repeats of 1 for all axes but one.
     let repeats = draft.emit("ScatterElements", &[ones, axis, tiles], &[])?;
     draft.inputs = [Some(data), Some(repeats)].into();
     Ok(())
@@ -92,6 +93,7 @@ fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
         help = "a size of 1 keeps the input's",
         "the shape {target:?} has a negative size"
     );
+    // The standard broadcasts both ways: a 1 in `shape` keeps the input's size.
     let shape = broadcast::dims(&[input, &target])?;
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))

@@ -67,6 +67,7 @@ ops![GATHER, GATHER_ELEMENTS, GATHER_ND];
 fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, data.len())?;
+    // The indices' axes take the place of the gathered one.
     let (front, back) = axes::around(data, axis);
     let shape = [front, indices, back].concat();
     gather_symbolic(cx, axis, &shape)?;
@@ -107,6 +108,7 @@ fn view_gather(cx: &ViewCx<'_>) -> Option<ViewOf> {
 }
 
 fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
+    // The output has the shape of the indices, even for data of unknown rank.
     let Some(indices) = cx.shape(1) else { return Ok(()) };
     normalize_axis(cx.attrs.int("axis")?, indices.len())?;
     if let Some(data) = cx.shape(0) {
@@ -130,6 +132,7 @@ fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
     ensure!(
+        // The standard: batch_dims is below the ranks of data and of indices.
         batch <= outer.len() && batch < data.len(),
         InvalidGraph,
         "batch_dims is {batch}, out of range for indices of shape {indices:?}"

@@ -90,6 +90,7 @@ pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range
 /// The strides of a contiguous tensor, in elements.
 pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
     let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(1, shape.len());
+    // Strides of an empty tensor may saturate; no element is read through them.
     let mut next = 1isize;
     for (stride, &size) in strides.iter_mut().zip(shape).rev() {
         *stride = next;
@@ -121,6 +122,7 @@ impl SliceAxis {
     /// Resolves `start..end` with a step on a dimension of this size, clamping as ONNX does.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
         ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "the step of a slice is 0");
+        // The bounds of the clamps below would be out of order, which panics.
         if size == 0 {
             return Ok(SliceAxis { start: 0, step, count: 0 });
         }
@@ -130,6 +132,7 @@ impl SliceAxis {
         // NumPy.
         let (starts, ends) = if step > 0 { ((0, size), (0, size)) } else { ((0, size - 1), (-1, size - 1)) };
         let start = absolute(start).clamp(starts.0, starts.1);
+        // Exporters write `i64::MAX` for an open end.
         let end = absolute(end).clamp(ends.0, ends.1);
         let distance = if step > 0 { end - start } else { start - end };
         let count = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
@@ -315,6 +318,7 @@ impl Strided {
         if self.sizes.contains(&0) {
             return Ok(Vec::new());
         }
+        // `fits` bounds all places, so no cast below loses anything.
         let mut places = vec![self.offset as isize];
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
             let steps = |place: isize| (0..size as isize).map(move |index| place + index * stride);
@@ -363,6 +367,7 @@ impl ResizePolicy {
             return (scales, targets.to_vec());
         }
         let scale = scales.into_iter().reduce(choose).unwrap_or(ResizeScale::ONE);
+        // The standard's `round_int` rounds halfway cases up.
         let sizes = from.iter().map(|&size| (scale.times(size as f64) + 0.5).floor() as i64).collect();
         (vec![scale; from.len()], sizes)
     }

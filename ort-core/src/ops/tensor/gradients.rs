@@ -239,6 +239,7 @@ pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     if cx.wants(0) {
         let gradient = match replaces {
             true => {
+                // The scatter repeats with zeros, which erase the gradient of what was overwritten.
                 let zeros = cx.filled(0.0, updates)?;
                 cx.emit(op, &[upstream, indices, zeros], &attrs)?
             }
@@ -305,6 +306,7 @@ pub(super) fn of_tile(cx: &mut GradCx<'_>) -> Result<()> {
     let (repeats, sizes) = (column(cx, repeats)?, column(cx, sizes)?);
     let pairs = cx.emit("Concat", &[repeats, sizes], &[("axis", Attribute::Int(1))])?;
     let pairs = cx.reshape_to(pairs, &[-1])?;
+    // [repeats 0, size 0, repeats 1, size 1, ...].
     let copies = cx.reshape(upstream, pairs)?;
     let axes: Vec<i64> = (0..rank as i64).map(|axis| axis * 2).collect();
     let sum = cx.sum_along(copies, &axes)?;
@@ -333,6 +335,7 @@ fn with_same_attributes(cx: &mut GradCx<'_>, op: &str, inputs: &[Option<ValueId>
 /// Scatters the gradient to the elements that were kept.
 pub(super) fn of_compress(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, condition, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    // Without `axis` the input is flattened first.
     let (data, axis) = match cx.attrs().find_int("axis") {
         Some(axis) => (input, crate::spec::axis_of(axis, cx.rank(input)?)?),
         None => (cx.reshape_to(input, &[-1])?, 0),
@@ -368,6 +371,7 @@ pub(super) fn of_resize(cx: &mut GradCx<'_>) -> Result<()> {
         if is_kept(cx, entry, axis)? {
             continue;
         }
+        // [output size, input size]: a row for each output element.
         let matrix = resizing_matrix(cx, input, entry, axis)?;
         let last = rank - 1;
         // MatMul works on the last axis, so `axis` swaps places with it.
@@ -409,6 +413,7 @@ fn resizing_matrix(cx: &mut GradCx<'_>, input: ValueId, entry: usize, axis: usiz
     let unit = cx.emit("Equal", &[column, places], &[])?;
     let unit = cx.cast(unit, cx.dtype(input)?)?;
     let at = cx.ints(&[entry as i64])?;
+    // `roi` matters to `tf_crop_and_resize` alone, which `of_resize` refused.
     let mut inputs = vec![Some(unit), None];
     for index in [2, 3] {
         let list = cx.find_input(index);

@@ -50,6 +50,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             "the image of shape {image:?} does not match the grid of shape {grid:?}"
         ));
     };
+    // [N, C, H, W] sampled at [N, H', W', 2] gives [N, C, H', W'].
     let same_rank = !spatial.is_empty() && grid.len() == image.len();
     ensure!(
         same_rank,

@@ -56,6 +56,7 @@ pub(super) fn of_scatter_extreme(cx: &mut GradCx<'_>) -> Result<()> {
         cx.cast(same, dtype)
     };
     let (of_data, of_updates) = (hit(cx, places.data, output)?, hit(cx, updates, at_updates)?);
+    // All ties at a destination: the updates that hit, and the old element if it does.
     let count = places.counted(cx, of_updates)?;
     let count = cx.emit("Add", &[count, of_data], &[])?;
     let share = cx.emit("Div", &[upstream, count], &[])?;
@@ -134,6 +135,7 @@ pub(super) fn of_one_hot(cx: &mut GradCx<'_>) -> Result<()> {
 /// Scatters the gradient to the first occurrence of each value, which the output copied.
 pub(super) fn of_unique(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    // Output 1 holds the indices of the first occurrences.
     let first = cx.demand_output(1)?;
     let (data, axis) = match cx.attrs().find_int("axis") {
         Some(axis) => (input, crate::spec::axis_of(axis, cx.rank(input)?)?),
@@ -223,6 +225,7 @@ pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     let column = cx.reshape_to(places, &[-1, 1])?;
     let filters = cx.emit("Equal", &[column, places], &[])?;
     let filters = cx.cast(filters, dtype)?;
+    // [positions, 1, block...]: each filter picks one position of the block.
     let filters = cx.reshape_to(filters, &[[count, 1].as_slice(), &block].concat())?;
     // Channels do not mix, so they become batch items.
     let (alone, spatial) = (cx.ints(&[-1, 1])?, cx.sizes(upstream, 2, rank + 2)?);
@@ -261,6 +264,7 @@ pub(super) fn of_affine_grid(cx: &mut GradCx<'_>) -> Result<()> {
     };
     let base = cx.emit("Concat", &[base, ones], &[("axis", Attribute::Int(1))])?;
     let rows = cx.reshape_to(upstream, &[0, -1, rank])?;
+    // [N, rank, positions] and [positions, rank + 1] give the shape of theta.
     let rows = cx.transposed(rows)?;
     let gradient = cx.emit("MatMul", &[rows, base], &[])?;
     cx.set(0, gradient);
@@ -298,6 +302,7 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     let plain = cx.emit_some("DequantizeLinear", &inputs, &cx.attr_list())?;
     let product = cx.emit("Mul", &[upstream, plain], &[])?;
     let product = cx.cast(product, cx.dtype(scale)?)?;
+    // The rank of the scales tells a scale per tensor, per index of the axis, and per block apart.
     let (rank, of_scale) = (cx.rank(codes)?, cx.rank(scale)?);
     let gradient = match of_scale {
         0 => cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?,
@@ -346,6 +351,7 @@ pub(in crate::ops) fn running_product(cx: &mut GradCx<'_>) -> Result<Vec<ValueId
     let product = steps.carry(cx, ones);
     let x = steps.scan(cx, moved)?;
     let next = steps.pen().emit("Mul", &[product, x], &[])?;
+    // The exclusive form leaves the element itself out: it collects the product before the step.
     let handed = if cx.attrs().flag("exclusive")? { product } else { next };
     let reversed = cx.attrs().flag("reverse")?;
     let results = steps.finish(cx, reversed, (&[next], &[handed]))?;
@@ -368,6 +374,7 @@ pub(in crate::ops) fn of_matrix(cx: &mut GradCx<'_>) -> Result<()> {
         let factor = cx.emit("Unsqueeze", &[factor, last], &[])?;
         cx.emit("Mul", &[factor, turned], &[])?
     } else {
+        // From dY = -Y dX Y.
         let turned = cx.transposed(output)?;
         let product = cx.emit("MatMul", &[turned, upstream], &[])?;
         let product = cx.emit("MatMul", &[product, turned], &[])?;

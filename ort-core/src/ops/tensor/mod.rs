@@ -50,6 +50,7 @@ fn constant_sizes(shape: &[Dim]) -> Option<Shape> {
 /// elements, whose order a reshape keeps.
 fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
     for size in &shape {
+        // Sizes come from the elements of an input, which a hostile model may choose.
         let negative = size.as_constant().is_some_and(|size| size < 0);
         ensure!(!negative, InvalidGraph, "the output would have size {size}, expected 0 or more");
     }

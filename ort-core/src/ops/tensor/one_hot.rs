@@ -29,6 +29,7 @@ ops![ONE_HOT];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(indices) = cx.shape(0) else { return Ok(()) };
+    // The axis counts in the output, which has one more than the indices.
     let axis = normalize_axis(cx.attrs.int("axis")?, indices.len() + 1)?;
     let depth = match (cx.dims(1), cx.known(1)) {
         (Some(dims), _) => dims.first().cloned(),
@@ -49,6 +50,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 /// The first element as an integer; floats are truncated.
 fn whole_number(view: &TensorView<'_>) -> Result<i64> {
     let dtype = view.dtype();
+    // Exporters pass the depth as a float, too. A cast saturates, and NaN becomes 0.
     let first = crate::for_each_type!(dtype in [F32, F64, F16], T => {
         let first = view.to_vec::<T>()?.first().copied();
         first.map(|value| num_traits::AsPrimitive::<f64>::as_(value) as i64)

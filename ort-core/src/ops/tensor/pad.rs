@@ -37,6 +37,7 @@ static PAD: OpSpec = OpSpec {
 ops![PAD];
 
 fn rename_paddings(draft: &mut Draft<'_>) -> Result<()> {
+    // The name of the attribute in version 1.
     if let Some(pads) = draft.take_attr("paddings") {
         draft.set_attr("pads", pads);
     }
@@ -90,6 +91,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         pads.len()
     );
     let mut sizes = shape.to_vec();
+    // The standard lists all begins, then all ends.
     let (begins, ends) = pads.split_at_checked(count).unwrap_or((&pads, &[]));
     for (&axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
         let size = axes::size(&sizes, axis)? + begin + end;

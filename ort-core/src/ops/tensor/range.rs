@@ -25,6 +25,7 @@ ops![RANGE];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for index in 0..3 {
+        // The standard asks for scalars. One element of any rank is taken too.
         let single = cx
             .shape(index)
             .is_none_or(|shape| shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1)));
@@ -78,6 +79,7 @@ fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
     };
     let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
     ensure!(delta != 0.0, InvalidGraph, help = STEP, "delta of Range is 0");
+    // Of the integers only int16 comes here, which a double holds exactly.
     let size = ((limit - start) / delta).ceil();
     // Also fails for NaN and infinity.
     let ends = size < 1e15;

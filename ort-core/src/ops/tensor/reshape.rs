@@ -54,6 +54,7 @@ fn shape_to_input(draft: &mut Draft<'_>) -> Result<()> {
 }
 
 fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
+    // By default a 0 copies the size of the input's axis at the same position.
     let copy_zero = !cx.attrs.flag("allowzero")?;
     let Some(target) = cx.dims(1) else {
         // An unknown target still has a known rank if its length is a constant.
@@ -120,6 +121,8 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
 fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) -> Result<()> {
     let total: Dim = input.iter().product();
     let rest: Dim = shape.iter().product();
+    // A rest of 0 leaves -1 undefined: `checked_rem` is `None`, and ONNX Runtime refuses it as
+    // well.
     let fits = match (total.as_constant(), rest.as_constant()) {
         (Some(total), Some(rest)) if open.is_some() => total.checked_rem(rest) == Some(0),
         (Some(total), Some(rest)) => total == rest,
@@ -140,6 +143,7 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
 fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
     let axis = cx.attrs.int("axis")?;
     let Some(shape) = cx.shape(0) else {
+        // The output is a matrix, whatever the input.
         let sizes = vec![cx.fresh(), cx.fresh()];
         return cx.set_shape(0, sizes);
     };

@@ -104,6 +104,7 @@ fn scales_of_an_image(draft: &mut Draft<'_>) -> Result<()> {
     };
     let (height, width) = (take("height_scale")?, take("width_scale")?);
     draft.set_attr("scales", Attribute::Floats(vec![1.0, 1.0, height, width]));
+    // Version 1 has the name `bilinear` for the mode.
     if let Some(Attribute::String(mode)) = draft.attr("mode")
         && mode == "bilinear"
     {
@@ -124,6 +125,7 @@ fn scales_to_input(draft: &mut Draft<'_>) -> Result<()> {
 }
 
 fn become_resize(draft: &mut Draft<'_>) -> Result<()> {
+    // `Upsample` has the inputs and the meaning of `Resize` before version 11.
     draft.op = "Resize".to_string();
     scales_behind_roi(draft)
 }
@@ -158,6 +160,7 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
         }
         return cx.set_shape(0, sizes);
     }
+    // The standard forbids scales beside sizes. If a model has both, the scales win.
     let scales = cx.floats(2);
     if let Some(scales) = &scales {
         ensure!(
@@ -207,6 +210,7 @@ fn resized(
 /// `floor(size * scale)`, or `None` if a symbolic size is scaled by a number that is no simple
 /// fraction.
 fn scaled_dim(size: &Dim, scale: f32) -> Result<Option<Dim>> {
+    // The standard demands scales above 0. A NaN fails the comparison.
     ensure!(scale > 0.0 && scale.is_finite(), InvalidGraph, "the scale {scale} is not positive");
     if let Some(size) = size.as_constant() {
         return Ok(Some(Dim::constant(scaled_size(size, scale))));

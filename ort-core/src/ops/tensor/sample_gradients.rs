@@ -72,6 +72,7 @@ impl Axis {
         let least = cx.number(1e-3, dtype)?;
         let range = cx.emit("Sub", &[self.high, self.low], &[])?;
         let range = cx.emit("Max", &[range, least], &[])?;
+        // Reflections repeat after twice the range: there and back.
         let twice = cx.emit("Add", &[range, range], &[])?;
         let distance = cx.emit("Sub", &[x, self.low], &[])?;
         let distance = cx.emit("Abs", &[distance], &[])?;
@@ -101,6 +102,7 @@ impl Axis {
             let moved = self.reflected(cx, index)?;
             place = cx.emit("Where", &[inside, index, moved], &[])?;
         }
+        // The gather needs a valid index even where `inside` discards the element.
         let index = self.clamped(cx, place)?;
         let index = cx.cast(index, DType::I64)?;
         Ok(Tap { index, weight, inside: Some(inside).filter(|_| self.padding == Padding::Zeros) })
@@ -130,6 +132,7 @@ impl Axis {
             let distance = cx.emit("Sub", &[t, shift], &[])?;
             let distance = cx.emit("Abs", &[distance], &[])?;
             let mut weight = cx.number(factors[0], dtype)?;
+            // Horner's scheme.
             for factor in &factors[1..] {
                 let factor = cx.number(*factor, dtype)?;
                 weight = cx.emit("Mul", &[weight, distance], &[])?;
@@ -154,6 +157,8 @@ fn read(cx: &mut GradCx<'_>, images: ValueId, axes: &[(ValueId, Vec<Tap>)]) -> R
     let count: usize = axes.iter().map(|(_, taps)| taps.len()).product();
     let mut sum: Option<ValueId> = None;
     for combination in 0..count {
+        // The number of a combination has a digit for each axis, whose base is the axis' number of
+        // taps.
         let mut rest = combination;
         let (mut index, mut weight, mut inside): (Option<ValueId>, Option<ValueId>, Option<ValueId>) =
             (None, None, None);
@@ -344,6 +349,7 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     }
     let rank = cx.rank(image)?;
     ensure!(rank == 4, InvalidGraph, "the feature maps have rank {rank}, expected 4");
+    // [N, C, H, W] becomes [1, C, N * H * W], because a point may read any image.
     let turned = cx.transpose(image, &[1, 0, 2, 3])?;
     let channels = cx.sizes(image, 1, 2)?;
     let (front, rest) = (cx.ints(&[1])?, cx.ints(&[-1])?);
@@ -357,6 +363,7 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     let inner = cx.ints(&[bins[0], samples, bins[1], samples])?;
     let shape = cx.join(&[channels, count, inner])?;
     let values = cx.reshape(values, shape)?;
+    // [C, regions, bins, samples, bins, samples]: the mean is over both axes of samples.
     let axes = cx.ints(&[3, 5])?;
     let mean = cx.emit("ReduceMean", &[values, axes], &[("keepdims", Attribute::Int(0))])?;
     Ok(vec![cx.transpose(mean, &[1, 0, 2, 3])?])
@@ -379,6 +386,7 @@ fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Resu
     let mut step = taps;
     for (at, offset) in offset.into_iter().enumerate() {
         let get = |list: &[i64]| list.get(at).copied().unwrap_or(1);
+        // Taps are numbered in row-major order over the kernel.
         step /= get(kernel).max(1);
         // Where the windows begin along the axis, and the distance of each tap from there.
         let count = cx.sizes(output, at + 2, at + 3)?;
@@ -419,6 +427,7 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     let (all, inner) = (cx.ints(&[-1])?, cx.ints(&[taps, rank as i64])?);
     let shape = cx.join(&[all, inner, pixels])?;
     let offset = cx.reshape(offset, shape)?;
+    // From [N * offset groups, taps, rank, windows] to [N * offset groups, taps, windows, rank].
     let offset = cx.transpose(offset, &[0, 1, 3, 2])?;
     let offset = columns(cx, offset, rank)?;
     let axes = moved_taps(cx, &kernel, offset)?;

@@ -55,6 +55,7 @@ static SCATTER_ND: OpSpec = OpSpec {
 ops![SCATTER, SCATTER_ELEMENTS, SCATTER_ND];
 
 fn become_scatter_elements(draft: &mut Draft<'_>) -> Result<()> {
+    // Version 11 of the standard deprecates `Scatter` in favour of this name.
     draft.op = "ScatterElements".to_string();
     Ok(())
 }
@@ -90,6 +91,7 @@ fn infer_nd(cx: &mut InferCx<'_>) -> Result<()> {
     check_reduction(cx)?;
     let Some(data) = cx.shape(0) else { return Ok(()) };
     if let Some(depth) = cx.shape(1).and_then(<[_]>::last).and_then(|depth| depth.as_constant()) {
+        // The standard: the last size of the indices is at most the rank of the data.
         let fits = (0..=data.len() as i64).contains(&depth);
         ensure!(fits, InvalidGraph, "index tuples have {depth} numbers, but the data has shape {data:?}");
     }

@@ -39,6 +39,7 @@ ops![NON_ZERO, COMPRESS];
 
 fn infer_non_zero(cx: &mut InferCx<'_>) -> Result<()> {
     let rank = cx.shape(0).map(|shape| Dim::constant(shape.len() as i64));
+    // A row of indices for each axis, a column for each nonzero element.
     let shape = vec![rank.unwrap_or_else(|| cx.fresh()), cx.fresh()];
     cx.set_shape(0, shape)
 }

@@ -46,6 +46,7 @@ fn attributes_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
+    // Omitted axes are the leading ones, omitted steps are 1.
     let (axes, steps) = (cx.ints(3), cx.ints(4));
     let axes_known = axes.is_some() || !cx.has_input(3);
     let steps_known = steps.is_some() || !cx.has_input(4);
@@ -88,6 +89,7 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
         return Ok(Some(Dim::constant(SliceAxis::new(size, start, end, step)?.count as i64)));
     }
     let zero = Dim::constant(0);
+    // `i64::MIN` has no absolute value. No dimension is longer than the saturated one.
     let stride = Dim::constant(step.saturating_abs());
     // The last elements, or all of them if the dimension is shorter.
     if step > 0 && is_negative(start) && is_endless(end) {

@@ -58,6 +58,7 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
             parts.len()
         );
         let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
+        // Sizes with symbols are checked by the run.
         let sum: Dim = parts.iter().sum();
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
         ensure!(

@@ -85,6 +85,7 @@ fn is_above_one(size: &Dim) -> bool {
 fn infer_unsqueeze(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(shape), Some(axes)) = (cx.shape(0), cx.ints(1)) else { return Ok(()) };
     let rank = shape.len() + axes.len();
+    // The axes count in the output.
     let added = normalize_axes(&axes, rank)?;
     let mut sizes = shape.iter().cloned();
     let size_at = |axis: usize| if added.contains(&axis) { Some(Dim::constant(1)) } else { sizes.next() };

@@ -44,6 +44,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape = cx.inputs.first()?.as_ref()?;
     let order = permutation(cx.attrs, shape.len()).ok()?;
+    // An axis of size 1 may go anywhere: no element moves.
     let moving: Vec<usize> = order.into_iter().filter(|&axis| shape.get(axis) != Some(&1)).collect();
     if moving.is_sorted() { ViewOf::whole(cx) } else { None }
 }

@@ -37,6 +37,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     match cx.attrs.find_int("axis") {
         None => {
             cx.set_shape(0, vec![count])?;
+            // Without `axis` the input is flattened, and each element has an inverse index.
             cx.set_shape(2, vec![shape.iter().product()])
         }
         Some(axis) => {

@@ -125,6 +125,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         parameter = pen.decayed(parameter, decay)?;
     }
     let (estimate, [row, column, second]) = estimate(&mut pen, gradient, least)?;
+    // `torch.optim` clamps the estimate at the square of `epsilon1`.
     let bound = pen.number(least * least)?;
     let estimate = pen.op("Max", &[estimate, bound])?;
     let root = pen.op("Sqrt", &[estimate])?;
@@ -159,6 +160,7 @@ fn size(pen: &mut StepPen<'_, '_>, parameter: ValueId) -> Result<ValueId> {
 fn estimate(pen: &mut StepPen<'_, '_>, gradient: ValueId, least: f64) -> Result<(ValueId, [ValueId; 3])> {
     let power = pen.attr("beta2_decay")?;
     let (step, power) = (pen.step()?, pen.number_of(power, DType::F64)?);
+    // The weight of the new squares, which is 1 in the first step.
     let weight = pen.op("Pow", &[step, power])?;
     let weight = pen.narrow(weight)?;
     let squares = pen.op("Mul", &[gradient, gradient])?;

@@ -110,6 +110,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (beta1, beta2, epsilon) = (pen.attr("beta1")?, pen.attr("beta2")?, pen.attr("epsilon")?);
     let (bias1, bias2) = (pen.bias(beta1)?, pen.bias(beta2)?);
     let (root, bias_root) = (pen.op("Sqrt", &[second])?, pen.op("Sqrt", &[bias2])?);
+    // Torch: lr / bias1 is the step size, sqrt(v) / sqrt(bias2) + epsilon the denominator.
     let size = pen.op("Div", &[rate, bias1])?;
     let (size, denominator) = match mode {
         // Correcting the step size instead of the root leaves epsilon uncorrected.

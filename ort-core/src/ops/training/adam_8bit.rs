@@ -57,6 +57,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     check_moments(cx.attrs)?;
     infer_step(cx, INPUTS, &[6, 7, 8, 9])?;
     same_shapes(cx, INPUTS, &[6, 8])?;
+    // A parameter of symbolic sizes has a number of scales that only the run knows.
     let scales = cx.shape(0).and_then(scale_count).map_or_else(|| cx.fresh(), Dim::constant);
     let whose = "of one scale for each 256 elements of the parameter";
     check_shape(cx, 7, FIRST_SCALES.name, std::slice::from_ref(&scales), whose)?;

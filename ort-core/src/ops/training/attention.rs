@@ -173,6 +173,7 @@ impl Parts<'_, '_> {
 
     fn weights(&mut self) -> Result<ValueId> {
         let [q, k] = [self.draft.required(self.first)?, self.draft.required(self.first + 1)?];
+        // [..., D, L], so that the scores are [..., S, L].
         let k = self.turned(k)?;
         let mut scores = self.op("MatMul", &[q, k])?;
         if let Some(mask) = self.draft.input(self.first + 3) {
@@ -249,6 +250,7 @@ fn lower_backward(draft: &mut Draft<'_>) -> Result<()> {
         by_scores = parts.op("Where", &[mask, by_scores, zero])?;
     }
     let by_queries = parts.op("MatMul", &[by_scores, k])?;
+    // dQ = dS K and dK = dS^T Q.
     let turned = parts.turned(by_scores)?;
     let by_keys = parts.op("MatMul", &[turned, q])?;
     parts.draft.replace(&[by_queries, by_keys, by_values])

@@ -51,6 +51,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let denominator = pen.plus(root, epsilon)?;
     let mut update = pen.op("Div", &[first_even, denominator])?;
     let decay = pen.attr("weight_decay")?;
+    // The decay is part of the update, so the trust ratio scales it as well.
     if decay != 0.0 {
         let decayed = pen.times(parameter, decay)?;
         update = pen.op("Add", &[update, decayed])?;
@@ -71,6 +72,7 @@ fn trust_ratio(pen: &mut StepPen<'_, '_>, parameter: ValueId, update: ValueId) -
     let most = pen.number_of(most, DType::F64)?;
     let ratio = pen.op("Min", &[ratio, most])?;
     let (zero, one) = (pen.number_of(0.0, DType::F64)?, pen.number_of(1.0, DType::F64)?);
+    // A product of 0 finds either norm. The quotient may be NaN then, and `Where` discards it.
     let product = pen.op("Mul", &[norm, update_norm])?;
     let is_zero = pen.op("Equal", &[product, zero])?;
     pen.op("Where", &[is_zero, one, ratio])

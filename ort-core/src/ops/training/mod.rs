@@ -109,12 +109,14 @@ fn infer_gradient(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// The outputs are the new parameters and states: all groups but the gradients.
 fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
+    // The first two inputs are the learning rate and the iteration count.
     let given = cx.input_count().saturating_sub(2);
     ensure!(
         given > 0 && given.is_multiple_of(groups),
         InvalidGraph,
         "the number of tensors is {given}, expected a multiple of {groups}"
     );
+    // At least 1, because `given` is a positive multiple of `groups`.
     let count = given / groups;
     ensure!(
         cx.output_count() <= count * (groups - 1),

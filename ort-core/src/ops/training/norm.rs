@@ -49,6 +49,7 @@ fn total(
     let inputs: Vec<ValueId> = pen.draft.inputs.iter().flatten().copied().collect();
     let mut total = None;
     for input in inputs {
+        // Squares of float32 numbers do not overflow a double.
         let wide = pen.cast(input, DType::F64)?;
         let sum = sum(pen, wide)?;
         total = Some(match total {

@@ -54,6 +54,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (parameter, momentum) = (pen.tensor(0)?, pen.attr("momentum")?);
     let mut gradient = pen.gradient()?;
     let decay = pen.attr("weight_decay")?;
+    // L2 regularization: as in torch, the decay passes through the momentum.
     if decay != 0.0 {
         let decayed = pen.times(parameter, decay)?;
         gradient = pen.op("Add", &[gradient, decayed])?;

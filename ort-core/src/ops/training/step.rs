@@ -39,6 +39,7 @@ pub(super) const FIRST_ROW: AttrSpec = attr::optional("first_row", AttrKind::Int
 pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
     let scalar =
         |param: &Param| [LEARNING_RATE, SCALE, UPDATE, STEP].iter().any(|one| one.name == param.name);
+    // Positions differ between optimizers, so the scalars are found by name.
     let named = params.iter().enumerate();
     for (index, param) in named.filter(|(_, param)| scalar(param)) {
         check_scalar(cx, index, param.name)?;
@@ -65,6 +66,7 @@ fn check_rows(cx: &InferCx<'_>, first: i64) -> Result<()> {
     };
     if let (Some(all), Some(rows)) = (all.as_constant(), rows.as_constant()) {
         ensure!(
+            // A hostile `first_row` may be near `i64::MAX`.
             first.checked_add(rows).is_some_and(|end| end <= all),
             InvalidGraph,
             help = "the gradient is of rows of the parameter: parts along axis 0",
@@ -188,6 +190,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
     /// Puts the updated rows back into the whole tensor.
     fn around(&mut self, old: ValueId, new: ValueId) -> Result<ValueId> {
         let Some([first, end]) = self.rows else { return Ok(new) };
+        // The other rows are copied unchanged. `Slice` clamps the open end.
         let (before, after) = (self.rows_of(old, 0, first)?, self.rows_of(old, end, i64::MAX)?);
         self.draft.emit("Concat", &[before, new, after], &[("axis", Attribute::Int(0))])
     }
@@ -205,6 +208,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
     pub(super) fn number_of(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
         let tensor = match dtype {
             DType::F64 => Tensor::scalar(value)?,
+            // Parameters are float32 or float64.
             _ => Tensor::scalar(value as f32)?,
         };
         Ok(self.draft.constant(tensor))
@@ -234,6 +238,7 @@ impl<'d, 'g> StepPen<'d, 'g> {
     /// The scaled gradient, in the parameter's type.
     pub(super) fn gradient(&mut self) -> Result<ValueId> {
         let (gradient, dtype) = (self.draft.required(1)?, self.dtype);
+        // Cast first, because a product of float16 numbers may overflow or vanish.
         let gradient = self.cast(gradient, dtype)?;
         let Some(scale) = self.draft.input(3) else { return Ok(gradient) };
         let scale = self.cast(scale, dtype)?;

@@ -37,6 +37,7 @@ impl Regions {
         let (&[images, channels, height, width], &[count, _, rows, columns]) = (maps, result) else {
             return Err(error!(InvalidArgument, "feature maps of shape {maps:?}"));
         };
+        // A region of an empty map has no element to pool.
         let is_readable = product(result) == 0 || product(maps) > 0;
         let fits = product(regions) == count.saturating_mul(numbers) && is_readable;
         ensure!(fits, InvalidArgument, "regions {regions:?} of feature maps {maps:?}");

@@ -80,6 +80,7 @@ fn infer_regions(cx: &mut InferCx<'_>, [height, width]: [i64; 2]) -> Result<()> 
     let [_, channels, _, _] = maps else {
         return Err(error!(InvalidGraph, "the feature maps have rank {}, expected 4", maps.len()));
     };
+    // A region of `MaxRoiPool` starts with its batch index; `RoiAlign` has these in another input.
     let [count, _] = regions else {
         return Err(error!(InvalidGraph, "the regions have rank {}, expected 2", regions.len()));
     };

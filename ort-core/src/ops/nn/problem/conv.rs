@@ -19,6 +19,8 @@ pub const NO_AXIS: WindowAxis =
 /// If there are more, or their coordinates do not fit 32 bits.
 pub fn three_axes(axes: &[WindowAxis]) -> Result<WindowAxes> {
     for axis in axes {
+        // Kernels compute coordinates in 32 bits, from the begin padding to the end of the last
+        // window.
         let last = axis.output.saturating_mul(axis.stride).saturating_add(axis.input);
         let extent = axis.kernel.saturating_mul(axis.dilation).saturating_add(axis.pads.iter().sum());
         let fits = last.saturating_add(extent) < 1 << 31;
@@ -157,6 +159,7 @@ impl ConvShape {
             true => channels == kernel.batch && channels.is_multiple_of(groups),
         };
         ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not match {groups} groups");
+        // The weights of a transposed convolution are [channels, filters of a group, kernel...].
         let filters = if transposed { kernel.channels } else { kernel.batch / groups };
         let (axes, batch, channels) = ([NO_AXIS; 3], images.batch, channels / groups);
         let conv = ConvShape { transposed, layout, axes, batch, groups, channels, filters };
@@ -207,6 +210,7 @@ impl DeformConv {
         };
         let axes = three_axes(&windows_of_sizes(attrs, kernel)?.on(sizes)?)?;
         let groups = usize::try_from(attrs.int("offset_group")?).ok();
+        // A group of offsets serves the same number of channels each.
         let groups = groups.filter(|groups| *groups > 0 && channels.is_multiple_of(*groups));
         let missing = || error!(InvalidGraph, "offset_group does not divide the channels");
         let offset_groups = groups.ok_or_else(missing)?;
@@ -230,6 +234,7 @@ impl DeformConv {
         let pixels = volume(&self.axes, |axis| axis.output);
         let moved = [self.batch, self.offset_groups, self.taps(), pixels];
         let moved = moved.into_iter().fold(1, usize::saturating_mul);
+        // Offsets have one number for each spatial axis. A saturated count fits no tensor.
         let fits = offsets == moved.saturating_mul(self.rank) && mask.is_none_or(|mask| mask == moved);
         ensure!(fits, InvalidArgument, "the shapes of image, weight, offset and mask do not match");
         Ok(())

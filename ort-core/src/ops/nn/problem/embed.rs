@@ -36,6 +36,7 @@ impl EmbedLayerNorm {
             let fits = count(index).is_none_or(|count| count == tokens);
             ensure!(fits, InvalidArgument, "{what} {:?} for ids {ids:?}", shape(index));
         }
+        // Without ids the positions are those of one sequence, and serve all of them.
         let position_ids = count(8).unwrap_or(length);
         let fits = position_ids == length || position_ids == tokens;
         ensure!(fits, InvalidArgument, "position_ids {:?} for ids {ids:?}", shape(8));

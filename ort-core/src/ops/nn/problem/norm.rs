@@ -49,6 +49,7 @@ impl RowNorm {
             ensure!(count == len, InvalidArgument, "gamma, beta or bias has {count} values, expected {len}");
         }
         let count = product(shape);
+        // The skip may lack the batch axis or have size 1 there, and then repeats for each item.
         let fits = count == 0 || skip > 0 && count.is_multiple_of(skip);
         ensure!(fits, InvalidArgument, "a skip of {skip} values for {count}");
         Ok(RowNorm { count: count.checked_div(len).unwrap_or(0), len })
@@ -94,6 +95,8 @@ impl ChannelGroups {
     /// If the groups do not divide the channels.
     pub fn new(attrs: &Attributes, shape: &[usize]) -> Result<ChannelGroups> {
         let (channels, spatial) = channels_of(shape);
+        // `GroupNormalization` alone has the attribute; `InstanceNormalization` normalizes each
+        // channel.
         let groups = match attrs.find_int("num_groups") {
             Some(groups) => usize::try_from(groups).unwrap_or(0),
             None => channels,
@@ -152,6 +155,8 @@ impl LocalResponse {
         Ok(LocalResponse {
             channels,
             spatial,
+            // The bound by the channels keeps sums of a place and `size`, an attribute, from
+            // overflowing.
             before: ((size - 1) / 2).min(channels),
             after: (size / 2).min(channels),
             alpha: attrs.float("alpha")? / size as f32,

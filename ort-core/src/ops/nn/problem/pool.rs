@@ -48,6 +48,7 @@ impl PoolFold {
     /// If the attribute `p` of a norm is 0 or beyond 32 bits.
     pub fn of(op: &str, attrs: &Attributes) -> Result<PoolFold> {
         let power = attrs.find_int("p").unwrap_or(1);
+        // The root of a norm is a power of 1 / p.
         let known = i32::try_from(power).ok().filter(|power| *power != 0);
         let power = known.ok_or_else(|| error!(InvalidGraph, "a norm with p = {power}"))?;
         let kind = match (op, power) {
@@ -86,6 +87,7 @@ impl UnpooledImage {
         };
         let fits = product(indices) == product(values) && result_rank == values.len();
         ensure!(fits, InvalidArgument, "{indices:?} indices for values of shape {values:?}");
+        // In a transposed pool the windows slide over the result, whose size is `input`.
         let windows = Windows::of_pool(attrs, values.len())?.transposed_on(attrs, sizes)?;
         let shape = [*batch, *channels].into_iter().chain(windows.iter().map(|axis| axis.input));
         Ok(UnpooledImage { shape: shape.collect() })

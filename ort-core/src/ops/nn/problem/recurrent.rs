@@ -51,6 +51,7 @@ impl Recurrent {
             return Err(error!(InvalidArgument, "the input or the recurrence weights do not have rank 3"));
         };
         let (direction, gates) = (attrs.string("direction")?, gate_count(op));
+        // Inference refused other names of directions.
         let expected = if direction == "bidirectional" { 2 } else { 1 };
         let fits = directions == expected && gates.checked_mul(hidden) == Some(rows);
         ensure!(fits, InvalidArgument, "recurrence weights of shape {recurrence:?}");
@@ -74,6 +75,7 @@ impl Recurrent {
 
     /// The rows of each direction's weights: the gates of all units.
     pub fn rows(&self) -> usize {
+        // `new` checked that the product does not overflow.
         self.gates * self.hidden
     }
 

@@ -12,6 +12,7 @@ use crate::{Result, ensure, error};
 /// Splits recurrence weights or biases into those of the first two gates of a `GRU` and those of
 /// the last.
 fn split_gates(pen: &mut NodeEmitter<'_>, value: ValueId) -> Result<[ValueId; 2]> {
+    // The standard orders the gates as update, reset, hidden.
     match parts(pen, value, 0, 3)?.as_slice() {
         [first, second, last] => {
             Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(0))])?, *last])
@@ -65,6 +66,7 @@ pub(super) fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) 
         [h, of_x, of_h] if after => {
             Ok(Looped { of_x: *of_x, of_h: *of_h, reset: None, h: *h, c: None, peepholes: None })
         }
+        // A gate adds both projections before its activation, so the two have the same gradient.
         [h, of_x, reset] => {
             Ok(Looped { of_x: *of_x, of_h: *of_x, reset: Some(*reset), h: *h, c: None, peepholes: None })
         }
@@ -85,6 +87,7 @@ fn gru_cell(
 ) -> Result<(ValueId, ValueId)> {
     let [f, g] = activations else { return Err(error!(Fail, "GRU has two activations")) };
     let from_x = parts(pen, x, -1, 3)?;
+    // Each part is [batch, hidden].
     let from_h = parts(pen, h, -1, if last.is_some() { 2 } else { 3 })?;
     let ([z, r, n], [hz, hr, hn @ ..]) = (from_x.as_slice(), from_h.as_slice()) else {
         return Err(error!(Fail, "Split has as many outputs as it is told"));

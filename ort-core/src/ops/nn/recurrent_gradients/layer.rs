@@ -76,6 +76,7 @@ impl Layer {
         let (x, y) = (cx.input(0)?, cx.demand_output(0)?);
         let mut layer = Layer { x, y, active: None, batch_first, directions, clip };
         layer.x = layer.turned(cx, x, &[1, 0, 2])?;
+        // With layout 1, `Y` is [batch, steps, directions, hidden].
         layer.y = layer.turned(cx, y, &[1, 2, 0, 3])?;
         if let Some(lengths) = cx.find_input(4) {
             let lengths = cx.cast(lengths, DType::I64)?;
@@ -84,6 +85,7 @@ impl Layer {
             let step = cx.range(count)?;
             let step = cx.reshape_to(step, &[-1, 1, 1])?;
             let one = cx.integer(1)?;
+            // [steps, 1, 1] and [1, batch, 1] compare to [steps, batch, 1].
             let next = cx.emit("Add", &[step, one], &[])?;
             let now = cx.emit("Less", &[step, lengths], &[])?;
             layer.active = Some([now, cx.emit("Less", &[next, lengths], &[])?]);
@@ -121,6 +123,7 @@ impl Layer {
         index: usize,
     ) -> Result<Option<ValueId>> {
         let Some(value) = value else { return Ok(None) };
+        // With layout 1, states are [batch, directions, hidden].
         let value = self.turned(cx, value, &[1, 0, 2])?;
         self.part(cx, value, 0, index).map(Some)
     }
@@ -140,6 +143,7 @@ impl Layer {
                 *list = Some(self.part(cx, value, 0, index)?);
             }
         }
+        // `B` holds the biases of the input projection, then those of the recurrent one.
         let [bias, peepholes] = lists;
         let biases = match bias {
             None => None,
@@ -184,6 +188,8 @@ impl Layer {
     ) -> Result<ValueId> {
         let zero = cx.ints(&[0])?;
         let first = cx.emit("Unsqueeze", &[first, zero], &[])?;
+        // A reversed direction runs from the last step: the state before a step is that after the
+        // next one.
         let (start, end) = if reversed { (1, i64::MAX) } else { (0, -1) };
         let bounds = (cx.ints(&[start])?, cx.ints(&[end])?);
         let others = cx.emit("Slice", &[y, bounds.0, bounds.1, zero], &[])?;
@@ -228,6 +234,7 @@ impl Layer {
     ) -> Result<Gradients> {
         let mut found = Gradients::default();
         if cx.wants(0) {
+            // [steps, batch, gates] and [gates, inputs].
             found.x = Some(cx.emit("MatMul", &[looped.of_x, direction.w], &[])?);
         }
         if cx.wants(1) {
@@ -256,6 +263,7 @@ impl Layer {
             let gradient = cx.emit("Concat", &sums, &[("axis", Attribute::Int(0))])?;
             found.others.push((3, gradient));
         }
+        // The inputs `initial_h`, `initial_c` and `P`.
         for (input, gradient) in [(5, Some(looped.h)), (6, looped.c), (7, looped.peepholes)] {
             if let Some(gradient) = gradient.filter(|_| cx.wants(input)) {
                 found.others.push((input, gradient));
@@ -361,6 +369,7 @@ impl Backward {
 /// `left^T * right`, summed over all steps and sequences by one GEMM.
 pub(super) fn over_all_steps(cx: &mut GradCx<'_>, left: ValueId, right: ValueId) -> Result<ValueId> {
     let rows = |cx: &mut GradCx<'_>, value: ValueId| {
+        // [steps * batch, width].
         let (width, all) = (cx.sizes(value, 2, 3)?, cx.ints(&[-1])?);
         let shape = cx.join(&[all, width])?;
         cx.reshape(value, shape)

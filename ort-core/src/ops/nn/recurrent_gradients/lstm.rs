@@ -88,6 +88,7 @@ fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates:
     if let Some(active) = active {
         next = pen.emit("Where", &[active, next, c], &[])?;
     }
+    // The scan collects the state before a step, not the one after it.
     let results = steps.finish(cx, direction.reversed, (&[next], &[c]))?;
     results.last().copied().ok_or_else(|| error!(Fail, "Scan has outputs"))
 }
@@ -108,12 +109,14 @@ pub(super) fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction)
     let settings = CellSettings::of(cx, layer, direction)?;
     let [h, after] = lstm_cell(&mut back.steps.pen(), &settings, x, c, inner)?;
     let xs: Vec<ValueId> = [x, c].into_iter().chain(inner).collect();
+    // The cell state has a gradient of its own, besides the one through the hidden state.
     let seeds = [Some((h, back.of_h)), back.of_c.map(|of_c| (after, of_c))];
     let seeds: Vec<(ValueId, ValueId)> = seeds.into_iter().flatten().collect();
     let found = back.differentiate(start, &xs, &seeds)?;
     let &[of_x, mut of_c, ref of_peepholes @ ..] = found.as_slice() else {
         return Err(error!(Fail, "two gradients were asked for"));
     };
+    // The order of the carried values: hidden state, cell state, peepholes.
     let mut carried = vec![back.state_before(of_x, back.r, None)?];
     if let Some((_, Some(passed))) = back.through {
         of_c = back.steps.pen().emit("Add", &[of_c, passed], &[])?;

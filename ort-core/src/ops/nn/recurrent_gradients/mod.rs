@@ -55,6 +55,7 @@ pub(super) fn of_recurrent(cx: &mut GradCx<'_>) -> Result<()> {
             [one] => *one,
             list => cx.emit("Concat", list, &[("axis", Attribute::Int(0))])?,
         };
+        // `layout` orders the axes of X and of the states, but not those of weights and biases.
         let is_state = matches!(input, 5 | 6);
         let whole = if is_state { layer.turned(cx, whole, &[1, 0, 2])? } else { whole };
         cx.set(input, whole);

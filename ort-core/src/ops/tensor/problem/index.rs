@@ -59,6 +59,7 @@ impl ElementTargets {
             "data of shape {data:?} do not match indices of shape {indices:?}"
         );
         let mut sizes = data.iter().zip(indices).enumerate();
+        // The standard lets indices be smaller than the data along other axes.
         let inside = sizes.all(|(other, (size, picked))| other == axis || picked <= size);
         let empty = indices.contains(&0);
         ensure!(
@@ -96,6 +97,7 @@ impl IndexTuples {
     ///
     /// If the shapes do not fit each other.
     pub fn of_gather(attrs: &Attributes, data: &[usize], indices: &[usize]) -> Result<IndexTuples> {
+        // A negative number becomes one that no shape has, which `new` refuses.
         let batch = usize::try_from(attrs.int("batch_dims")?).unwrap_or(usize::MAX);
         IndexTuples::new(data, indices, batch)
     }
@@ -115,6 +117,7 @@ impl IndexTuples {
             "data of shape {data:?} do not match indices of shape {indices:?}"
         );
         let rest = data.get(batch..).ok_or_else(invalid)?;
+        // [batch axes, indexed axes, axes of a slice].
         let (sizes, inner) = rest.split_at_checked(*depth).ok_or_else(invalid)?;
         Ok(IndexTuples {
             sizes: sizes.to_vec(),
@@ -218,6 +221,7 @@ impl TensorScatter {
         let mut sizes = cache.iter().zip(update).enumerate();
         let same = cache.len() == update.len() && sizes.all(|(other, (a, b))| other == axis || a == b);
         ensure!(
+            // Axis 0 is the batch. An update longer than the cache would write an entry twice.
             axis > 0 && same && length <= size,
             InvalidArgument,
             "an update of shape {update:?} for a cache of shape {cache:?}"
@@ -298,6 +302,7 @@ impl GatherBlocks {
         let [_, quantized, behind] = around_axis(&shape, quantized_axis);
         let block = attrs.int("block_size")?;
         let block = usize::try_from(block).map_err(|_| error!(InvalidGraph, "a block size of {block}"))?;
+        // A block that is longer than the axis covers it once.
         let block = if block == 0 { quantized } else { block.min(quantized) };
         let blocks = if block == 0 { 0 } else { quantized.div_ceil(block) };
         let mut expected = shape;

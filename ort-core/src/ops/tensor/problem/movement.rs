@@ -86,6 +86,7 @@ impl AxisParts {
 pub fn split_sizes(size: usize, given: Option<&[i64]>, count: usize) -> Result<SmallVec<[usize; 8]>> {
     let Some(given) = given else {
         let part = size.div_ceil(count.max(1));
+        // With few elements the last parts may be empty.
         let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
         return Ok((0..count).map(part_at).collect());
     };
@@ -129,9 +130,11 @@ impl BlockRearrangement {
         let size = self.size;
         let left = channels / size.saturating_mul(size);
         Ok(match (self.to_space, self.channels_first) {
+            // The standard's DCR: [N, b, b, C / b^2, H, W] to [N, C / b^2, H, b, W, b].
             (true, false) => {
                 Strided::transpose(&[batch, size, size, left, height, width], &[0, 3, 4, 1, 5, 2])
             }
+            // The standard's CRD: [N, C / b^2, b, b, H, W] to [N, C / b^2, H, b, W, b].
             (true, true) => {
                 Strided::transpose(&[batch, left, size, size, height, width], &[0, 1, 4, 2, 5, 3])
             }

@@ -135,9 +135,11 @@ impl PaddedAxis {
     pub fn new(size: usize, [begin, end]: [i64; 2], mode: PadMode) -> Result<PaddedAxis> {
         let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
+        // In 128 bits, because pads are any numbers of 64 bits.
         let total = size as i128 + i128::from(begin) + i128::from(end);
         let total = usize::try_from(total).map_err(|_| invalid())?;
         let before = usize::try_from(begin.max(0)).map_err(|_| invalid())?;
+        // The bound keeps the next subtraction from underflowing.
         let first = cut(begin).min(size);
         let length = (size - first).saturating_sub(cut(end));
         let repeats = length > 0 || mode == PadMode::Constant || total == 0;
@@ -208,6 +210,8 @@ impl Padded {
         let mut axes: Vec<PaddedAxis> = Vec::with_capacity(self.axes.len());
         for axis in &self.axes {
             match axes.last_mut() {
+                // Elements of a plain inner axis move together, so all numbers of the outer axis
+                // scale by its size.
                 Some(last) if axis.is_plain() && (self.mode.pads_blocks() || last.is_plain()) => {
                     *last = last.map(|number| number.saturating_mul(axis.size));
                 }

@@ -109,6 +109,7 @@ impl<'a> Resize<'a> {
             let policy = ResizePolicy::parse(attrs.string("keep_aspect_ratio_policy")?)?;
             let sizes: Vec<i64> = chosen.iter().filter_map(|axis| Some(*from.get(*axis)? as i64)).collect();
             let missing = || error!(InvalidArgument, "input 3 is missing");
+            // Only the scales are needed: inference set the sizes of the result.
             let targets = inputs.sizes.ok_or_else(missing)?.to_ints()?;
             policy.apply(&sizes, &targets).0.into_iter().map(|scale| scale.value() as f32).collect()
         } else {
@@ -164,6 +165,7 @@ impl<'a> Resize<'a> {
             "cubic" => 2.0,
             other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
         };
+        // The filter is 0 beyond `support / stretch` elements. A tiny scale saturates in the casts.
         let first = (-support / f64::from(self.stretch(axis))).floor() as i64 + 1;
         Ok((first, 2i64.saturating_sub(first.saturating_mul(2))))
     }
@@ -210,6 +212,7 @@ impl GridSample {
         let ([batch, channels, sizes @ ..], Some((rank, places))) = (image, grid.split_last()) else {
             return Err(invalid());
         };
+        // The grid is [N, places..., rank].
         let (first, places) = places.split_first().ok_or_else(invalid)?;
         let fits = *rank == sizes.len() && places.len() == sizes.len() && first == batch;
         ensure!(
@@ -242,6 +245,7 @@ impl AffineGrid {
         let [batch, spatial @ .., rank] = grid else {
             return Err(error!(InvalidArgument, "a grid of shape {grid:?}"));
         };
+        // The maps are [N, 2, 3] or [N, 3, 4]: a linear part and a translation.
         let fits = *maps == [*batch, *rank, rank + 1] && spatial.len() == *rank;
         ensure!(fits, InvalidArgument, "maps of shape {maps:?} for a grid of shape {grid:?}");
         let inner_first = spatial.iter().rev().copied().collect();
@@ -303,6 +307,7 @@ impl Col2Im {
                 InvalidGraph,
                 "strides and dilations are not positive"
             );
+            // The standard's number of block positions along the axis.
             let places = (size + begin + end - dilation * (block - 1) - 1).div_euclid(stride) + 1;
             let (size, block, places) = (whole(*size)?, whole(*block)?, whole(places)?);
             axes.push(Col2ImAxis { size, block, places, stride, begin, dilation });

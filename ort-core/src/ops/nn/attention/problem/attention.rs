@@ -47,6 +47,7 @@ impl Attention {
     /// A value is out of range.
     pub fn new(attrs: &Attributes) -> Result<Attention> {
         let heads = |name: &str| -> Result<usize> {
+            // Tensors of rank 4 need no count: their shape has the heads.
             let count = attrs.find_int(name).unwrap_or(0);
             usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}, expected 0 or more"))
         };
@@ -83,6 +84,7 @@ impl Attention {
         let layout = |index: usize, heads| HeadLayout::new(shape(index).unwrap_or_default(), heads);
         let (q, k, v) =
             (layout(0, self.query_heads)?, layout(1, self.key_heads)?, layout(2, self.key_heads)?);
+        // A past of other heads would be read with wrong strides.
         let past = match shape(4) {
             None => 0,
             Some(&[batch, heads, rows, size]) if [batch, heads, size] == [k.batch, k.heads, k.size] => rows,
@@ -107,6 +109,7 @@ impl Attention {
             && q.size == k.size
             && k.rows == v.rows
             && k.heads == v.heads
+            // Without key heads there is no remainder, so no query heads fit.
             && q.heads.checked_rem(k.heads) == Some(0);
         ensure!(fits, InvalidArgument, "queries, keys and values do not match");
         Ok(AttentionProblem { q, k, v, past })

@@ -55,6 +55,7 @@ impl GroupQuery {
             window: attrs.int("local_window_size")?,
             rotates: flag("do_rotary"),
             is_interleaved: flag("rotary_interleaved"),
+            // The default is -1, which means no like 0.
             is_smooth: attrs.int("smooth_softmax")? == 1,
         })
     }
@@ -73,6 +74,7 @@ impl GroupQuery {
     /// Shapes do not fit together.
     pub fn problem<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<GroupQueryProblem> {
         let (heads, key_heads) = (self.heads, self.key_heads);
+        // `head_count` refused 0 heads, so the division below is defined.
         let (batch, queries, width, is_packed) = match (shape(0), shape(1), shape(2)) {
             (Some(&[batch, queries, width]), None, None) => (batch, queries, width, true),
             (Some(&[batch, queries, width]), Some(key), Some(value))
@@ -148,6 +150,7 @@ impl GroupQueryProblem {
             let own = if which == 0 { heads } else { key_heads };
             return (which, HeadRows::by_token([own, queries, size]));
         }
+        // A packed token is its query heads, its key heads and its value heads, in this order.
         let before = match which {
             0 => 0,
             1 => heads,

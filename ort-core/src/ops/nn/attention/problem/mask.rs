@@ -66,6 +66,7 @@ impl BroadcastMask {
     }
 
     fn of_full([batch, heads, queries, keys]: [usize; 4]) -> BroadcastMask {
+        // A stride of 0 repeats the only element along its axis.
         let stride = |size: usize, stride: usize| if size == 1 { 0 } else { stride };
         let head = queries.saturating_mul(keys);
         let strides = [stride(batch, heads.saturating_mul(head)), stride(heads, head), stride(queries, keys)];
@@ -101,6 +102,7 @@ impl PaddingMask {
     /// Another shape.
     pub fn new(shape: &[usize], sizes: &SdpaSizes) -> Result<Option<PaddingMask>> {
         let SdpaSizes { batch, queries, keys, .. } = *sizes;
+        // The lengths differ for every batch but 0, so they tell the forms apart.
         let (double, triple) = (batch.saturating_mul(2), batch.saturating_mul(3).saturating_add(2));
         let elements = |first, strides| Some(PaddingMask::Elements { first, strides });
         Ok(match *shape {

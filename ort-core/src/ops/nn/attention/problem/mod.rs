@@ -42,6 +42,7 @@ pub struct SdpaSizes {
 impl SdpaSizes {
     /// The query rows that share a head of keys.
     pub fn rows(&self) -> usize {
+        // A shape may have no key heads, and then there are no rows.
         self.heads.checked_div(self.key_heads).unwrap_or(0).saturating_mul(self.queries)
     }
 

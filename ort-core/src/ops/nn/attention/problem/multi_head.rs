@@ -83,6 +83,7 @@ impl MultiHead {
             InvalidArgument,
             "widths {width} and {value_width} do not divide into {heads} heads"
         );
+        // `head_count` refused 0 heads.
         let (size, value_size) = (width / heads, value_width / heads);
         let past = match (shape(6), shape(7)) {
             (None, None) => 0,
@@ -175,6 +176,7 @@ impl MultiHeadProblem {
     /// bias.
     pub fn bias_start(&self, which: usize) -> Option<usize> {
         let has_bias = self.has_bias && (which == 0 || self.layout != QkvLayout::Cross);
+        // Queries and keys have one width, so the bias of the values starts at twice that.
         has_bias.then(|| which.saturating_mul(self.sizes.heads).saturating_mul(self.sizes.size))
     }
 
@@ -190,6 +192,7 @@ impl MultiHeadProblem {
             return Ok(capacity);
         }
         let length = usize::try_from(given).ok();
+        // `past_sequence_length` is data of the run, so it may be negative or beyond the buffer.
         let length = length.filter(|length| length.checked_add(fresh).is_some_and(|total| total <= capacity));
         length.ok_or_else(|| {
             error!(

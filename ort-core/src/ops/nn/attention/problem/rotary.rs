@@ -115,6 +115,7 @@ impl RotaryProblem {
         let fits = width <= size && width.is_multiple_of(2) && cos == sin && cos.last() == Some(&half);
         ensure!(fits, InvalidArgument, "caches {cos:?} and {sin:?} for {width} of {size} elements");
         let tokens = heads.batch.saturating_mul(heads.rows);
+        // [positions, half] with positions, else [batch, positions, half].
         let cache_rows = cos.iter().product::<usize>().checked_div(half).unwrap_or(0);
         let (given, expected) = match positions {
             RotaryPositions::ByToken(ids) => (count(ids), tokens),
