@@ -113,6 +113,7 @@ impl Broadcast {
         }
         sizes.reverse();
         strides.iter_mut().for_each(|merged| merged.reverse());
+        // Row-major without gaps: each stride is the product of the sizes inside of it.
         let is_dense = |strides: &Sizes| {
             let mut whole = 1;
             sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
@@ -294,6 +295,7 @@ impl Broadcast {
         output: &mut [T],
         task: &(dyn Fn(&mut S, usize, &mut [T]) + Sync),
     ) {
+        // Chunks need not be whole rows: `block` finds the place of any start.
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
             with_thread_scratch(|scratch: &mut S| {

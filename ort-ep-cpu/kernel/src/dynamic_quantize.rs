@@ -121,6 +121,7 @@ impl ByteQuantizer {
     /// Covers the range of `values`, which always includes zero, so that zero is exact.
     pub fn covering(isa: Isa, threads: usize, values: &[f32]) -> ByteQuantizer {
         let (least, greatest) = range(isa, threads, values);
+        // `f32::min` and `max` drop NaN, so a NaN among the values leaves the range at zero.
         let (least, greatest) = (least.min(0.0), greatest.max(0.0));
         let scale = (greatest - least) / 255.0;
         // All values are zero.

@@ -39,6 +39,7 @@ pub fn via_f32_except(
 ) -> Result<Box<dyn Executable>> {
     let is_narrow =
         |dtype: Option<DType>| matches!(dtype, Some(DType::F16 | DType::BF16 | DType::I8 | DType::U8));
+    // First, because the kernel consumes the constants that it packs.
     let inner = make(cx)?;
     let node = cx.node.node;
     // A consumed constant was packed, so runs do not convert it.
@@ -73,6 +74,7 @@ impl Executable for ViaF32 {
         let mut values = 0;
         let sides = [(&self.inputs[..], shapes.inputs), (&self.outputs[..], shapes.outputs)];
         for (narrow, shape) in sides.into_iter().flat_map(|(narrow, shapes)| narrow.iter().zip(shapes)) {
+            // Each converted tensor has a part of its own, before the inner kernel's workspace.
             if let (true, Some(shape)) = (*narrow, shape) {
                 values += room(shape)?;
             }

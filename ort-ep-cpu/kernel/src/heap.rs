@@ -15,6 +15,7 @@ pub fn tables(bytes: usize) -> usize {
 
 /// Returns the number of elements of a shape, saturating on overflow.
 pub fn elements(shape: &[usize]) -> usize {
+    // Before the product, which might saturate at sizes next to the 0.
     if shape.contains(&0) {
         return 0;
     }

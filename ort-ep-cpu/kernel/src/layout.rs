@@ -59,6 +59,7 @@ impl Layout {
                 Some((run, _, kind)) if *kind == reduced => *run *= size,
                 _ => merged.push((size, stride, reduced)),
             }
+            // Saturates, because sizes next to a 0 may be huge; such a layout is not walked.
             stride = stride.saturating_mul(size);
         }
         let mut rest = merged.into_iter();

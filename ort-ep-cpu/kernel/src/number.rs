@@ -118,10 +118,12 @@ impl Wide for i128 {
     }
     #[inline(always)]
     fn abs(self) -> i128 {
+        // Only the least value wraps, to itself.
         self.wrapping_abs()
     }
     #[inline]
     fn divide(self, count: usize) -> i128 {
+        // A count of elements fits `i128`, so only 0 fails.
         self.checked_div(count as i128).unwrap_or(0)
     }
     fn real(self, function: impl Fn(f64) -> f64) -> i128 {
@@ -150,6 +152,7 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn from_f64(value: f64) -> $type {
+                // `as` rounds towards zero, saturates, and maps NaN to 0.
                 value as $type
             }
         }

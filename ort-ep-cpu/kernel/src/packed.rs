@@ -116,6 +116,7 @@ impl PackedWeight {
         // The precision is fixed here, because it decides the packed layout.
         let cpu = Cpu::with_threads(cx.threads).in_precision(cx.precision);
         let packed = PackedWeight::pack(cx, cpu, (view, 0), [k, columns], strides)?;
+        // Runs read the packed copy, so the constant's mapped pages can be released.
         cx.consume(index);
         Ok(packed)
     }

@@ -35,6 +35,7 @@ impl QuantizedByte for u8 {
 
     #[inline(always)]
     fn nearest(number: f32) -> u8 {
+        // `as` saturates, and maps NaN to 0.
         number as u8
     }
 }
@@ -57,6 +58,7 @@ impl QuantizedByte for i8 {
 
     #[inline(always)]
     fn nearest(number: f32) -> i8 {
+        // `as` saturates, and maps NaN to 0.
         number as i8
     }
 }

@@ -122,6 +122,7 @@ impl<'a> QuantizedWeights<'a> {
                 "{what} of shape {shape:?}, expected [{count}] or [{count}, {columns}]"
             );
         }
+        // Zero points are bytes, so the cast is exact.
         let zeros = zeros.to_ints()?.into_iter().map(|zero| zero as i32).collect();
         Ok(QuantizedWeights { quantized, shape: [k, columns], scales: scales.as_slice()?, zeros, count })
     }

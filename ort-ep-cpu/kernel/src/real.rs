@@ -201,6 +201,7 @@ fn evaluate(function: Unary, x: f64) -> f64 {
         Unary::Relu => x.max(0.0),
         Unary::Tanh => x.tanh(),
         Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        // Parameters are `f32` attributes; widening them is exact.
         Unary::Affine { scale, shift } => wide(scale) * x + wide(shift),
         Unary::LeakyRelu { alpha } => {
             if x >= 0.0 {

@@ -85,6 +85,7 @@ fn squared<T: Real>(a: &[T], b: &[T]) -> T {
         let difference = *a - *b;
         difference * difference
     };
+    // The lanes and their order are fixed, so the bits depend on the width alone.
     let rest: T = a.remainder().iter().zip(b.remainder()).map(square).sum();
     for (a, b) in a.zip(b) {
         lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(lane, pair)| *lane = *lane + square(pair));

@@ -77,6 +77,7 @@ impl<'a> Rows<'a> {
         let row = if is_padded { last } else { all };
         let bytes_of = |count| dtype.byte_len(count).ok_or_else(|| error!(Fail, "no bytes of {dtype}"));
         let (row_bytes, bytes) = (bytes_of(row)?, view.bytes()?);
+        // A dimension of size 0 has no rows, and its tensor no bytes.
         let count = all.checked_div(row).unwrap_or(0);
         ensure!(
             bytes.len() == count * row_bytes,
@@ -127,12 +128,14 @@ impl<'a> Table<'a> {
             *last = last.saturating_mul(8 / bits.max(1) as usize);
         }
         let axis = normalize_axis(kernel.quantize_axis, shape.len())?;
+        // At least 1, because an empty axis would make a block of 0 and divide by it.
         let block = if kernel.block == 0 { shape[axis].max(1) } else { kernel.block };
         let strides = contiguous_strides(scales.shape());
         let mut dims = SmallVec::new();
         let mut fits = scales.shape().len() == shape.len();
         for ((at, size), (own, stride)) in shape.iter().enumerate().zip(scales.shape().iter().zip(&strides)) {
             let shared = if at == axis { block } else { 1 };
+            // A stride of 0 broadcasts the scale along the dimension.
             let stride = if *own == 1 { 0 } else { *stride as usize };
             // Only tables of floats may broadcast scales, and not along the quantized axis.
             fits &= *own == size.div_ceil(shared) || *own == 1 && at != axis && !quantized_type.is_integer();
@@ -213,6 +216,7 @@ impl Executable for GatherBlocks {
         let axis = normalize_axis(self.gather_axis, table.dims.len())?;
         let indices = cx.input(1)?.to_ints()?;
         let output = cx.output(0)?;
+        // The output is [outer, indices, inner], read in rows of the last dimension.
         let (dtype, count) = (output.dtype(), output.element_count());
         let size = table.dims[axis][0];
         let sizes: SmallVec<[usize; 6]> = table.dims.iter().map(|dim| dim[0]).collect();
@@ -226,8 +230,11 @@ impl Executable for GatherBlocks {
         let row = if axis + 1 == sizes.len() { 1 } else { sizes.last().copied().unwrap_or(1) };
         let element = dtype.byte_size().ok_or_else(|| error!(Fail, "{dtype} has no bytes"))?;
         let (rows_of_pick, least_rows) = (inner / row, LEAST_ELEMENTS / row + 1);
+        // The parallel loop has no error path, so it keeps the first error.
         let failure = Mutex::new(None);
         let gather_row = |at: usize, bytes: &mut [u8]| -> Result<()> {
+            // `before` is the place of the pick in [outer, indices], `inside` the row of its inner
+            // part.
             let (before, inside) = (at / rows_of_pick, at % rows_of_pick);
             let index = indices.get(before % indices.len()).copied().unwrap_or(0);
             let index = if index < 0 { index.saturating_add(size as i64) } else { index };
@@ -236,6 +243,7 @@ impl Executable for GatherBlocks {
                 interrupt::fill(bytes, 0);
                 return Ok(());
             };
+            // The table is [outer, size, inner].
             let first = ((before / indices.len() * size + index) * rows_of_pick + inside) * row;
             for (part, bytes) in bytes.chunks_mut(BLOCK * element).enumerate() {
                 spend(16 + bytes.len());

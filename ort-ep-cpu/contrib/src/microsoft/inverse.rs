@@ -28,6 +28,7 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let dtype = input.dtype();
         for_each_type!(dtype in FLOATS, T => {
             let (from, to) = (input.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
+            // `chunks_exact` panics on a length of 0.
             let size = (rows * rows).max(1);
             let (mut matrix, mut inverse) = (vec![0f64; size], vec![0f64; size]);
             for (from, to) in spending(8, from.chunks_exact(size).zip(to.chunks_exact_mut(size))) {
@@ -50,9 +51,12 @@ fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
         values[row] = 1.0;
     }
     for step in 0..size {
+        // Partial pivoting: the greatest element of the column limits the growth of rounding
+        // errors.
         let magnitude = |row: usize| matrix[row * size + step].abs();
         let pivot =
             (step..size).fold(step, |best, row| if magnitude(row) > magnitude(best) { row } else { best });
+        // A pivot of zero makes this infinite, which marks the matrix as singular in the result.
         let factor = 1.0 / matrix[pivot * size + step];
         for side in [&mut *matrix, &mut *inverse] {
             for column in 0..size {
@@ -60,6 +64,7 @@ fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
                 side[step * size + column] *= factor;
             }
         }
+        // Gauss-Jordan also eliminates above the pivot, so no back substitution follows.
         for row in (0..size).filter(|&row| row != step) {
             spend(4 * size);
             let factor = matrix[row * size + step];

@@ -74,6 +74,7 @@ impl MatMulNBits {
     }
 
     fn parts(&self, cpu: Cpu, rows: usize, is_wide: bool) -> Parts {
+        // The few-row kernels read A in whole blocks, padded with zeros.
         let few = self.node.blocks().saturating_mul(self.node.block);
         // 8-bit values with their scales take less, except for the smallest K.
         let few = few.max(Blocks::bytes_side_len(self.layout, self.node.depth));
@@ -107,6 +108,7 @@ impl MatMulNBits {
             let arranged = &mut arranged[..rows * Blocks::bytes_side_len(self.layout, self.node.depth)];
             return blocks.multiply_few_bytes(cpu, lhs, rows, arranged, result).map_err(refused);
         }
+        // One rearranged row of A; all of them share the layout of the blocks.
         let len = blocks.side_len();
         let arranged = &mut arranged[..rows * len];
         for (from, to) in lhs.chunks(self.node.depth).zip(arranged.chunks_mut(len)) {
@@ -118,6 +120,7 @@ impl MatMulNBits {
 
 impl Executable for MatMulNBits {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        // All leading dimensions of A are rows.
         let rows = element_count(shapes.input(0))? / self.node.depth;
         // Types are unknown here, so reserve space for conversions.
         let parts = self.parts(Cpu::with_threads(shapes.threads), rows, false);
@@ -149,6 +152,7 @@ impl Executable for MatMulNBits {
             ensure!(bias.len() == columns, InvalidArgument, "{} biases for N = {columns}", bias.len());
         }
         let output = cx.output(0)?;
+        // Without rows, `chunks_mut(rows)` below would panic.
         if output.element_count() == 0 {
             return Ok(());
         }
@@ -167,6 +171,7 @@ impl Executable for MatMulNBits {
         let arranged = take(&mut rest, parts.arranged)?;
         let result = take(&mut rest, parts.result)?;
         if blocks.takes(rows) {
+            // [columns, rows].
             let result = &mut result[..rows * columns];
             self.few(cpu, lhs, &blocks, rows, [arranged, result])?;
             if let Some(bias) = &bias {
@@ -178,6 +183,7 @@ impl Executable for MatMulNBits {
             if rows == 1 {
                 return narrow(cpu.threads, result, output);
             }
+            // The part that `parts` reserved for the GEMM workspace, which this path does not use.
             let by_rows = take(&mut rest, rows * columns)?;
             transpose(cpu, result, [columns, rows], rows, by_rows).map_err(refused)?;
             return narrow(cpu.threads, by_rows, output);

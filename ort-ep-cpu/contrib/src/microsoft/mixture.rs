@@ -59,6 +59,7 @@ impl Activation {
             "gelu" => Some(Unary::GeluTanh),
             "silu" => Some(Unary::Silu),
             "identity" => None,
+            // Inference accepts no other names, so this is `swiglu`.
             _ => {
                 let factors = match attrs.int("swiglu_fusion")? {
                     0 => Factors::Apart,
@@ -81,11 +82,13 @@ impl Activation {
                 if let Some(function) = function {
                     f32::map(function, to);
                 }
+                // Without a third layer, this zip has no elements.
                 to.iter_mut().zip(third.unwrap_or(&[])).for_each(|(to, factor)| *to *= factor);
             }
             Activation::SwiGlu { factors, alpha, beta, limit } => {
                 let (left, right, step) = match factors {
                     Factors::Apart => (first, third.unwrap_or(&[]), 1),
+                    // `to` has one element per pair of columns.
                     Factors::Interleaved => (first, first.get(1..).unwrap_or(&[]), 2),
                     Factors::Halves => (first, first.get(to.len()..).unwrap_or(&[]), 1),
                 };
@@ -120,6 +123,7 @@ impl Layer {
         };
         let &[experts, outputs, inputs] = view.shape() else { return Ok(Layer::Input) };
         let size = element_count(&[outputs, inputs])?;
+        // The tensor is [experts, outputs, inputs]. The strides give GEMM its [inputs, outputs].
         let pack = |expert: usize| PackedWeight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
         let packed = (0..experts).map(pack).collect::<Result<Vec<PackedWeight>>>()?;
         cx.consume(index);
@@ -253,6 +257,7 @@ impl Mixture {
     fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<MixtureSizes> {
         let [input, router] = [0, 1].map(|index| shape(index).unwrap_or(&[]));
         let mut layers = [[0; 2]; 3];
+        // The router's columns count the experts, and all weights must agree.
         let experts = router.last().copied().unwrap_or(0);
         for (layer, index) in
             WEIGHTS.into_iter().enumerate().filter(|(layer, _)| *layer < 2 || self.has_third)
@@ -273,10 +278,12 @@ impl Mixture {
             layers[layer] = [outputs, inputs];
         }
         let [[first, from], [hidden, inner], third] = layers;
+        // A fused first layer has two columns for each inner value: gate and linear factor.
         let fused = match self.activation {
             Activation::SwiGlu { factors: Factors::Interleaved | Factors::Halves, .. } => 2,
             _ => 1,
         };
+        // The sizes come from the model; a product that overflows agrees with nothing.
         let agree = inner.checked_mul(fused) == Some(first)
             && from == hidden
             && input.last() == Some(&hidden)
@@ -304,6 +311,7 @@ impl Mixture {
             self.chosen,
             sizes.tokens
         );
+        // Weights and experts of the slots, the start of each expert's slots, and one row.
         rounded([slots, slots, sizes.experts + 1, sizes.experts])
     }
 
@@ -343,7 +351,10 @@ impl Mixture {
             spend(experts * (4 + 2 * chosen));
             let row =
                 choice.row.get_mut(..experts).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
+            // One thread, because a row of router probabilities is short.
             load(1, router, token * experts, row)?;
+            // Over all experts, before the choice; `normalizes` rescales the chosen ones
+            // afterwards.
             f32::softmax(row);
             for (weight, place) in weights.iter_mut().zip(places) {
                 let best = row.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -352,6 +363,7 @@ impl Mixture {
                 (*weight, *place) = (probability, index as u32);
                 // Excludes this expert from the token's next pick.
                 row[index] = f32::NEG_INFINITY;
+                // Counted one place up, so that the prefix sums below become starts.
                 choice.starts[index + 1] += 1;
             }
             if self.normalizes {
@@ -376,6 +388,7 @@ impl Mixture {
         [weights, bias, gemm_workspace]: [&mut [f32]; 3],
     ) -> Result<()> {
         let ExpertLayer { sizes, layer, expert, rows } = of;
+        // All scratch was sized for the same number of threads.
         let cpu = Cpu::with_threads(cx.threads());
         let ([outputs, inputs], index) = (sizes.layers[layer], WEIGHTS[layer]);
         let bias = match cx.find_input(index + 1) {
@@ -419,11 +432,13 @@ impl Mixture {
     ) -> Result<()> {
         let hidden = sizes.hidden();
         interrupt::fill(accumulators, 0.0);
+        // A fixed order of experts keeps the bits of a token's sum.
         for expert in 0..sizes.experts {
             let slots = choice.starts[expert] as usize..choice.starts[expert + 1] as usize;
             for slots in order[slots].chunks(ROWS) {
                 self.run_expert(cx, sizes, expert, slots, memory)?;
                 for (slot, result) in slots.iter().zip(memory.result.chunks_exact(hidden)) {
+                    // Slots of one token are adjacent, so the quotient is the token.
                     let slot = *slot as usize;
                     let accumulators = &mut accumulators[slot / self.chosen * hidden..][..hidden];
                     let weight = choice.weights[slot];
@@ -445,6 +460,7 @@ impl Mixture {
     ) -> Result<()> {
         let (threads, hidden, inner, rows) = (cx.threads(), sizes.hidden(), sizes.inner(), slots.len());
         let input = cx.input(0)?;
+        // Gathers the tokens: [rows, hidden].
         for (slot, row) in slots.iter().zip(memory.tokens.chunks_exact_mut(hidden.max(1))) {
             load(threads, input, *slot as usize / self.chosen * hidden, row)?;
         }
@@ -454,6 +470,7 @@ impl Mixture {
         if self.has_third {
             self.multiply(cx, of(2), tokens, third, [weights, bias, gemm_workspace])?;
         }
+        // [rows, width] to [rows, inner]; `width` is twice `inner` if the first layer is fused.
         let width = sizes.layers[0][0];
         let (first, third) = (&**first, if self.has_third { Some(&**third) } else { None });
         let values =
@@ -520,6 +537,7 @@ impl Executable for Mixture {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let sizes = self.sizes(|index| shapes.inputs.get(index)?.as_deref())?;
         let (choice, memory) = (self.choice_lens(&sizes)?, self.memory_lens(&sizes, shapes.threads)?);
+        // The sorted slots take as much as the experts of the slots.
         let order = choice[1];
         let parts =
             choice.into_iter().chain(memory).chain([order, rounded([self.accumulators_len(&sizes)?])?[0]]);
@@ -531,6 +549,7 @@ impl Executable for Mixture {
         let sizes = self.sizes(|index| cx.find_input(index).map(|view| view.shape()))?;
         let mut rest = scratch::<f32>(cx.workspace()?)?;
         let output = cx.output(0)?;
+        // Without tokens or hidden values, the chunks below would have length 0.
         if output.element_count() == 0 {
             return Ok(());
         }

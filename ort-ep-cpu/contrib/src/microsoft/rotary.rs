@@ -75,6 +75,7 @@ impl<'a> Angles<'a> {
 
     /// Checks that the tables hold a position.
     pub(super) fn check(&self, position: i64) -> Result<usize> {
+        // Negative positions and positions beyond the caches come from the model's inputs.
         let found = usize::try_from(position).ok().filter(|row| *row < self.rows);
         let rows = self.rows;
         found.ok_or_else(|| {
@@ -91,6 +92,7 @@ impl<'a> Angles<'a> {
             // Interleaved pairs are adjacent elements; otherwise a pair spans the two halves of the
             // rotated part.
             let (a, b) = if self.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
+            // The rotation of the point (x, y) by the angle of this position and pair.
             let (x, y) = (row[a], row[b]);
             row[a] = cos[pair] * x - sin[pair] * y;
             row[b] = sin[pair] * x + cos[pair] * y;
@@ -116,6 +118,7 @@ pub(super) fn positions(
     let mut positions = Positions::with_capacity(batch * sequence);
     for index in 0..batch * sequence {
         let id = match is_first {
+            // A start near the maximum must not wrap to a valid position; `check` refuses it.
             true => values[0].saturating_add((index % sequence) as i64),
             false => values[index],
         };
@@ -154,14 +157,17 @@ impl Rotary {
             angles.half,
             rotated / 2
         );
+        // All positions are checked before the parallel loop, which cannot return errors.
         let positions = positions(&angles, cx.input(1)?, [batch, sequence])?;
         let x = x.as_slice::<f32>()?;
         let (threads, y) = (cx.threads(), cx.output(0)?.as_mut_slice::<f32>()?);
         // A chunk has one position (rank 3) or one head (rank 4).
         let unit = if heads_last { heads * size } else { sequence * size };
         for_each_chunk_mut(threads, y, unit, |index, to| {
+            // Elements behind the rotated part keep the copied values.
             interrupt::copy(&x[index * unit..][..to.len()], to);
             for (at, row) in spending(size, to.chunks_exact_mut(size.max(1))).enumerate() {
+                // There is no chunk without heads, so `heads` is not 0 here.
                 let token = if heads_last { index } else { index / heads * sequence + at };
                 angles.rotate(positions[token], row);
             }

@@ -35,6 +35,7 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     };
     let columns = spending(1, cx.input(1)?.to_ints()?);
     let columns = columns.map(|column| usize::try_from(column).ok().filter(|&column| column < size));
+    // One negative or too large index makes this none.
     let columns: Option<Vec<usize>> = columns.collect();
     let columns =
         columns.ok_or_else(|| error!(InvalidArgument, "an index is out of range for {size} features"))?;
@@ -43,6 +44,7 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let mut shape: Shape = if outer.is_empty() { [1].as_slice().into() } else { outer.into() };
     shape.push(columns.len());
     if let Ok(strings) = input.strings() {
+        // `size` is not 0, because some column is below it.
         let picked = strings.chunks(size).flat_map(|row| columns.iter().map(|&column| row[column].clone()));
         let picked = cx.strings(&shape, picked)?;
         return cx.set(0, picked);
@@ -66,6 +68,7 @@ fn binarize(cx: &mut RunCx<'_>, threshold: f32) -> Result<()> {
     let output = cx.output(0)?;
     for_each_type!(dtype in [F32, F64, I32, I64], T => {
         for (x, y) in spending(1, input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?)) {
+            // In `f64`, so that `i32` and `f32` elements compare exactly with the threshold.
             let value: f64 = num_traits::AsPrimitive::as_(*x);
             *y = u8::from(value > f64::from(threshold)) as T;
         }

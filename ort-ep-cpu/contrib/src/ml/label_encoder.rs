@@ -30,6 +30,7 @@ enum Key {
 }
 
 fn float_key(value: f64) -> Key {
+    // Adding 0 turns a negative zero to a positive one (IEEE 754, round to nearest).
     let canonical = if value.is_nan() { f64::NAN } else { value + 0.0 };
     Key::Float(canonical.to_bits())
 }
@@ -49,6 +50,7 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<Key>> {
 /// Reads the keys or the values from whichever of the four attributes is given.
 fn listed(attrs: &Attributes, what: &str) -> Result<Tensor> {
     let name = |kind: &str| format!("{what}_{kind}");
+    // The tensor attributes of opset 4 win over the lists.
     if let Some(tensor) = attrs.find_tensor(&name("tensor")) {
         return Ok(tensor.clone());
     }
@@ -65,6 +67,7 @@ fn listed(attrs: &Attributes, what: &str) -> Result<Tensor> {
 
 /// Returns the value for elements that have no key.
 fn default_value(attrs: &Attributes, values: &Tensor) -> Result<Tensor> {
+    // A default tensor belongs to a tensor of values; the lists have typed defaults.
     if attrs.get("values_tensor").is_some()
         && let Some(tensor) = attrs.find_tensor("default_tensor")
     {
@@ -112,6 +115,7 @@ fn encode(cx: &mut RunCx<'_>, places: &HashMap<Key, usize>, values: &Tensor, def
     // String keys are clones, so their bytes count too.
     let texts = spending(2, input.strings().unwrap_or(&[]));
     let texts = texts.fold(0, |sum: usize, text| sum.saturating_add(text.len().saturating_add(32)));
+    // Held until the keys are dropped at the end of the function.
     let _texts = if texts > 0 { Some(cx.reserve(texts)?) } else { None };
     let found = spending(8, keys_of(&input)?).map(|key| places.get(&key).copied());
     if values.dtype() == DType::String {

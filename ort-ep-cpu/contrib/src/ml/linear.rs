@@ -28,6 +28,7 @@ impl Functions {
         let input = cx.input(0)?;
         let (rows, features) = matrix(input.shape())?;
         ensure!(
+            // Both factors are hostile: the attribute and the input's shape.
             self.count.checked_mul(features) == Some(self.coefficients.len()),
             InvalidArgument,
             "{} coefficients for {} functions of {features} features",
@@ -57,6 +58,7 @@ fn heap_bytes(shapes: &IoShapes<'_>, each_row: usize) -> usize {
 
 fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
+    // A negative number of targets becomes 0, which only an empty list of coefficients fits.
     let count = usize::try_from(attrs.int("targets")?).unwrap_or(0);
     let intercepts = floats(attrs, "intercepts");
     ensure!(
@@ -89,6 +91,7 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let labels = Labels::read(attrs, "classlabels_ints", "classlabels_strings")?;
     let intercepts = floats(attrs, "intercepts");
+    // Intercepts, if given, count the functions. A single function separates two labels.
     let count = attrs.find_floats("intercepts").map_or(labels.count(), <[f32]>::len).max(1);
     ensure!(
         count == 1 || count <= labels.count(),
@@ -142,6 +145,7 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
     let mut scores = Vec::with_capacity(rows.saturating_mul(functions.count.max(2)));
     for row in raw.chunks(functions.count) {
         spend(16);
+        // A single function writes one score, or two for two labels.
         if let [score] = *row {
             let (class, (first, second)) = decide(score, functions.transform, labels.count());
             classes.push(class);

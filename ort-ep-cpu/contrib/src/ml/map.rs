@@ -76,6 +76,8 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let places: Vec<Option<usize>> = match keys {
             MapKeys::Ints(_, keys) => {
                 let keys = spending(16, keys).copied();
+                // The keys come from the input, so the map is seeded. The vocabulary decides the
+                // order.
                 let places: ort_core::seeded::HashMap<i64, usize> = keys.zip(0..).collect();
                 spending(16, &ints).map(|word| places.get(word).copied()).collect()
             }
@@ -103,6 +105,7 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (MapKeys::Ints(_, keys), values) = map_of(cx)? else {
             return Err(error!(InvalidArgument, "the keys of the map are strings, expected integers"));
         };
+        // Sorted by key, because a map has no order of its own.
         let mut order: Vec<(i64, usize)> = spending(1, keys).copied().zip(0..).collect();
         let pace = Pace::default();
         order.sort_unstable_by(|a, b| {
@@ -111,12 +114,14 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         });
         let negative = order.first().is_some_and(|(key, _)| *key < 0);
         ensure!(!(sparse && negative), InvalidArgument, "a key is negative, and map_form is SPARSE");
+        // A sparse result has `max_map` columns, and a key is its column.
         let columns = if sparse { most } else { order.len() };
         // For each column, its place among the values.
         let mut places: Vec<Option<usize>> = vec![None; ort_core::tensor::element_count(&[1, columns])?];
         for (rank, (key, place)) in spending(2, order).enumerate() {
             // A dense result packs the values in the order of their keys.
             let column = if sparse { usize::try_from(key).ok() } else { Some(rank) };
+            // Keys from `max_map` on have no column and are dropped.
             if let Some(column) = column.and_then(|column| places.get_mut(column)) {
                 *column = Some(place);
             }
@@ -156,6 +161,7 @@ fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> 
     let each = |units: usize| spending(units, places);
     match to {
         DType::String => {
+            // Six digits, like `%f` in C.
             let text = |x: f32| if x.is_finite() { format!("{x:.6}") } else { format_float(f64::from(x)) };
             let texts = each(UNITS_OF_A_TEXT);
             let texts = texts.map(|place| number(place).map_or("0.f".to_string(), text)).collect();
@@ -182,6 +188,7 @@ fn make_zip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         ensure!(columns == count && count > 0, InvalidArgument, "{columns} columns for {count} labels");
         let mut elements = Vec::new();
         let each_key = if dtype == DType::String { UNITS_OF_A_TEXT } else { 1 };
+        // Each map gets its own copy of the keys, because maps own them.
         for row in spending(64 + each_key * count, input.as_slice::<f32>()?.chunks(count)) {
             let values = Box::new(Value::Tensor(Tensor::from_slice(&[count], row)?));
             elements.push(Value::Map(MapValue { keys: keys.clone(), values }));

@@ -31,11 +31,13 @@ fn scaler(cx: &mut RunCx<'_>, offset: &[f32], scale: &[f32]) -> Result<()> {
     let output = cx.output(0)?.as_mut_slice::<f32>()?;
     let dtype = input.dtype();
     for_each_type!(dtype in [F32, F64, I32, I64], T => {
+        // An input without features has no elements, so `features` of 1 splits nothing.
         let rows = input.as_slice::<T>()?.chunks_exact(features).zip(output.chunks_exact_mut(features));
         for (from, to) in spending(2 * features.min(PIECE), rows) {
             for (piece, (from, to)) in from.chunks(PIECE).zip(pieces_mut(to)).enumerate() {
                 for (feature, (x, y)) in (piece * PIECE..).zip(from.iter().zip(to)) {
                     let x: f32 = num_traits::AsPrimitive::as_(*x);
+                    // The modulo broadcasts a list of one element.
                     *y = (x - offset[feature % offset.len()]) * scale[feature % scale.len()];
                 }
             }

@@ -51,6 +51,7 @@ impl Transform {
             Transform::Softmax | Transform::SoftmaxZero => {
                 // `SoftmaxZero` leaves scores of zero alone.
                 let kept = |x: f64| self == Transform::Softmax || x.abs() > 1e-7;
+                // Shifting by the greatest score keeps `exp` from overflowing.
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().filter(|x| kept(**x)).map(|x| (x - largest).exp()).sum();
                 for x in scores.iter_mut().filter(|x| kept(**x)) {
@@ -82,6 +83,7 @@ pub(super) fn logistic(x: f64) -> f64 {
 pub(super) fn probit(p: f64) -> f64 {
     const A: f64 = 0.147;
     let x = 2.0 * p - 1.0;
+    // The product is exact near both ends, where `1 - x * x` cancels.
     let log = ((1.0 - x) * (1.0 + x)).ln();
     let v = 2.0 / (std::f64::consts::PI * A) + 0.5 * log;
     // The exact square is never negative, but rounding may put it slightly below zero.
@@ -145,6 +147,7 @@ impl Labels {
 pub(super) fn largest(scores: &[f64]) -> usize {
     let mut best = 0;
     for (index, score) in scores.iter().enumerate() {
+        // NaN is never greater, so it wins only in the first place.
         if scores.get(best).is_some_and(|most| score > most) {
             best = index;
         }

@@ -41,6 +41,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let output = cx.output(0)?;
         match dtype {
             DType::F32 | DType::F64 => for_each_type!(dtype in [F32, F64], T => {
+                // The sentinel and the values are `f32` attributes; widening them is exact.
                 let missing = T::from(missing_float);
                 let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
                 for (index, (x, y)) in spending(2, pairs).enumerate() {
@@ -93,6 +94,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         for (from, to) in spending(4 + 2 * features.min(PIECE), rows) {
             let elements = || pieces(from).flatten();
             let size = match norm {
+                // The standard's MAX is the greatest element, not the greatest magnitude.
                 Norm::Max => elements().copied().fold(f64::NEG_INFINITY, f64::max),
                 Norm::L1 => elements().map(|x| x.abs()).sum(),
                 Norm::L2 => elements().map(|x| x * x).sum::<f64>().sqrt(),
@@ -113,6 +115,7 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let zeros = attrs.flag("zeros")?;
     let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
     let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
+    // Only one list is given. The row has a column for each category.
     let count = strings.len().max(ints.len());
     let strings: HashMap<String, usize> = strings.into_iter().zip(0..).collect();
     let ints: HashMap<i64, usize> = ints.into_iter().zip(0..).collect();
@@ -134,6 +137,7 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             "an element is none of the {count} categories, and 'zeros' does not allow that"
         );
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        // Elements of no category keep a row of zeros.
         interrupt::fill(output, 0.0);
         for (place, to) in spending(2, places.iter().zip(output.chunks_mut(count.max(1)))) {
             if let Some(one) = place.and_then(|place| to.get_mut(place)) {
@@ -150,6 +154,7 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (unknown, nameless) = (attrs.int("default_int64")?, attrs.string("default_string")?.to_string());
     let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
     let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
+    // Pairs of the two lists, in both directions; of duplicates the last one wins.
     let to_int: HashMap<String, i64> = strings.iter().cloned().zip(ints.iter().copied()).collect();
     let to_string: HashMap<i64, String> = ints.into_iter().zip(strings).collect();
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
@@ -176,10 +181,12 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             _ => return Err(error!(Fail, "the output is not a matrix")),
         };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        // Inputs narrower than `inputdimensions` leave zeros behind them.
         interrupt::fill(output, 0.0);
         let mut first = 0;
         for index in 0..cx.input_count() {
             let input = cx.input(index)?;
+            // Every input is taken as rows, whatever its rank.
             let own = input.element_count() / rows.max(1);
             ensure!(
                 own * rows == input.element_count(),
@@ -194,6 +201,7 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             let values = doubles(&input)?;
             let rows = values.chunks(own.max(1)).zip(output.chunks_mut(width.max(1)));
             for (from, to) in spending(4 + own.min(PIECE), rows) {
+                // Sizes come from the model: what lies beyond the output's width is dropped.
                 let to = to.get_mut(first..).unwrap_or(&mut []);
                 let values = pieces(from).flatten().take(size);
                 values.zip(to).for_each(|(x, y)| *y = *x as f32);

@@ -55,6 +55,7 @@ fn useful_threads(cx: &RunCx<'_>, rows: usize, vectors: &Vectors) -> usize {
 
 /// Returns the workspace bytes: `doubles` numbers for each parallel part of the rows.
 fn workspace_of(shapes: &IoShapes<'_>, doubles: usize) -> Result<usize> {
+    // A single dimension is one row, as `matrix` reads it.
     let rows = match *shapes.input(0) {
         [rows, _] => rows,
         _ => 1,
@@ -105,6 +106,7 @@ impl Regressor {
     fn score(&self, features: &[f64], kernels: &mut [f64]) -> f64 {
         self.vectors.kernels(features, kernels);
         let score = dot(kernels, &self.weights) + self.rho;
+        // libsvm's one-class SVM predicts the side of the boundary, without a transform.
         if self.one_class {
             return if score > 0.0 { 1.0 } else { -1.0 };
         }
@@ -187,6 +189,7 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn ranges(attrs: &Attributes) -> Result<(Vec<(usize, usize)>, usize)> {
     let mut ranges = Vec::new();
     let mut total = 0usize;
+    // Vectors are grouped by class; the counts are hostile, so the sum is checked.
     for &size in attrs.find_ints("vectors_per_class").unwrap_or(&[]) {
         let end = usize::try_from(size).ok().and_then(|size| total.checked_add(size));
         let end = end.ok_or_else(|| error!(InvalidGraph, "vectors_per_class has the element {size}"))?;
@@ -201,6 +204,7 @@ impl Pairs {
         let (a, b) = (floats(attrs, "prob_a"), floats(attrs, "prob_b"));
         let (weights, rho) = (floats(attrs, "coefficients"), floats(attrs, "rho"));
         let pairs = pair_count(classes);
+        // One row of coefficients for each class but one, as libsvm stores them.
         let wanted = total.checked_mul(classes.saturating_sub(1));
         let has = |name: &str, given: usize, wanted: usize| {
             ensure!(
@@ -235,11 +239,13 @@ impl Pairs {
     /// first class of the pair.
     fn scores(&self, kernels: &[f64], votes: &mut [f64], scores: &mut [f64]) {
         votes.fill(0.0);
+        // `read` checked that every row of weights is complete.
         let part = |row: usize, (start, end): (usize, usize)| {
             dot(&self.weights[row * kernels.len()..][start..end], &kernels[start..end])
         };
         let pairs = pairs_of(self.ranges.len()).zip(scores.iter_mut().zip(&self.rho));
         for ((i, j), (score, rho)) in pairs {
+            // There is a pair, so there are at least two classes.
             spend(4 + kernels.len() / self.ranges.len());
             *score = part(j - 1, self.ranges[i]) + part(i, self.ranges[j]) + rho;
             votes[if *score > 0.0 { i } else { j }] += 1.0;
@@ -282,6 +288,8 @@ impl Classifier {
         self.vectors.kernels(features, kernels);
         let pairs = match &self.decision {
             Decision::Linear(rho) => {
+                // The vectors are the coefficients of the classes, so the kernel values are their
+                // scores.
                 kernels.iter_mut().for_each(|score| *score += rho);
                 outcome.class = largest(kernels);
                 return self.finish(kernels, outcome);
@@ -293,6 +301,7 @@ impl Classifier {
         pairs.scores(kernels, votes, scores);
         outcome.class = largest(votes);
         if !pairs.logistics.is_empty() {
+            // libsvm's `sigmoid_predict`: `1 / (1 + exp(slope * score + offset))`.
             for (score, (slope, offset)) in scores.iter_mut().zip(&pairs.logistics) {
                 // Clamping keeps probabilities of 0 and 1 out of the coupling.
                 *score = (1.0 - logistic(*score * slope + offset)).clamp(1e-7, 1.0 - 1e-7);
@@ -345,6 +354,7 @@ impl Executable for Classifier {
             let mut outcomes: Vec<Outcome<'_>> = Vec::with_capacity(rows);
             if cx.wants(1) {
                 let scores = cx.output(1)?.as_mut_slice::<f32>()?;
+                // Without rows there is nothing to divide; `chunks_mut` refuses a length of 0.
                 let columns = scores.len().checked_div(rows).unwrap_or(0).max(1);
                 let rows = spending(1, scores.chunks_mut(columns));
                 outcomes.extend(rows.map(|scores| Outcome { class: 0, scores }));
@@ -377,17 +387,20 @@ fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
     let at = |i: usize, j: usize| pairs[i * (2 * classes - i - 1) / 2 + (j - i - 1)];
     // The probability of i against j; `pairs` stores it only for i < j.
     let r = |i: usize, j: usize| if i < j { at(i, j) } else { 1.0 - at(j, i) };
+    // Q of the paper: `Q[i][i]` is the sum of `r[j][i]^2`, `Q[i][j]` is `-r[j][i] * r[i][j]`.
     for (i, sum) in diagonal.iter_mut().enumerate() {
         *sum = (0..classes).filter(|&j| j != i).map(|j| r(j, i) * r(j, i)).sum();
     }
     let diagonal = &*diagonal;
     let q = |i: usize, j: usize| if i == j { diagonal[i] } else { -r(j, i) * r(i, j) };
     p.fill(1.0 / classes as f64);
+    // The limits on rounds and on the error are libsvm's.
     for _ in 0..classes.max(100) {
         for (i, sum) in qp.iter_mut().enumerate() {
             spend(4 * classes);
             *sum = (0..classes).map(|j| q(i, j) * p[j]).sum();
         }
+        // At the optimum, all elements of `Q * p` equal `p' * Q * p`.
         let mut pqp = dot(p, qp);
         if qp.iter().all(|x| (x - pqp).abs() < 0.005 / classes as f64) {
             return;
@@ -395,6 +408,8 @@ fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
         for i in 0..classes {
             let step = (pqp - qp[i]) / q(i, i);
             p[i] += step;
+            // Updates `p' * Q * p` and `Q * p` for the normalized p, instead of computing them
+            // again.
             pqp = (pqp + step * (step * q(i, i) + 2.0 * qp[i])) / (1.0 + step) / (1.0 + step);
             for (j, (qp, p)) in qp.iter_mut().zip(p.iter_mut()).enumerate() {
                 *qp = (*qp + step * q(i, j)) / (1.0 + step);

@@ -59,6 +59,7 @@ impl Vectors {
     fn new(kernel: SvmKernel, elements: &[f32], count: usize, name: &str) -> Result<Vectors> {
         let given = elements.len();
         ensure!(
+            // `checked_rem` is none for a count of 0, so the division below is safe.
             given > 0 && given.checked_rem(count) == Some(0),
             InvalidGraph,
             "the {given} elements of '{name}' do not make {count} vectors of equal length"
@@ -78,6 +79,7 @@ impl Vectors {
 
     /// Evaluates the kernel function on a row and each vector.
     pub(super) fn kernels(&self, row: &[f64], kernels: &mut [f64]) {
+        // `with_rows` checked that the rows are as long as the vectors.
         for (vector, to) in self.elements.chunks_exact(self.features).zip(kernels) {
             spend(8 + self.features);
             *to = match self.kernel {
@@ -86,6 +88,8 @@ impl Vectors {
                     power(gamma * product(row, vector) + coef0, degree)
                 }
                 SvmKernel::Sigmoid { gamma, coef0 } => (gamma * product(row, vector) + coef0).tanh(),
+                // libsvm's `exp(-gamma * |a - b|^2)`, by differences, because the expanded form
+                // cancels.
                 SvmKernel::Rbf { gamma } => (-gamma * sum(row, vector, |a, b| (a - b) * (a - b))).exp(),
             };
         }
@@ -98,12 +102,15 @@ fn product(row: &[f64], vector: &[f32]) -> f64 {
 
 /// Raises to a power. Exponents are mostly small integers, which `powi` handles faster.
 fn power(base: f64, exponent: f64) -> f64 {
+    // The cast saturates and maps NaN to 0. Neither result equals the exponent, so `powf` takes
+    // both.
     let whole = exponent as i32;
     if f64::from(whole) == exponent { base.powi(whole) } else { base.powf(exponent) }
 }
 
 /// Sums a term over the features, in eight independent accumulators.
 fn sum(row: &[f64], vector: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
+    // A fixed number of accumulators, so that the bits are the same on every CPU.
     let (row, last) = row.as_chunks::<8>();
     let (vector, last_of_vector) = vector.as_chunks::<8>();
     let mut accumulators = [0.0; 8];

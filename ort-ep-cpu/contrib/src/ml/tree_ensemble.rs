@@ -54,6 +54,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             ));
         }
     }
+    // Each leaf has exactly one weight, so its index is its place in the list.
     let leaves: Vec<(usize, usize, f64)> = leaf_targets
         .into_iter()
         .zip(weights)
@@ -107,6 +108,7 @@ fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
     };
     // The membership sets are concatenated, each terminated by a NaN.
     let mut sets = members.split(|member| member.is_nan());
+    // `ends` collects the leaves, which follow the nodes in the result.
     let mut branches = Vec::with_capacity(count);
     let mut ends = Vec::new();
     for (index, ((mode, &split), &feature)) in modes.into_iter().zip(&splits).zip(&features).enumerate() {
@@ -123,17 +125,20 @@ fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
         };
         let test = match comparison {
             Some(comparison) => Test::compare(comparison, split, missing),
+            // A model with fewer sets than tests gets empty ones, which no number is in.
             None => Test::member(sets.next().unwrap_or(&[]), missing),
         };
         let mut next = |(ids, are_leaves): &(Vec<usize>, Vec<usize>)| {
             let (id, is_leaf) =
                 (ids.get(index).copied(), are_leaves.get(index).is_some_and(|&leaf| leaf != 0));
+            // Ids count leaves or nodes, each from 0.
             let known = if is_leaf { leaves } else { count };
             let id = id.filter(|&id| id < known);
             let id = id.ok_or_else(|| error!(InvalidGraph, "node {index} leads to what is not there"))?;
             if is_leaf {
                 ends.push(Branch::leaf(id));
             }
+            // Leaves follow the `count` nodes, so this is the one that was just pushed.
             Ok::<_, ort_core::Error>(if is_leaf { count + ends.len() - 1 } else { id })
         };
         let next = Some((next(&yes)?, next(&no)?));

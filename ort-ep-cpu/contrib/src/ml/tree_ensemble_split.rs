@@ -41,6 +41,7 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     let trees = ints(attrs, "nodes_treeids", count)?;
     let ids = ints(attrs, "nodes_nodeids", count)?;
     let mut places: HashMap<(i64, i64), usize> = HashMap::default();
+    // Node ids are unique within a tree only, so the key is the pair.
     places.reserve(count);
     // The first node of each tree is its root.
     let mut roots: Vec<usize> = Vec::new();
@@ -65,6 +66,7 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     for (((&tree, &node), &target), &weight) in
         weight_trees.iter().zip(weight_nodes).zip(weight_targets).zip(&weights)
     {
+        // The run drops a weight without a place, so an unknown target is refused here.
         let known = usize::try_from(target).ok().filter(|&target| target < targets);
         let known = known.ok_or_else(|| {
             error!(InvalidGraph, "'{what}_ids' has {target}, expected 0 or more and less than {targets}")
@@ -97,6 +99,7 @@ fn read_nodes(
     for (index, (((mode, &tree), &split), &feature)) in
         modes.iter().zip(trees).zip(&splits).zip(features).enumerate()
     {
+        // A mode of `LEAF` has no comparison.
         let (Some(comparison), Some(&yes), Some(&no)) =
             (Comparison::named(mode)?, yes.get(index), no.get(index))
         else {
@@ -104,6 +107,7 @@ fn read_nodes(
             continue;
         };
         let column = usize::try_from(feature);
+        // Only branches use their feature, so a leaf's may be anything.
         branches.push(Branch {
             feature: column.map_err(|_| error!(InvalidGraph, "feature {feature} is negative"))?,
             test: Test::compare(comparison, split, missing.get(index).is_some_and(|&flag| flag != 0)),
@@ -164,6 +168,7 @@ impl Executable for Regressor {
         let request = request(cx, self.targets, self.aggregate)?;
         let scores = cx.output(0)?.as_mut_slice::<f32>()?;
         self.forest.run(request, scores, &|row, _| {
+            // Like ONNX Runtime, a list of another length is ignored.
             if self.base.len() == self.targets {
                 row.iter_mut().zip(&self.base).for_each(|(score, base)| *score += base);
             }
@@ -203,6 +208,7 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         count: labels.count(),
         transform: Transform::named(attrs)?,
         base: numbers(attrs, "base_values")?,
+        // Weights for a single class id: the score of one class decides between two.
         binary: labels.count() == 2 && ids.len() == 1,
         all_positive: numbers(attrs, "class_weights")?.iter().all(|&weight| weight >= 0.0),
         single: attrs.find_tensor("class_weights_as_tensor").is_none(),
@@ -219,6 +225,7 @@ impl Executable for Classifier {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let request = request(cx, self.classes.count, Aggregate::Sum)?;
         let scores = if cx.wants(1) { cx.output(1)?.as_mut_slice::<f32>()? } else { &mut [] };
+        // Sums are in `f64`. Weights of `f32` ask for sums of `f32`, which this rounds once.
         let decide: &Finish<'_> = &|row, seen| {
             if self.classes.single {
                 row.iter_mut().for_each(|score| *score = f64::from(*score as f32));
@@ -233,6 +240,7 @@ impl Executable for Classifier {
 impl Classes {
     /// Decides the class of a row, and turns its sums into the scores to write.
     fn decide(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
+        // Two classes have rules of their own; all other counts compare scores.
         let [first, second] = row else { return self.decide_many(row, seen) };
         if !self.binary {
             if let Some(base) = self.base.first() {
@@ -246,6 +254,7 @@ impl Classes {
         // A weight for the second class means that all weights are for it.
         let has_second = seen.get(1).is_some_and(|&seen| seen != 0);
         match *self.base {
+            // The only score is the second one, and the first mirrors it.
             [_, base] if has_second => {
                 self.add(second, base);
                 *first = -*second;
@@ -258,6 +267,7 @@ impl Classes {
             [base] => self.add(first, base),
             _ => {}
         }
+        // Weights that are never negative are taken as probabilities, with a threshold of one half.
         let decisive = if has_second { *second } else { *first };
         let positive = if self.all_positive { decisive > 0.5 } else { decisive > 0.0 };
         if has_second {
@@ -279,6 +289,7 @@ impl Classes {
 
     /// Adds a base value in the precision of the sums.
     fn add(&self, score: &mut f64, base: f64) {
+        // The sum was rounded before, so the addition rounds a second time.
         *score += base;
         if self.single {
             *score = f64::from(*score as f32);

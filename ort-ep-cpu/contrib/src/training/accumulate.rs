@@ -23,6 +23,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn run<T: Parameter>(cx: &mut RunCx<'_>) -> Result<()> {
     let (isa, threads) = (Isa::current(), cx.threads());
+    // Overwriting starts the sum over, whatever it held: a NaN times 0 would stay.
     let overwrites = cx.input(2)?.to_scalar::<bool>()?;
     let value = Floats::of(cx.input(1)?)?;
     let sum = if cx.in_place(0).is_some() { None } else { Some(cx.input(0)?.as_slice::<T>()?) };
@@ -39,6 +40,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>) -> Result<()> {
         if overwrites {
             return T::convert(isa, &value, range, part);
         }
+        // Without a sum here, the output is the sum's own memory.
         if let Some(sum) = sum {
             part.copy_from_slice(&sum[range.clone()]);
         }

@@ -79,6 +79,7 @@ impl FactoredLayout {
     /// means of the former; or second moments.
     fn lengths(self) -> [usize; 3] {
         match self.is_matrix {
+            // Rows and columns of one mean each: the sublinear memory of Shazeer and Stern (2018).
             true => [self.matrices * self.rows, self.matrices * self.columns, self.matrices],
             false => [self.columns, 0, 0],
         }
@@ -98,6 +99,7 @@ impl Executable for AdafactorKernel {
 
 impl AdafactorKernel {
     fn run_of<T: Parameter>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        // The gradient has the parameter's shape, which in-place calls do not pass as an input.
         let call = Call::of(cx)?;
         let layout = FactoredLayout::of(cx.input(1)?.shape());
         let parameter = Stream::<T>::of(cx, 0, 0)?;
@@ -107,6 +109,7 @@ impl AdafactorKernel {
         };
         let streams = states.into_iter().map(|(input, output)| Stream::<T>::of(cx, input, output));
         let states: Vec<Stream<'_, T>> = streams.collect::<Result<_>>()?;
+        // Without elements, the means below would divide by zero.
         if !call.updates || call.gradient.len() == 0 {
             call.check(std::slice::from_ref(&parameter))?;
             std::iter::once(parameter).chain(states).for_each(Stream::keep);
@@ -114,6 +117,7 @@ impl AdafactorKernel {
         }
         call.check(std::slice::from_ref(&parameter))?;
         let number = step_number(cx, STEP)?;
+        // The new squares have weight `t^beta2_decay`, the increasing decay parameter of the paper.
         let (least, weight) = (self.epsilon[0], T::of(number.powf(self.beta2_decay)));
         let moments = match cut(cx.workspace()?, layout.lengths())? {
             [second, ..] if !layout.is_matrix => second_moments(&call, weight, states, second)?,
@@ -132,7 +136,9 @@ impl AdafactorKernel {
     ) -> Result<()> {
         let (isa, changes) = (call.isa, parameter.is_wanted());
         let least = self.epsilon[0];
+        // Estimates are products of squares, so epsilon limits them squared, as in PyTorch.
         let step = Adafactor { scale: T::of(call.scale), least: T::of(least * least) };
+        // First pass: the norms of the parameter and of the unscaled update.
         let mut parts = call.parts([parameter]);
         call.for_each_block(&mut parts, |[x], gradient, start, sums| {
             let mut estimates = [T::zero(); BLOCK];
@@ -142,8 +148,11 @@ impl AdafactorKernel {
             *sums = [sums[0] + more[0], sums[1] + more[1]];
         });
         let root = (call.gradient.len() as f64).sqrt();
+        // Root mean squares: of the parameter, and of the update.
         let norms = total(&parts).map(|squares| squares.sqrt() / root);
+        // The relative step size of the paper; epsilon2 lets parameters that are zero move.
         let size = norms[0].max(self.epsilon[1]) * call.rate.min(1.0 / number.sqrt());
+        // Update clipping: an update whose root mean square is above the threshold shrinks to it.
         let size = size / (norms[1] / self.threshold).max(1.0);
         let factors = [T::of(1.0 - call.rate * self.decay), T::of(size)];
         if changes {
@@ -164,6 +173,7 @@ impl AdafactorKernel {
 fn cut<T: Parameter>(mut bytes: &mut [u8], lengths: [usize; 3]) -> Result<[&mut [T]; 3]> {
     let mut spaces = [const { None }; 3];
     for (space, len) in spaces.iter_mut().zip(lengths) {
+        // Each space is whole cache lines, as `workspace` counted them, so the next one is aligned.
         let piece = bytes.split_off_mut(..spare_bytes::<T>(len));
         *space = piece.and_then(|piece| piece.get_mut(..len * size_of::<T>())).map(bytemuck::cast_slice_mut);
     }
@@ -228,9 +238,11 @@ impl<'a, T: Parameter> Moments<'a, T> {
         };
         row.check_len(rows.len())?;
         column.check_len(columns.len())?;
+        // The squares are of the unscaled gradient, so the scale enters squared.
         let square = call.scale * call.scale;
         let mean = |squares: f64, count: usize| T::of(squares * square / count as f64);
         let old = row.elements();
+        // A task takes whole rows of about `PART` elements, so no row is summed by two threads.
         let chunk = (PART / layout.columns.max(1)).max(1);
         for_each_chunk_mut(call.threads, rows, chunk, |index, piece| {
             for (row, new) in (index * chunk..).zip(piece) {
@@ -240,6 +252,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
         });
         let old = column.elements();
         for_each_chunk_mut(call.threads, columns, STRIP, |index, piece| {
+            // A strip runs over all rows in order, so the sums do not depend on the threads.
             let (start, mut sums) = (index * STRIP, [0.0; STRIP]);
             column_squares::<T>(call, layout, start, &mut sums[..piece.len()]);
             for ((new, &old), &squares) in piece.iter_mut().zip(&old[start..]).zip(&sums) {
@@ -248,6 +261,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
         });
         row.write(rows);
         column.write(columns);
+        // `chunks` of zero rows would panic; `run_of` returned for a gradient without elements.
         for (new, rows) in means.iter_mut().zip(rows.chunks(layout.rows)) {
             let sum: f64 = rows.iter().map(|&x| x.into()).sum();
             let mean = T::of(sum / layout.rows as f64);
@@ -263,6 +277,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
             Moments::Full(values) => to.copy_from_slice(&values[start..start + to.len()]),
             Moments::Factored { layout, rows, columns, means } => {
                 let mut at = 0;
+                // `start..` may cross rows and matrices. Each turn covers the rest of one row.
                 while at < to.len() {
                     let (row, first) = ((start + at) / layout.columns, (start + at) % layout.columns);
                     let (matrix, count) = (row / layout.rows, (layout.columns - first).min(to.len() - at));
@@ -288,6 +303,7 @@ fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
 /// Sums the squares of the gradient over the rows. The columns are those of all matrices, one
 /// matrix after another, from `start` on.
 fn column_squares<T: Parameter>(call: &Call<'_>, layout: FactoredLayout, start: usize, sums: &mut [f64]) {
+    // `sums` is at most a strip long, so a row's part fits the buffer.
     let mut converted = [T::zero(); STRIP];
     let mut at = 0;
     while at < sums.len() {

@@ -49,6 +49,7 @@ impl AdamRule {
     /// Returns the factors of a step, computed in doubles like PyTorch.
     pub(super) fn step<T: Parameter>(&self, mode: AdamMode, (rate, scale): (f64, f64), step: f64) -> Adam<T> {
         let [bias1, bias2] = self.bias(step);
+        // Decoupled weight decay (Loshchilov and Hutter, 2019).
         let kept = 1.0 - rate * self.decay;
         // The modes differ in where the weight decay enters.
         let (before, after, added) = match mode {
@@ -91,6 +92,7 @@ fn run<T: Parameter>(
     first_row: Option<usize>,
 ) -> Result<()> {
     let call = Call::of_rows(cx, first_row)?;
+    // A call without an update may have step 0, which `step_number` refuses.
     let number = if call.updates { step_number(cx, STEP)? } else { 1.0 };
     let step: Adam<T> = rule.step(mode, (call.rate, call.scale), number);
     let streams = [Stream::of(cx, 0, 0)?, Stream::of(cx, FIRST, 1)?, Stream::of(cx, SECOND, 2)?];

@@ -54,6 +54,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: AdamRule) -> Result<()> {
     quantized.iter().try_for_each(|quantized: &Stream<'_, u8>| quantized.check_len(len))?;
     let blocks = len.div_ceil(ADAM_8BIT_BLOCK);
     scales.iter().try_for_each(|scales: &Stream<'_, f32>| scales.check_len(blocks))?;
+    // Lengths are checked before this return, so that a skipped update refuses the same tensors.
     if !call.updates {
         parameter.keep();
         quantized.into_iter().for_each(Stream::keep);
@@ -61,6 +62,7 @@ fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: AdamRule) -> Result<()> {
         return Ok(());
     }
     let step: Adam<T> = rule.step(AdamMode::Torch, (call.rate, call.scale), step_number(cx, STEP)?);
+    // A part is a multiple of a block, so no two tasks share a block or its scale.
     let part = |start: usize| {
         let len = PART.min(len - start);
         QuantizedPart {
@@ -84,6 +86,7 @@ fn stream<'a, T: ort_core::dtype::Element>(cx: &mut RunCx<'a>, input: usize) -> 
 
 impl<T: Parameter> QuantizedPart<'_, T> {
     fn update(&mut self, call: &Call<'_>, step: &Adam<T>) {
+        // The first moment has a sign; the second one is a mean of squares.
         let tables = [DynamicQuantization::signed(), DynamicQuantization::unsigned()];
         let (mut converted, mut spare) = ([T::zero(); ADAM_8BIT_BLOCK], [T::zero(); ADAM_8BIT_BLOCK]);
         let mut moments = [[T::zero(); ADAM_8BIT_BLOCK]; 2];
@@ -91,6 +94,8 @@ impl<T: Parameter> QuantizedPart<'_, T> {
             let range = at..(at + ADAM_8BIT_BLOCK).min(self.len);
             let place = self.start + range.start..self.start + range.end;
             let gradient = call.gradient.block(call.isa, place, &mut converted);
+            // Both moments are decoded first, because the new bytes may overwrite the old ones in
+            // place.
             let states = self.quantized.iter().zip(&self.scales).zip(&mut moments).zip(tables);
             for (((quantized, scales), moment), table) in states {
                 decode(table, &quantized.elements()[range.clone()], scales.elements()[block], moment);
@@ -118,12 +123,14 @@ fn quantize<T: Parameter>(
     (quantized, range): (&mut Stream<'_, u8>, std::ops::Range<usize>),
     (scales, block): (&mut Stream<'_, f32>, usize),
 ) {
+    // The table encodes `f32`; moments of doubles are rounded to it first.
     let mut singles = [0.0; ADAM_8BIT_BLOCK];
     let singles = &mut singles[..moment.len()];
     for (single, &x) in singles.iter_mut().zip(moment) {
         let wide: f64 = x.into();
         *single = wide as f32;
     }
+    // States that are not an output are encoded too, and dropped.
     let (mut spare, mut spare_scale) = ([0; ADAM_8BIT_BLOCK], [0.0]);
     let scale = table.encode(singles, quantized.target(range, &mut spare));
     scales.target(block..block + 1, &mut spare_scale).fill(scale);

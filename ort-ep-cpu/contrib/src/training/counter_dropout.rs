@@ -75,9 +75,11 @@ fn run<T: Dropped>(cx: &mut RunCx<'_>, stream: i64) -> Result<()> {
         help = "the ratio is the share that is dropped",
         "the ratio of CounterDropout is {ratio}, expected 0 or more and less than 1"
     );
+    // An element's random number follows from seed, stream, step and its index alone.
     let (seed, step) = (cx.input(2)?.to_scalar::<i64>()?, cx.input(3)?.to_scalar::<i64>()?);
     let (isa, threads) = (Isa::current(), cx.threads());
     let mut data = Stream::<T>::of(cx, 0, 0)?;
+    // A ratio of 0 would divide by 1, so a copy is all that is left to do.
     if ratio == 0.0 {
         data.keep();
         return Ok(());
@@ -90,6 +92,7 @@ fn run<T: Dropped>(cx: &mut RunCx<'_>, stream: i64) -> Result<()> {
         for (start, part) in parts {
             let len = PART.min(len - *start);
             for at in (0..len).step_by(BLOCK) {
+                // The operator's only output is wanted, so the block needs no scratch.
                 let block = part.block(at..(at + BLOCK).min(len), &mut []);
                 T::drop(isa, &rule, (*start + at) as u64, ratio, block);
             }

@@ -52,6 +52,7 @@ impl LambKernel {
             Stream::kept(cx, (FIRST, 1), &mut spare)?,
             Stream::kept(cx, (SECOND, 2), &mut spare)?,
         ];
+        // Before `step_number`, because a call without an update may have step 0.
         if !call.updates {
             return call.update(streams, |_: [&mut [T]; 3], _| {});
         }
@@ -71,6 +72,7 @@ impl LambKernel {
         let norms = total(&parts).map(f64::sqrt);
         // A norm of zero would make the ratio 0 or infinite.
         let ratio = if norms.contains(&0.0) { 1.0 } else { (norms[0] / norms[1]).min(self.most) };
+        // The trust ratio `|x| / |update|` of You et al. (2020), with an upper bound.
         let size = T::of(call.rate * ratio);
         if changes {
             // The first pass wrote the moments, and copied the parameter to its output.

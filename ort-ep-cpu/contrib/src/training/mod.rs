@@ -57,8 +57,10 @@ struct Adagrad {
 impl UpdateRule<1> for Adagrad {
     fn apply(&self, step: Step, x: f64, gradient: f64, [h]: [f64; 1]) -> (f64, [f64; 1]) {
         let rate = step.rate / (1.0 + step.count as f64 * self.decay);
+        // The L2 penalty `0.5 * norm * |x|^2` enters through its gradient, in all three rules.
         let gradient = self.norm * x + gradient;
         let h = h + gradient * gradient;
+        // The standard adds epsilon to the root, not to the radicand.
         (x - rate * gradient / (h.sqrt() + self.epsilon), [h])
     }
 }
@@ -84,6 +86,8 @@ impl UpdateRule<2> for Adam {
             step.rate
         };
         let x = x - rate * v / (h.sqrt() + self.epsilon);
+        // `norm_coefficient_post` shrinks the new tensor, which decouples the decay from the
+        // moments.
         ((1.0 - self.norm_post) * x, [v, h])
     }
 }
@@ -101,6 +105,7 @@ impl UpdateRule<1> for Momentum {
         // The first iteration takes the whole gradient.
         let beta = if step.count > 0 { self.beta } else { 1.0 };
         let v = self.alpha * v + beta * gradient;
+        // Nesterov's form looks one step ahead along the new momentum.
         let change = if self.nesterov { gradient + self.alpha * v } else { v };
         (x - step.rate * change, [v])
     }
@@ -146,6 +151,7 @@ fn scalar(view: TensorView<'_>) -> Result<f64> {
 
 fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn UpdateRule<N>) -> Result<()> {
     let step = Step { rate: scalar(cx.input(0)?)?, count: cx.input(1)?.to_scalar::<i64>()? };
+    // Behind rate and count come all tensors, then all gradients, then each state of all tensors.
     let given = cx.input_count().saturating_sub(2);
     ensure!(
         given.is_multiple_of(N + 2),
@@ -184,11 +190,13 @@ fn update<T: Element + Into<f64>, const N: usize>(
     let gradient = group(cx, 1)?;
     let states: Vec<Vec<f64>> = (0..N).map(|state| group(cx, 2 + state)).collect::<Result<_>>()?;
     let mut outputs: Vec<Option<&mut [T]>> = Vec::with_capacity(N + 1);
+    // Outputs have the same groups without the gradients: new tensors first, then each new state.
     for output in 0..N + 1 {
         let place = index + output * count;
         outputs.push(if cx.wants(place) { Some(cx.output(place)?.as_mut_slice()?) } else { None });
     }
     for (place, &x) in spending(8, x).enumerate() {
+        // `group` checked that the gradient and all states are as long as `x`.
         let given = std::array::from_fn(|state| states[state][place]);
         let (x, states) = rule.apply(step, x.into(), gradient[place], given);
         for (output, value) in outputs.iter_mut().zip(std::iter::once(x).chain(states)) {

@@ -24,6 +24,7 @@ struct Finite;
 
 impl Executable for Norm {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        // Squares are summed in doubles, where those of narrower types cannot overflow.
         let parts = over_parts(cx, 0.0, |isa, floats, range| match floats {
             Floats::F64(values) => sum_of_squares(isa, &values[range]),
             _ => {
@@ -32,6 +33,7 @@ impl Executable for Norm {
                 sum
             }
         })?;
+        // The order of the parts is fixed, so the bits do not depend on the threads.
         let norm = parts.into_iter().sum::<f64>().sqrt();
         cx.output(0)?.as_mut_slice::<f32>()?.fill(norm as f32);
         Ok(())
@@ -62,6 +64,7 @@ fn over_parts<R: Copy + Send>(
 ) -> Result<Vec<R>> {
     let gradients: Vec<Floats<'_>> =
         (0..cx.input_count()).map(|index| Floats::of(cx.input(index)?)).collect::<Result<_>>()?;
+    // A part never spans two gradients, because these may have different types.
     let parts = gradients.iter().flat_map(|floats| {
         let starts = (0..floats.len()).step_by(PART);
         starts.map(move |start| (floats, start..(start + PART).min(floats.len()), first))

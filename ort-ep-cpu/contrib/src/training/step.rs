@@ -117,6 +117,7 @@ impl<'a> Floats<'a> {
         if let Some(own) = T::own(self) {
             return &own[range];
         }
+        // Narrower types are widened exactly; only doubles for an `f32` parameter are rounded.
         let scratch = &mut scratch[..range.len()];
         T::convert(isa, self, range, scratch);
         scratch
@@ -133,6 +134,7 @@ pub(super) struct Stream<'a, T> {
 
 impl<'a, T: Element> Stream<'a, T> {
     pub(super) fn of(cx: &mut RunCx<'a>, input: usize, output: usize) -> Result<Stream<'a, T>> {
+        // In place, the input is not passed; the output's memory holds its elements.
         if cx.in_place(output) == Some(input) {
             return Ok(Stream { from: None, to: Some(cx.output(output)?.as_mut_slice()?) });
         }
@@ -157,6 +159,7 @@ impl<'a, T: Element> Stream<'a, T> {
 
     /// Returns the elements before anything is written.
     pub(super) fn elements(&self) -> &[T] {
+        // In place there is no `from`, and `to` still holds the old elements.
         self.from.or(self.to.as_deref()).unwrap_or(&[])
     }
 
@@ -210,6 +213,7 @@ impl<'a, T: Element> Stream<'a, T> {
     pub(super) fn block<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
         let from = self.from;
         let block = self.target(range.clone(), scratch);
+        // In place, the block already holds the elements.
         if let Some(from) = from {
             block.copy_from_slice(&from[range]);
         }
@@ -262,12 +266,14 @@ impl<'a> Call<'a> {
     /// Like [`Call::of`]. `first_row` is the first row that the gradient covers; none if it covers
     /// all.
     pub(super) fn of_rows(cx: &RunCx<'a>, first_row: Option<usize>) -> Result<Call<'a>> {
+        // Scale and update flag are optional: 1 and true without them.
         let scale = cx.find_input(3).map(|view| view.to_scalar::<f32>()).transpose()?.unwrap_or(1.0);
         let updates = cx.find_input(4).map(|view| view.to_scalar::<bool>()).transpose()?.unwrap_or(true);
         let gradient = cx.input(1)?;
         // In place, the parameter is not passed as an input, but the output has its shape.
         let parameter = cx.output_shape(0).or_else(|| cx.find_input(0).map(|view| view.shape()));
         let fits = |shape: &[usize]| match (first_row, shape, gradient.shape()) {
+            // `first + rows` may overflow in a hostile model.
             (Some(first), [all, rest @ ..], [rows, of_gradient @ ..]) => {
                 first.checked_add(*rows).is_some_and(|end| end <= *all) && rest == of_gradient
             }
@@ -339,6 +345,7 @@ impl<'a> Call<'a> {
         mut streams: [Stream<'a, T>; N],
     ) -> Vec<StepPart<'a, T, N>> {
         let len = self.gradient.len();
+        // Tasks get disjoint slices of each tensor, in the same ranges as the gradient.
         let part = |start: usize| {
             let len = PART.min(len - start);
             StepPart {
@@ -374,6 +381,7 @@ pub(super) struct StepPart<'a, T, const N: usize> {
 
 impl<T: Parameter, const N: usize> StepPart<'_, T, N> {
     fn for_each_block(&mut self, call: &Call<'_>, step: impl Fn([&mut [T]; N], &[T], usize, &mut [f64; 2])) {
+        // On the stack: at most three tensors and the gradient, 8 KiB each.
         let (mut spare, mut converted) = ([[T::zero(); BLOCK]; N], [T::zero(); BLOCK]);
         for at in (0..self.len).step_by(BLOCK) {
             let range = at..(at + BLOCK).min(self.len);

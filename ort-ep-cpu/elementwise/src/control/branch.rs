@@ -21,6 +21,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let condition = cx.input(0)?.bytes()?;
         let condition = condition.first().ok_or_else(|| error!(InvalidArgument, "the condition is empty"))?;
         let branch = if *condition != 0 { then } else { otherwise };
+        // Branches have no inputs; what they read of the graph around are captures.
         for (index, value) in cx.run_subgraph(branch, &[])?.into_iter().enumerate() {
             cx.set(index, value)?;
         }

@@ -36,6 +36,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (body, graph) = subgraph(cx, "body")?;
     let carried = cx.node.node.inputs.len().saturating_sub(2);
     let wanted = cx.node.node.outputs.len();
+    // The body's outputs: condition, carried values, scan outputs.
     let scans = graph.outputs.iter().take(wanted + 1).skip(carried + 1);
     let leading = (carried < wanted).then(|| cx.node.output_type(carried));
     let exact = leading
@@ -54,6 +55,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn counter_shape(graph: &Graph, input: Option<&ValueId>) -> Shape {
     let rank = input.and_then(|&input| graph.value(input).ty.shape().map(<[_]>::len));
+    // Bodies take the number and the condition as a scalar or as one element of rank 1.
     if rank == Some(1) { [1].as_slice().into() } else { Shape::new() }
 }
 
@@ -74,6 +76,7 @@ impl Executable for Loop {
         let mut holds = cx.find_input(1).map(|tensor| condition(&tensor)).transpose()?.unwrap_or(true);
         // Without a trip count, only the condition ends the loop.
         let trips = trips.unwrap_or(i64::MAX);
+        // A trip count that is not exact may be hostile, so nothing is allocated for it.
         let expected = if self.exact { usize::try_from(trips).ok() } else { None };
         let mut stacks: Vec<Stack> = self.scans.iter().map(|_| Stack::new(expected)).collect();
         // The loop-carried values of the last iteration. The first one reads the node's inputs in
@@ -93,6 +96,7 @@ impl Executable for Loop {
         }
         let last: Vec<Value> = match carried {
             Some(values) => values,
+            // No iteration: the initial values are the results.
             None => (0..self.carried).map(|index| cx.own_input(index + 2)).collect::<Result<_>>()?,
         };
         for (index, value) in last.into_iter().enumerate() {

@@ -30,6 +30,7 @@ struct Scan {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (body, graph) = subgraph(cx, "body")?;
     let scanned = usize::try_from(cx.attrs().int("num_scan_inputs")?).ok().filter(|&count| count > 0);
+    // Inputs are states first, then scanned inputs.
     let states = scanned.and_then(|count| cx.node.node.inputs.len().checked_sub(count));
     let states =
         states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not match the number of inputs"))?;
@@ -93,6 +94,7 @@ impl<'a> Scanned<'a> {
     }
 
     fn slice(&self, step: usize) -> Result<TensorView<'_>> {
+        // `run` calls this for steps below `length`.
         let place = if self.reversed { self.length - 1 - step } else { step };
         let whole = self.moved.as_ref().map_or(self.whole, Tensor::view);
         let count: usize = self.slice_shape.iter().product();
@@ -128,6 +130,7 @@ fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) ->
     let shape = tensor.shape();
     let mut order: Vec<usize> = (0..shape.len()).collect();
     let axis = order.remove(from);
+    // The other axes keep their order.
     order.insert(to, axis);
     let moved_shape: Shape = order.iter().map(|&axis| shape[axis]).collect();
     let mut strides = vec![1usize; shape.len()];
@@ -185,6 +188,7 @@ impl Executable for Scan {
         for (index, direction) in self.inputs.iter().enumerate() {
             scanned.push(Scanned::new(cx, cx.input(self.states + index)?, *direction)?);
         }
+        // At least one input is scanned, which `make` checked.
         let length = scanned.first().map_or(0, |first| first.length);
         ensure!(
             scanned.iter().all(|one| one.length == length),
@@ -229,6 +233,7 @@ impl Executable for Scan {
             let empty = || item_of_run(cx, self.body, &shapes, output, item);
             let joined = stack.finish(cx, empty)?;
             let axis = resolve(self.outputs[index].axis, joined.shape().len())?;
+            // The stack joins along a new first axis; the attribute may want another place for it.
             let joined = if axis == 0 { joined } else { move_axis(cx, &joined.view(), 0, axis)? };
             cx.set(self.states + index, joined)?;
         }

@@ -77,6 +77,7 @@ impl Stack {
     fn push_strings(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let strings = tensor.strings()?;
         let texts = spending(2, strings).fold(0, |sum: usize, text| sum.saturating_add(text.len() + 32));
+        // Twice the headers, because the vector may double when it grows.
         self.held.push(cx.reserve(texts.saturating_add((strings.len() + 1) * 2 * size_of::<String>()))?);
         if !matches!(self.items, Items::Strings(_)) {
             self.items = Items::Strings(Vec::new());
@@ -107,6 +108,7 @@ impl Stack {
     /// Makes room for one more tensor: for all at once if their number is known, else for twice as
     /// many.
     fn reserve(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
+        // Taken out, so that the old memory can be copied and freed.
         let (old, capacity) = match std::mem::replace(&mut self.items, Items::None) {
             Items::Numbers { memory, capacity } if self.count < capacity => {
                 self.items = Items::Numbers { memory, capacity };
@@ -120,6 +122,7 @@ impl Stack {
             None => (capacity * 2).max(4),
         };
         let shape = with_leading(capacity, tensor.shape());
+        // In the memory of the tensor, so that device values stay on their device.
         let mut memory = cx.allocate_in(tensor.memory(), tensor.dtype(), &shape)?;
         if let Some(old) = old {
             cx.write(&old.first(&with_leading(self.count, tensor.shape()))?, &mut memory, 0)?;

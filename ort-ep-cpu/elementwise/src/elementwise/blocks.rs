@@ -26,6 +26,7 @@ pub(super) fn zip<A: Copy, B: Copy, O>(
                 *out = function(a, b);
             }
         }
+        // A loop for each combination, so that each vectorizes without a test per element.
         (Block::Slice(a), Block::Scalar(b)) => {
             for (out, &a) in out.iter_mut().zip(a) {
                 *out = function(a, b);
@@ -151,6 +152,7 @@ pub(super) fn run_map<A: Pod + Sync, O: Pod + Send>(
     let out = output_elements::<O>(cx, 0)?;
     let chunk = chunk_len(threads, out.len());
     for_each_chunk_mut(threads, out, chunk, |index, piece| {
+        // Input and output have the same shape, so equal indices meet.
         let from = from.get(index * chunk..).unwrap_or(&[]);
         for (out, from) in pieces_mut(piece).zip(from.chunks(PIECE)) {
             out.iter_mut().zip(from).for_each(|(out, &x)| *out = function(x));

@@ -98,10 +98,12 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
     };
     let (source_bytes, target_bytes) = (size(from, chunk)?, size(to, chunk)?);
     let piece_bytes = (size(from, PIECE)?, size(to, PIECE)?);
+    // The parallel loop has no error path, so it keeps the first error.
     let failure = parking_lot::Mutex::new(None);
     for_each_chunk_mut(threads, target, target_bytes, |index, piece| {
         let start = (index * source_bytes).min(source.len());
         let part = &source[start..(start + source_bytes).min(source.len())];
+        // Packed bytes do not tell how many elements they hold.
         let mut left = chunk.min(count - (index * chunk).min(count));
         for (part, piece) in part.chunks(piece_bytes.0).zip(piece.chunks_mut(piece_bytes.1)) {
             let elements = left.min(PIECE);
@@ -125,6 +127,7 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
 
 /// Views a source and a destination as slices of their types; none if one is unaligned.
 fn slices<'a, S: Pod, D: Pod>(from: &'a [u8], to: &'a mut [u8]) -> Option<(&'a [S], &'a mut [D])> {
+    // Constants may be unaligned in the file; the general conversion then takes them.
     Some((bytemuck::try_cast_slice(from).ok()?, bytemuck::try_cast_slice_mut(to).ok()?))
 }
 

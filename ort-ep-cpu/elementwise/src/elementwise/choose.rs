@@ -85,6 +85,7 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
         let b = walk.block(2, &b_places, start, block.len(), third);
         select(condition, a, b, block);
     });
+    // The first strings are those of `a`.
     let text = |place: usize| a.get(place).or_else(|| b.get(place - a.len())).cloned().unwrap_or_default();
     let chosen = cx.strings(&shape, chosen.into_iter().map(text))?;
     cx.set(0, chosen)
@@ -116,6 +117,7 @@ fn clip<T: Element + Pod + PartialOrd>(cx: &mut RunCx<'_>) -> Result<()> {
     let (min, max) = (bound::<T>(cx, 1)?, bound::<T>(cx, 2)?);
     run_in_place::<T>(cx, |block| {
         if let Some(min) = min {
+            // Comparisons with NaN are false, so NaN stays.
             block.iter_mut().for_each(|x| *x = if *x < min { min } else { *x });
         }
         if let Some(max) = max {

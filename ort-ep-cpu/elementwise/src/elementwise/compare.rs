@@ -164,6 +164,7 @@ fn make_is_inf(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(DType::BF16) => Box::new(move |cx: &mut RunCx<'_>| run_map(cx, |x: bf16| wanted(x.into()))),
         Some(dtype) if TypeSet::FLOAT8.contains(dtype) => Box::new(move |cx: &mut RunCx<'_>| {
             run_map(cx, |code: u8| {
+                // The highest bit is the sign.
                 let sign = if code < 0x80 { positive } else { negative };
                 u8::from(sign && classify(dtype, code) == Class::Infinite)
             })

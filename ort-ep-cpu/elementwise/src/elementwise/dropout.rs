@@ -34,6 +34,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl Executable for Dropout {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        // The standard's defaults: inference mode, and a ratio of one half.
         let training = cx.find_input(2).map(|view| view.to_scalar::<bool>()).transpose()?.unwrap_or(false);
         let ratio = cx.find_input(1).map(|view| ratio(&view)).transpose()?.unwrap_or(0.5);
         let drops = training && ratio > 0.0;
@@ -53,6 +54,7 @@ impl Executable for Dropout {
         if drops {
             return drop_at_random(&mut self.generator.lock(), ratio, dtype, target, mask);
         }
+        // Nothing is dropped, so the mask is true everywhere.
         if let Some(mask) = mask {
             interrupt::fill(mask, 1);
         }
@@ -111,6 +113,7 @@ fn drop_at_random(
 
 /// Returns a number from 0 to below 1, from 27 and 26 bits of two draws.
 fn uniform(generator: &mut Mt) -> f64 {
+    // 53 bits: `(high * 2^26 + low) / 2^53`.
     let (high, low) = (generator.next_u32() >> 5, generator.next_u32() >> 6);
     (f64::from(high) * 67_108_864.0 + f64::from(low)) / 9_007_199_254_740_992.0
 }

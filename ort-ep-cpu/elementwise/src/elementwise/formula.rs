@@ -177,6 +177,7 @@ fn single_in_place<S: Storage>(
     block: &mut [S],
     scratch: &mut Scratch<S>,
 ) -> bool {
+    // `None` marks the input whose elements are in the output.
     let ([step], Some(shared)) = (program.steps.as_slice(), inputs.iter().position(Option::is_none)) else {
         return false;
     };
@@ -186,6 +187,7 @@ fn single_in_place<S: Storage>(
         (Function::Own(function), [x, ..]) if x == here => S::Lane::own_in_place(function, data),
         (Function::Unary(function), [x, ..]) if x == here => S::Lane::unary_in_place(function, data),
         (Function::Copy, [x, ..]) if x == here => {}
+        // Not both: a loop that reads the output twice would need a copy.
         (Function::Binary(function), [a, b, _]) if (a == here) != (b == here) => {
             let other = match if a == here { b } else { a } {
                 Source::Constant(value) => Block::Scalar(S::Lane::from_f64(value)),
@@ -353,6 +355,7 @@ fn rows_of<'b, S: Storage>(
     (start, len): (usize, usize),
 ) -> Option<Repeated<'b, S>> {
     let rows = walk.repeated(index, data, start, len).filter(|rows| rows.each >= SHORTEST_ROW)?;
+    // Rows are read beside data that has an element for each position.
     let whole = |source| match source {
         Source::Register(_) => true,
         Source::Input(other) => walk.is_dense(other),

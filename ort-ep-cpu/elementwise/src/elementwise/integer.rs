@@ -106,6 +106,7 @@ macro_rules! integers {
                 <$native>::wrapping_neg(self)
             }
             fn quotient(self, divisor: $native) -> $native {
+                // Wrapping, because the least value divided by -1 overflows and would panic.
                 if divisor == 0 { 0 } else { self.wrapping_div(divisor) }
             }
             fn remainder(self, divisor: $native) -> $native {
@@ -130,6 +131,7 @@ integers!(u8, i8, u16, i16, u32, i32, u64, i64);
 /// Returns the remainder with the sign of the divisor.
 fn floor_remainder<T: Integer>(a: T, b: T) -> T {
     let rest = a.remainder(b);
+    // Python's `%`: the remainder moves to the side of the divisor.
     let differ = (rest < T::zero()) != (b < T::zero());
     if rest != T::zero() && differ { rest.wrapping_add(&b) } else { rest }
 }
@@ -245,6 +247,7 @@ fn make_shrink(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn shrink<T: Integer>(x: T, lambda: f64, bias: f64) -> T {
     let value: f64 = x.as_();
     if value < -lambda {
+        // In doubles, rounded towards zero and clamped, because bias and bounds are floats.
         T::from_float(value + bias)
     } else if value > lambda {
         T::from_float(value - bias)

@@ -65,6 +65,7 @@ impl Lane for f32 {
     fn unary(function: UnaryFn, from: &[f32], to: &mut [f32]) {
         match vector_unary(function) {
             Ok(function) => unary(Isa::current(), function, from, to),
+            // Functions without a vector loop go element by element.
             Err(function) => to.iter_mut().zip(from).for_each(|(to, &x)| *to = function(x)),
         }
     }
@@ -77,6 +78,7 @@ impl Lane for f32 {
     }
 
     fn binary(function: BinaryFn, a: Block<'_, f32>, b: Block<'_, f32>, to: &mut [f32]) {
+        // Only a scalar exponent: a test for each element would cost more than it saves.
         if let (BinaryFn::Pow, Block::Scalar(exponent), Block::Slice(a)) = (function, b, a)
             && small_power(exponent, a, to)
         {
@@ -261,10 +263,12 @@ fn scalar_binary<T: Lane + num_traits::Float>(
         BinaryFn::Max => zip(a, b, to, |a, b| if a > b || a.is_nan() { a } else { b }),
         BinaryFn::Pow => zip(a, b, to, T::powf),
         BinaryFn::Mod => zip(a, b, to, floor_remainder),
+        // The sign of the dividend, as in C; Rust's `%` does the same.
         BinaryFn::Fmod => zip(a, b, to, |a, b| a % b),
         BinaryFn::Less => zip(a, b, to, |a, b| truth(a < b)),
         BinaryFn::LessOrEqual => zip(a, b, to, |a, b| truth(a <= b)),
         BinaryFn::Equal => zip(a, b, to, |a, b| truth(a == b)),
+        // Booleans are lanes of 0 and 1; any other number counts as true.
         BinaryFn::And => zip(a, b, to, |a, b| truth(a != zero && b != zero)),
         BinaryFn::Or => zip(a, b, to, |a, b| truth(a != zero || b != zero)),
         BinaryFn::Xor => zip(a, b, to, |a, b| truth((a != zero) != (b != zero))),

@@ -19,6 +19,7 @@ cpu_kernels![KernelDef {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let unknown = || error!(Fail, "Pow of unknown types");
     let (base, exponent) = (cx.node.dtype(0).ok_or_else(unknown)?, cx.node.dtype(1).ok_or_else(unknown)?);
+    // Doubles represent integers up to 2^53 only, so pairs of integers have their own path.
     if exponent.is_integer() && base.is_integer() {
         return for_each_type!(exponent in INTEGERS, E => for_each_type!(base in [I32, I64], T => {
             let function: ZipBlock<T, E, T> = |a, b, out| zip(a, b, out, integer_power::<T, E>);
@@ -53,6 +54,7 @@ fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
         };
     }
     let (mut square, mut power) = (base, T::one());
+    // Exponentiation by squaring: at most 63 rounds, whatever the exponent.
     while rest > 0 {
         if rest % 2 != 0 {
             power = power.wrapping_mul(&square);

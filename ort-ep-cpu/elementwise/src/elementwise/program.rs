@@ -161,6 +161,7 @@ fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
     let (mut free, mut count) = (Vec::new(), 0);
     let mut place = vec![0; steps.len()];
     let last = steps.len().saturating_sub(1);
+    // Linear scan: steps are in order, and each register dies at its last reader.
     for index in 0..steps.len() {
         // The last step writes the output, so it needs no register.
         if index < last {

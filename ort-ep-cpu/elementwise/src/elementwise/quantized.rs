@@ -94,6 +94,7 @@ fn run_binary<T: QuantizedByte>(cx: &mut RunCx<'_>, formula: Formula) -> Result<
             Scaled::Mul { zeros: [a.zero, b.zero], scale }
         }
     };
+    // Flat operands need no buffers, so their blocks may be of any length.
     let limit = if walk.is_flat() { usize::MAX } else { BLOCK };
     let isa = Isa::current();
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
@@ -184,6 +185,7 @@ impl<T: QuantizedByte> Zip<'_, T> {
             (&a, &b, self.formula)
             && [a_scale, b_scale, fixed].iter().all(|scale| scale.abs() < LARGE)
         {
+            // Four vectors of lanes make one vector of bytes.
             let whole = out.len() - out.len() % (4 * L::Base::LANES);
             let scales = [a_scale, b_scale, fixed];
             let zero = self.zero as i32;
@@ -214,6 +216,7 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
 ) {
     let (simd, width) = (lanes.base(), 4 * L::Base::LANES);
     let (a_scale, b_scale, fixed) = (simd.splat(a_scale), simd.splat(b_scale), simd.splat(fixed));
+    // Interleaving with zeros widens the bytes to 32 bits without sign.
     let none = simd.splat_i32(0);
     for at in (0..out.len()).step_by(width) {
         let a = lanes.interleave_bytes([lanes.load_bytes(a, at, width), none, none, none]);
@@ -278,6 +281,7 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
 fn table<T: QuantizedByte>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
     let (x, y) = ((scale(cx, 1)?, zero::<T>(cx, 2)?), (scale(cx, 3)?, zero::<T>(cx, 4)?));
     let mut numbers = numbers::<T>(x);
+    // 256 evaluations serve any number of elements.
     unary_in_place(Isa::current(), function, &mut numbers);
     Ok(numbers.map(|number| nearest(number, y)))
 }

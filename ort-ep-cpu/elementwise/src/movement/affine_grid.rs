@@ -27,6 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn coordinate(index: usize, size: usize, align_corners: bool) -> f64 {
     let (index, size) = (index as f64, size as f64);
     match align_corners {
+        // A single pixel has no distance to divide by.
         true if size < 2.0 => -1.0,
         true => 2.0 * index / (size - 1.0) - 1.0,
         false => (2.0 * index + 1.0) / size - 1.0,
@@ -40,6 +41,7 @@ fn affine_grid<T: Element + Number + Wide>(cx: &mut RunCx<'_>, align_corners: bo
     let (Some(&rank), Some(spatial)) = (shape.last(), shape.get(1..shape.len().saturating_sub(1))) else {
         return Err(error!(InvalidArgument, "a grid of shape {shape:?}"));
     };
+    // `theta` is [batch, rank, rank + 1]: a linear map and an offset for each image.
     let fits = theta.shape() == [shape[0], rank, rank + 1] && spatial.len() == rank;
     ensure!(fits, InvalidArgument, "maps of shape {:?} for a grid of shape {shape:?}", theta.shape());
     let theta = theta.as_slice::<T>()?;
@@ -49,6 +51,7 @@ fn affine_grid<T: Element + Number + Wide>(cx: &mut RunCx<'_>, align_corners: bo
         let map = &theta[place / pixels * rank * (rank + 1)..];
         for (row, value) in position.iter_mut().enumerate() {
             let row = &map[row * (rank + 1)..(row + 1) * (rank + 1)];
+            // The last column is the offset, which the homogeneous coordinate 1 multiplies.
             let (mut rest, mut sum) = (place % pixels, row[rank].wide());
             // A map lists coordinates from the innermost dimension on.
             for (weight, &size) in row.iter().zip(spatial.iter().rev()) {

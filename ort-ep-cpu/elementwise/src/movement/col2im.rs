@@ -55,6 +55,7 @@ impl Executable for Col2Im {
         with_numbers!(
             input,
             cx.output(0)?,
+            // Real and imaginary parts are summed apart, because the accumulators are real.
             |from, to, parts| (0..parts).try_for_each(|part| add_up(
                 &axes,
                 (from, to),
@@ -86,6 +87,7 @@ impl Col2Im {
                 InvalidGraph,
                 "strides and dilations are not positive"
             );
+            // The standard's count of block positions; it is negative if a block does not fit.
             let places =
                 (image[index] + begin + end - dilation * (block[index] - 1) - 1).div_euclid(stride) + 1;
             let whole =
@@ -108,6 +110,7 @@ fn add_up<T: Number>(
     let columns: usize = axes.iter().map(|axis| axis.count).product();
     let rows: usize = axes.iter().map(|axis| axis.block).product();
     let images = (to.len() / parts).checked_div(pixels).unwrap_or(0);
+    // The sizes are inputs, so products of them may overflow.
     let fits =
         images.checked_mul(rows).and_then(|rows| rows.checked_mul(columns)) == Some(from.len() / parts);
     ensure!(
@@ -121,10 +124,12 @@ fn add_up<T: Number>(
         for (index, image) in chunk.chunks_exact_mut(pixels * parts).enumerate() {
             interrupt::fill(&mut sums, T::Compute::zero());
             let source = &from[(first + index) * rows * columns * parts..][..rows * columns * parts];
+            // The input is [images, rows, columns]: elements of a block, then positions.
             for (row, cells) in source.chunks_exact((columns * parts).max(1)).enumerate() {
                 for (piece, cells) in cells.chunks(PIECE * parts).enumerate() {
                     spend(4 * cells.len());
                     for (column, cell) in cells.iter().skip(part).step_by(parts).enumerate() {
+                        // Overlapping blocks add up, in the order of the rows.
                         if let Some(pixel) = pixel(axes, row, piece * PIECE + column) {
                             sums[pixel] += cell.widen();
                         }

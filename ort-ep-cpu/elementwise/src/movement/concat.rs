@@ -46,6 +46,7 @@ impl Movement for Concat {
         }
         let runs: SmallVec<[(usize, &[T]); 8]> =
             from.iter().map(|&cells| (cells.len() / outer, cells)).collect();
+        // Equal totals are not enough: each input must divide into whole runs.
         let whole = runs.iter().all(|(run, cells)| run * outer == cells.len());
         ensure!(whole, InvalidArgument, "an input does not fit the output shape {shape:?}");
         let row = to.len() / outer;

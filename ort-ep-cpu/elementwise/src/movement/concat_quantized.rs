@@ -39,12 +39,14 @@ struct Part<'a, T> {
 fn run<T: QuantizedByte>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
     let result = (scale(cx, 0)?, zero::<T>(cx, 1)?);
     let mut parts = Vec::new();
+    // Each input has a tensor, a scale and a zero point.
     for first in (2..cx.input_count()).step_by(3) {
         let view = cx.input(first)?;
         let axis = normalize_axis(axis, view.rank())?;
         let own = (scale(cx, first + 1)?, zero::<T>(cx, first + 2)?);
         parts.push(Part {
             values: view.as_slice::<T>()?,
+            // From the axis on, an input is contiguous in each row of the output.
             row: view.shape()[axis..].iter().product(),
             table: (own != result).then(|| requantization(own, result)),
         });
@@ -55,6 +57,7 @@ fn run<T: QuantizedByte>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
     for_each_chunk_mut(threads, out, CHUNK, |chunk, mut rest| {
         let mut at = chunk * CHUNK;
         while !rest.is_empty() {
+            // A row of 0 values means no output, so the remainder has a divisor here.
             let Some((part, first)) = part_at(&parts, at % row) else { return };
             let (piece, others) = rest.split_at_mut(rest.len().min(part.row - first));
             let from = part.values.get(at / row * part.row + first..).unwrap_or(&[]);

@@ -67,6 +67,7 @@ impl<'a> Indices<'a> {
     #[inline]
     pub(super) fn at(&self, place: usize, size: usize) -> usize {
         let index = self.get(place);
+        // `check` bounded the index by the size, so neither the sum nor the cast overflows.
         (if index < 0 { index + size as i64 } else { index }) as usize
     }
 
@@ -97,6 +98,7 @@ impl Movement for Gather {
         let axis = normalize_axis(self.axis, shape.len())?;
         let from = operand(from, 0, shape)?;
         let indices = Indices::new(io.input(1)?)?;
+        // Before the parallel loop, which cannot return errors.
         indices.check(shape[axis])?;
         let (size, run) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
         let outer: usize = shape[..axis].iter().product();
@@ -176,6 +178,7 @@ impl ElementWalk {
         let axis = normalize_axis(axis, shape.len())?;
         // Along the axis, `Indices::check` bounds the indices.
         let inside = (0..shape.len()).all(|other| other == axis || picked[other] <= shape[other]);
+        // Without indices nothing is read, whatever the other sizes are.
         let empty = picked.contains(&0);
         ensure!(
             inside || empty,
@@ -249,6 +252,7 @@ impl<'a> Tuples<'a> {
         let invalid =
             || error!(InvalidArgument, "data of shape {shape:?} do not match indices of shape {picked:?}");
         let (&depth, outer) = picked.split_last().ok_or_else(invalid)?;
+        // `batch_dims` is hostile, so the sum is checked.
         let depth_fits = batch.checked_add(depth).is_some_and(|used| used <= shape.len());
         ensure!(
             depth_fits && batch <= outer.len(),
@@ -264,6 +268,7 @@ impl<'a> Tuples<'a> {
         let dims: SmallVec<[(usize, usize); 6]> =
             (batch..batch + depth).map(|axis| (shape[axis], strides[axis] as usize)).collect();
         let indices = indices.as_slice::<i64>()?;
+        // At least 1, because tuples of no index address the whole data and have no elements.
         for tuple in spending(2 * depth, indices.chunks_exact(depth.max(1))) {
             for (&index, &(size, _)) in tuple.iter().zip(&dims) {
                 normalize_axis(index, size).map_err(|_| outside_of(index, size as i64))?;
@@ -273,6 +278,7 @@ impl<'a> Tuples<'a> {
             indices,
             dims,
             count: outer.iter().product(),
+            // Only used if there are tuples, so no product that divides is 0.
             per_batch: outer[batch..].iter().product(),
             batch_step: shape[batch..].iter().product(),
             run: shape[batch + depth..].iter().product(),

@@ -186,6 +186,7 @@ impl GridSample {
         let one = C::one();
         let length = number::<C>(size as f64);
         let half = number::<C>(0.5);
+        // Denormalizes: -1 and 1 are the centers of the outermost pixels, or their outer edges.
         let mut x = if self.align_corners {
             (position + one) * half * (length - one)
         } else {
@@ -248,6 +249,7 @@ impl GridSample {
         for_each_row_chunk_mut(threads, to, points * parts, 1, |first, planes| {
             let mut combined = Vec::new();
             let mut plane = 0;
+            // `points` is not 0 here: without points there are no rows.
             let count = planes.len() / (points * parts);
             while plane < count {
                 // All channels of a batch read the same positions, so they share taps and weights.
@@ -288,6 +290,7 @@ impl GridSample {
             let batch = plane / sizes.channels;
             let positions = &positions[batch * sizes.points * rank..][..sizes.points * rank];
             self.combine(positions, sizes.image, &mut combined);
+            // Nearest mode has one tap per position, so a tap is an element.
             let text = |&(place, _): &(usize, f32)| texts.get(plane * pixels + place).cloned();
             let texts = combined.iter().map(|tap| if tap.0 == NONE { None } else { text(tap) });
             texts.map(Option::unwrap_or_default).collect::<Vec<String>>()

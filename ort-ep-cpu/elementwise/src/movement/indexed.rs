@@ -61,6 +61,7 @@ pub(super) fn copy_indexed<T: Cell>(
     threads: usize,
 ) -> Result<()> {
     let count: usize = maps.iter().map(|map| map.places.len()).product();
+    // Once for all rows, so that every place below is inside of the source.
     let inside = shape.len() == maps.len() && maps.iter().zip(shape).all(|(map, &size)| map.fits(size));
     let whole = from.len() == shape.iter().product::<usize>();
     ensure!(inside && whole && to.len() == count, Fail, "indices outside of shape {shape:?}");
@@ -75,6 +76,7 @@ pub(super) fn copy_indexed<T: Cell>(
         let mut before = None;
         for index in 0..rows.len() / row {
             let base = base_of(outer, &strides, first + index);
+            // Rows above are finished, so the row before can be read while this one is written.
             let (done, rest) = rows.split_at_mut(index * row);
             let target = &mut rest[..row];
             match base {

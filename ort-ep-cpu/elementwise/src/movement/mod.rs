@@ -118,6 +118,7 @@ struct MovingStrings<M> {
 }
 
 fn moving<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
+    // A movement that keeps the order can move the bytes of packed elements.
     let is_packed = cx.node.output_dtype(0).is_some_and(|dtype| dtype.is_packed());
     Ok(Box::new(Moving { movement, unpacks: is_packed && !M::KEEPS_ORDER }))
 }
@@ -200,6 +201,7 @@ impl<M: Movement> Executable for Moving<M> {
         let mut io = Io { inputs, outputs: SmallVec::new(), in_place, threads: cx.threads() };
         let mut dtype = None;
         let mut from: SmallVec<[&[u8]; 8]> = SmallVec::new();
+        // An operand that is in place is not passed; its elements are in the output.
         for index in self.movement.operands(cx.input_count()) {
             let view = io.find(index);
             dtype = dtype.or(view.map(|view| view.dtype()));
@@ -212,6 +214,7 @@ impl<M: Movement> Executable for Moving<M> {
             dtype = dtype.or(output.as_ref().map(|output| output.dtype()));
             to.push(output.map(|output| output.bytes_mut()).transpose()?);
         }
+        // Without operands and outputs there is nothing to move.
         let Some(dtype) = dtype else { return Ok(()) };
         let movement = &self.movement;
         // A movement sees elements only as bytes of a size, so types of equal size share code.
@@ -242,6 +245,7 @@ fn apply_unpacked(
         .into_iter()
         .map(|index| io.find(index).map_or(0, |view| view.element_count()));
     let from: Vec<&[[u8; 1]]> =
+        // Unpacking makes whole bytes of elements, so the padding is cut off here.
         unpacked.iter().zip(counts).map(|(cells, count)| &cells[..count.min(cells.len())]).collect();
     let mut outputs: Vec<Vec<[u8; 1]>> = io
         .outputs
@@ -263,6 +267,8 @@ impl<M: Movement> Executable for MovingStrings<M> {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let inputs: SmallVec<[Option<TensorView<'_>>; 8]> =
             (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
+        // Values of inputs decide some shapes, so inference gets the tensors and not only the
+        // types.
         let facts: Vec<_> = inputs.iter().map(|view| view.map(InputFacts::concrete)).collect();
         // The kernel makes string outputs itself, so it infers their shapes from the inputs.
         let mut shapes: SmallVec<[Option<Shape>; 4]> = SmallVec::new();
@@ -278,7 +284,9 @@ impl<M: Movement> Executable for MovingStrings<M> {
         }
         // A reference and an index for each input string, and an index for each output string.
         let bytes = moved.saturating_mul(2).saturating_add(made).saturating_mul(size_of::<usize>());
+        // The strings themselves are counted when `cx.strings` clones them.
         let _tables = cx.reserve(bytes)?;
+        // A place counts through the strings of all operands, in the order of the operands.
         let mut strings: Vec<&String> = Vec::with_capacity(moved);
         let mut places: Vec<Vec<Place>> = Vec::new();
         for index in self.movement.operands(cx.input_count()) {
@@ -297,6 +305,7 @@ impl<M: Movement> Executable for MovingStrings<M> {
         let mut to: Vec<Option<&mut [Place]>> = moved.iter_mut().map(|cells| Some(&mut cells[..])).collect();
         self.movement.apply(&io, &from, &mut to)?;
         for (index, (places, shape)) in moved.iter().zip(&io.outputs).enumerate() {
+            // `Place::ZERO` has no string, so padding becomes the empty string.
             let string = |place: &Place| strings.get(place.0).map(|text| (*text).clone()).unwrap_or_default();
             let shape = shape.as_deref().unwrap_or(&[]);
             let moved = cx.strings(shape, places.iter().map(string))?;

@@ -24,6 +24,7 @@ macro_rules! with_numbers {
             $work
         }, else => match dtype {
             DType::C64 => {
+                // A complex number is its real and its imaginary part, one after the other.
                 let $from: &[f32] = bytemuck::cast_slice(input.as_slice::<Complex<f32>>()?);
                 let $to: &mut [f32] = bytemuck::cast_slice_mut(output.as_mut_slice::<Complex<f32>>()?);
                 let $parts = 2usize;
@@ -71,6 +72,7 @@ macro_rules! integers {
 
             fn reduce(self, other: $integer, reduction: Reduction) -> $integer {
                 match reduction {
+                    // Sums and products of integers wrap, as in NumPy.
                     Reduction::Add => self.wrapping_add(other),
                     Reduction::Mul => self.wrapping_mul(other),
                     Reduction::Min => self.min(other),

@@ -36,6 +36,7 @@ impl Movement for OneHot {
     }
 
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        // The standard's order: the value of other places first.
         let &[off, on] = from[0] else {
             return Err(ort_core::error!(InvalidArgument, "OneHot needs two values, got {}", from[0].len()));
         };

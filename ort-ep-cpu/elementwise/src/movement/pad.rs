@@ -44,6 +44,8 @@ fn axis_map(axis: PaddedAxis, mode: PadMode) -> AxisMap {
             // A single element reflects to itself; the period below would be 0.
             PadMode::Reflect if last == 0 => 0,
             PadMode::Reflect => {
+                // Reflection without the borders: the period is twice the distance of first and
+                // last.
                 let place = place.rem_euclid(2 * last);
                 if place > last { 2 * last - place } else { place }
             }

@@ -32,6 +32,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             bf16::from_f32(start.to_f32() + index as f32 * delta.to_f32())
         }),
         DType::I16 => {
+            // The cast keeps the low bits of the index, which are all that a wrapping product
+            // needs.
             fill::<i16>(cx, |start, delta, index| start.wrapping_add(delta.wrapping_mul(index as i16)))
         }
         DType::I32 => {

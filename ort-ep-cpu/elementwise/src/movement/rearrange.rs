@@ -48,6 +48,7 @@ impl Movement for Reverse {
             index * run
         };
         for (sequence, &length) in lengths.iter().enumerate() {
+            // Lengths are an input, and no inference has seen them.
             let fits = usize::try_from(length).ok().filter(|&length| length <= time);
             let length = fits.ok_or_else(|| {
                 error!(InvalidArgument, "sequence {sequence} has length {length}, there are {time} steps")

@@ -79,6 +79,7 @@ fn scatter_elements<T: Copy>(
         indices.len()
     );
     indices.check(walk.size)?;
+    // An axis of size 0 in the indices has no updates; `chunks_exact` refuses a length of 0.
     let rows = updates.chunks_exact(walk.row.max(1));
     for (row, updates) in spending(walk.row, rows).enumerate() {
         let base = walk.base(row);
@@ -175,6 +176,7 @@ impl Movement for TensorScatter {
         );
         let prefixes: usize = cache[..axis].iter().product();
         for prefix in 0..prefixes {
+            // The batch is the outermost dimension, so consecutive prefixes share a write index.
             let write = writes[prefix / (prefixes / cache[0])];
             // A circular cache wraps around at its end.
             let write = if self.circular { write.rem_euclid(size.max(1) as i64) } else { write };
@@ -184,6 +186,7 @@ impl Movement for TensorScatter {
                 error!(InvalidArgument, "write index {write} is out of range for size {size}")
             })?;
             for step in spending(2 + run / 4, 0..length) {
+                // Only a circular cache wraps: a linear one was checked to hold all steps.
                 let place = (prefix * size + (first + step) % size) * run;
                 let source = (prefix * length + step) * run;
                 interrupt::copy(&from[1][source..source + run], &mut to[place..place + run]);

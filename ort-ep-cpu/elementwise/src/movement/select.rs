@@ -94,6 +94,7 @@ fn non_zero(cx: &mut RunCx<'_>) -> Result<()> {
     let mut step = flags.len();
     for (&size, row) in shape.iter().zip(to.chunks_exact_mut(count.max(1))) {
         // The coordinate advances every `step` elements.
+        // A size of 0 means no element, so no row has a place to write.
         step /= size.max(1);
         let set = spending(2, &flags).enumerate().filter(|(_, flag)| **flag);
         for (to, (place, _)) in row.iter_mut().zip(set) {

@@ -87,6 +87,7 @@ pub(super) fn copy_all<T: Cell>(from: &[T], to: &mut [T], threads: usize) -> Res
 /// Copies the elements of `from` that `order` addresses to `to`, in parallel.
 pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], threads: usize) -> Result<()> {
     ensure!(order.count() == to.len(), Fail, "{} elements moved to {}", order.count(), to.len());
+    // All indices below stay in the source; the cast of a place to `usize` relies on it.
     ensure!(order.fits(from.len()), Fail, "an index is out of range for {} elements", from.len());
     if to.is_empty() {
         return Ok(());
@@ -94,6 +95,7 @@ pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], t
     // Merging dimensions finds the longest rows.
     let order = order.simplify();
     let rank = order.sizes.len();
+    // A scalar has no dimensions but one element.
     let (Some(&row), Some(&step)) = (order.sizes.last(), order.strides.last()) else {
         to.copy_from_slice(&from[order.offset..order.offset + 1]);
         return Ok(());
@@ -140,6 +142,7 @@ fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
         _ => {
             let step = step.unsigned_abs();
             for (piece, row) in pieces_mut(row).enumerate() {
+                // Backwards from the start: the slice ends there, and `rev` begins with it.
                 let source = from[..=start - piece * PIECE * step].iter().rev().step_by(step);
                 row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
             }
@@ -183,6 +186,7 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
                 }
             }
         };
+        // The rows that SIMD left, then the columns that it left of the other rows.
         squares(done_rows..rows, first..first + width);
         squares(0..done_rows, first + done_columns..first + width);
     }

@@ -51,6 +51,7 @@ impl Key for f64 {
         if self.is_nan() {
             return u128::from(u64::MAX);
         }
+        // Adding 0 makes a negative zero positive (IEEE 754, round to nearest).
         let bits = (self + 0.0).to_bits();
         // Negative floats order in reverse by their bits, so all bits flip.
         u128::from(if bits >> 63 == 1 { !bits } else { bits | 1 << 63 })
@@ -103,6 +104,7 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
             a.cmp(b)
         };
         let mut sorted: Vec<&String> = spending(1, strings).collect();
+        // Ranks compare like the strings, and fit the same tables as numbers.
         sorted.sort_unstable_by(|a, b| compare(a, b));
         sorted.dedup_by(|a, b| compare(a, b).is_eq());
         let rank = |text: &String| sorted.partition_point(|other| compare(other, text).is_lt());
@@ -134,6 +136,7 @@ fn order_of(a: &[u128], b: &[u128], pace: &Pace) -> Ordering {
         return a.cmp(b);
     }
     let mut orders = pieces(a).zip(b.chunks(PIECE)).map(|(a, b)| a.cmp(b));
+    // The first piece that differs decides, as in a comparison of whole slices.
     orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
@@ -152,6 +155,7 @@ fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering)
         }
     }
     let pace = Pace::default();
+    // Unsorted output: groups in the order of their first occurrence.
     if !sorted {
         groups.sort_unstable_by_key(|&(start, _)| {
             pace.step(1);
@@ -189,6 +193,7 @@ fn pick(
     })?;
     let from = view.bytes()?;
     let mut result = cx.allocate(view.dtype(), shape)?;
+    // Slices without elements have no parts; `chunks_exact_mut` refuses a length of 0.
     if run > 0 {
         let parts = result.bytes_mut()?.chunks_exact_mut(run * width).zip(places);
         for (to, place) in spending(2 + run / 4, parts) {
@@ -247,6 +252,7 @@ impl Executable for Unique {
             let mut orders = (0..outer).map(|outer| order_of(part(a, outer), part(b, outer), &pace));
             orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
         });
+        // Freed before the outputs are allocated.
         drop(keys);
         let Groups { groups, inverse } = groups;
         let mut result = shape.to_vec();

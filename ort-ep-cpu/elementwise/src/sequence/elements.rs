@@ -18,6 +18,7 @@ cpu_kernels![
     KernelDef {
         op: "SequenceEmpty",
         make: |cx| {
+            // The standard's default is `float`, which has the code 1.
             let code = cx.attrs().find_int("dtype").unwrap_or(1);
             let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
             let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is not an element type"))?;
@@ -91,6 +92,7 @@ fn insert(cx: &mut RunCx<'_>) -> Result<()> {
 fn erase(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
     let count = from.elements.len();
+    // The standard: without a position, the last element is erased.
     let place = position(cx, 1, count)?.or(count.checked_sub(1));
     let place = place.ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?;
     let mut elements = Vec::with_capacity(count - 1);

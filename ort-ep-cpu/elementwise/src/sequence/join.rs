@@ -33,6 +33,7 @@ fn make_concat(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 fn resolve(axis: i64, rank: usize) -> Result<usize> {
+    // The axis comes from the model, and the rank of an element only from the run.
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
     found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
@@ -41,6 +42,7 @@ fn resolve(axis: i64, rank: usize) -> Result<usize> {
 /// Returns the number of parts of an axis of `size`, before `lengths` checks them.
 fn part_count(split: Option<TensorView<'_>>, size: usize) -> Result<usize> {
     let Some(split) = split else { return Ok(size) };
+    // The standard: a scalar is the length of each part, a list has the length of every part.
     if split.rank() > 0 {
         return Ok(split.element_count());
     }
@@ -55,6 +57,7 @@ fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
         spending(1, split.to_ints()?).map(|length| usize::try_from(length).ok()).collect();
     let given = given.ok_or_else(|| error!(InvalidArgument, "a part has a negative length"))?;
     if split.rank() > 0 {
+        // Hostile lengths may overflow when they are added.
         let total = given.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         ensure!(total == Some(size), InvalidArgument, "parts of lengths {given:?} do not make up {size}");
         return Ok(given);
@@ -62,6 +65,7 @@ fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
     let length = given.first().copied().filter(|&length| length > 0);
     let length = length.ok_or_else(|| error!(InvalidArgument, "parts must not be empty"))?;
     let mut parts = vec![length; size / length];
+    // The standard: the last part takes the remainder.
     if !size.is_multiple_of(length) {
         parts.push(size % length);
     }
@@ -74,6 +78,7 @@ fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     // `keepdims` applies only to the default split into single elements.
     let keep = keep || cx.has_input(1);
     let size = input.shape()[axis];
+    // Reserved before `lengths` allocates: a size next to a dimension of 0 may be huge.
     let _headers = reserve_headers(cx, part_count(cx.find_input(1), size)?)?;
     let parts = lengths(cx.find_input(1), size)?;
     let mut elements = Vec::with_capacity(parts.len());
@@ -112,6 +117,7 @@ fn cut(
     }
     let width = width(input.dtype())?;
     let mut output = cx.allocate(input.dtype(), shape)?;
+    // At least 1, because `chunks_exact` refuses a length of 0; such tensors have no bytes.
     let rows = input.bytes()?.chunks_exact((row * width).max(1));
     let parts = output.bytes_mut()?.chunks_exact_mut((part * width).max(1));
     for (row, to) in spending(4 + part * width / 16, rows.zip(parts)) {
@@ -135,6 +141,7 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
             first.dtype().name(),
             first.shape()
         );
+        // Stacking is concatenation of tensors with one more axis of size 1.
         if new_axis {
             shape.insert(axis, 1);
         }

@@ -11,6 +11,12 @@ use ort_cpu_vector::simd::steps::Singles;
 functions!(Avx2::new_unchecked(), target_feature(enable = "avx2,fma,f16c"));
 
 /// Transposes in squares of 8 by 8, with a scalar loop for the rest.
+///
+/// # Safety
+///
+/// The CPU has AVX2 and FMA. `from` is valid for reading `rows` rows of `columns` values that start
+/// `from_row` apart. `to` is valid for writing `columns` rows of `rows` values that start `to_row`
+/// apart. Both are aligned for `f32` (vectors need no more), and they do not overlap.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn transpose(call: &Transpose) {
     let (rows, columns) = (call.rows & !7, call.columns & !7);

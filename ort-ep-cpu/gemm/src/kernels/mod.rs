@@ -7,6 +7,11 @@
 /// `$simd` makes the proof that the CPU has it, `$features` compiles for it.
 macro_rules! functions {
     ($simd:expr $(, $features:meta)?) => {
+        /// Computes a register tile; see [`compute`].
+        ///
+        /// # Safety
+        ///
+        /// As [`compute`], and the CPU has the features that this function enables.
         $(#[$features])?
         unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
             // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features
@@ -14,6 +19,11 @@ macro_rules! functions {
             unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Singles($simd), call) }
         }
 
+        /// Adds weighted rows; see [`add_rows`].
+        ///
+        /// # Safety
+        ///
+        /// As [`add_rows`], and the CPU has the features that this function enables.
         $(#[$features])?
         pub(super) unsafe fn rows(call: &AddRows) {
             // SAFETY: `rows` has the contract of `add_rows`, and `Kernel::of` detected the features
@@ -21,6 +31,11 @@ macro_rules! functions {
             unsafe { add_rows($simd, call) }
         }
 
+        /// Returns a dot product; see [`dot`].
+        ///
+        /// # Safety
+        ///
+        /// As [`dot`], and the CPU has the features that this function enables.
         $(#[$features])?
         pub(super) unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
             // SAFETY: `inner` has the contract of `dot`, and `Kernel::of` detected the features
@@ -28,6 +43,11 @@ macro_rules! functions {
             unsafe { dot($simd, left, right, len) }
         }
 
+        /// Copies rows; see [`copy_rows`].
+        ///
+        /// # Safety
+        ///
+        /// As [`copy_rows`], and the CPU has the features that this function enables.
         $(#[$features])?
         pub(super) unsafe fn copies(call: &CopyRows) {
             // SAFETY: `copies` has the contract of `copy_rows`, and `Kernel::of` detected the

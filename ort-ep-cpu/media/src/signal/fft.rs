@@ -126,6 +126,7 @@ struct Twiddles {
 
 impl Twiddles {
     fn bits(length: usize) -> u32 {
+        // Half of the bits each, so that both tables are about the square root of the length.
         length.ilog2() / 2
     }
 
@@ -221,6 +222,7 @@ impl FourStep {
             let width = COLUMNS.min(self.columns - first);
             self.transform_columns(line, matrix, &mut block[..width * self.rows], first, scratch);
         }
+        // Rows in groups as well, so that the transpose writes whole cache lines.
         for (group, rows) in matrix.chunks_mut(COLUMNS * self.columns).enumerate() {
             for row in rows.chunks_exact_mut(self.columns) {
                 self.row.process(row, scratch);
@@ -250,6 +252,7 @@ impl FourStep {
         for (place, row) in matrix.chunks_exact_mut(self.columns).enumerate() {
             let columns = block.chunks_exact(self.rows).zip(&mut row[first..]);
             for (index, (column, value)) in columns.enumerate() {
+                // The product of both indices is below the length, so the tables have the root.
                 *value = column[place] * self.twiddles.at((first + index) * place);
             }
         }

@@ -126,6 +126,7 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
         Some(length) => usize::try_from(length).map_err(|_| {
             error!(InvalidArgument, "the length of the transform is {length}, expected 1 or more")
         })?,
+        // Without a length, the result of a one-sided spectrum has an even one.
         None if transform.inverse && transform.onesided => 2 * size.saturating_sub(1),
         None => size,
     };
@@ -141,6 +142,7 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
     }
     let direction = if transform.inverse { FftDirection::Inverse } else { FftDirection::Forward };
     let fft = FftPlan::plan(length, direction);
+    // Like NumPy's `fft` and `ifft`, which the standard's evaluator calls.
     let factor = if transform.inverse { 1.0 / length as f64 } else { 1.0 };
     let block = output_size * inner * output_parts;
     for_each_row_chunk_mut(cx.threads(), to, block, 1, |first, blocks| {
@@ -174,6 +176,7 @@ fn read_line<T: Real>(
     line: &mut [Complex64],
 ) {
     let length = line.len();
+    // More bins than half a spectrum are ignored.
     let given = if half { size.min(length / 2 + 1) } else { size.min(length) };
     fill(line, Complex64::ZERO);
     for (place, value) in spending(UNITS_OF_A_POINT, line.iter_mut().take(given).enumerate()) {
@@ -245,6 +248,7 @@ fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {
     let &[_, frames, bins, 2] = output.shape() else {
         return Err(error!(Fail, "the output has shape {:?}", output.shape()));
     };
+    // The last frame ends inside of the signal, so `signal.at` does too.
     let fits = bins <= length && frames.saturating_sub(1).saturating_mul(step) <= samples - length;
     ensure!(fits, Fail, "{frames} frames of {bins} bins in {samples} samples");
     let fft = FftPlan::plan(length, FftDirection::Forward);

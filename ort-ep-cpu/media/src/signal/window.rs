@@ -33,6 +33,8 @@ fn make_window(
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let output = cx.output(0)?;
         let dtype = output.dtype();
+        // The period in samples. A periodic window is a symmetric one, one sample longer, without
+        // its last sample.
         let steps = output.element_count() as f64 - if periodic { 0.0 } else { 1.0 };
         for_each_type!(dtype in NUMERIC, T => {
             for (place, to) in spending(8, output.as_mut_slice::<T>()?).enumerate() {
@@ -82,6 +84,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 /// Returns the bins where bands begin, peak and end, equidistant on the mel scale.
 fn band_points([low, high]: [f64; 2], bands: usize, length: f64, rate: f64) -> Vec<f64> {
+    // HTK's mel scale, as in the standard: `2595 * log10(1 + hertz / 700)`.
     let mel = |hertz: f64| 2595.0 * (hertz / 700.0).ln_1p() / LN_10;
     let step = (mel(high) - mel(low)) / (bands + 2) as f64;
     let hertz = |mel: f64| 700.0 * (mel / 2595.0 * LN_10).exp_m1();

@@ -33,6 +33,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// Computes MurmurHash3_x86_32 as Austin Appleby describes it.
 fn hash(bytes: &[u8], seed: u32) -> u32 {
     let mixed = |block: u32| block.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
+    // Little-endian, and zeros for the missing bytes of the tail.
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
     let blocks = bytes.chunks_exact(4);
     let rest = blocks.remainder();
@@ -44,6 +45,7 @@ fn hash(bytes: &[u8], seed: u32) -> u32 {
     if !rest.is_empty() {
         hash ^= mixed(word(rest));
     }
+    // The finalizer spreads every input bit over the whole hash.
     hash ^= bytes.len() as u32;
     hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);

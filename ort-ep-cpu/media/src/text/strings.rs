@@ -147,6 +147,7 @@ fn split<'t>(
     if !delimiter.is_empty() {
         return Box::new(text.splitn(most, delimiter));
     }
+    // Runs of white space at both ends make no empty parts.
     let (mut rest, mut cuts) = (text.trim(), 0);
     Box::new(std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -162,6 +163,7 @@ fn split<'t>(
 
 fn make_match(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let pattern = cx.attrs().find_string("pattern").unwrap_or("");
+    // The group keeps an alternation in the pattern between both anchors.
     let anchored = format!("^(?:{pattern})$");
     // Without the flag `m`, `$` matches only at the end of the text.
     let regex = Regex::new(&anchored)

@@ -121,6 +121,7 @@ fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
     let mut tree = vec![Branch::default()];
     let mut gram = 0;
     for (index, &start) in starts.iter().enumerate() {
+        // The n-grams of the last length reach to the end of the pool.
         let end = starts.get(index + 1).copied().unwrap_or(pool.len());
         let length = index + 1;
         let part = pool.get(start..end);
@@ -136,6 +137,7 @@ fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
                 }
             }
             ensure!(gram < grams, InvalidGraph, "there are more n-grams than ngram_indexes");
+            // Of equal n-grams the last one counts.
             tree[at].gram = Some(gram);
             gram += 1;
         }
@@ -156,6 +158,7 @@ impl TfIdf {
                 let mut place = start;
                 for length in 1..=longest {
                     let token = row.get(place).copied().flatten();
+                    // Unknown tokens are in no n-gram, so the walk ends at them.
                     let Some(&next) = token.and_then(|token| self.tree[at].next.get(&token)) else { break };
                     at = next;
                     // Single tokens have nothing to skip, so count them in one pass only.
@@ -193,6 +196,7 @@ impl Executable for TfIdf {
         let row = input.shape().last().copied().unwrap_or(1);
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         interrupt::fill(output, 0.0);
+        // `chunks` refuses a length of 0.
         if self.width == 0 || row == 0 {
             return Ok(());
         }
@@ -204,6 +208,7 @@ impl Executable for TfIdf {
             for (count, weight) in counts.iter_mut().zip(weights) {
                 *count = match self.mode {
                     Mode::Counts => *count,
+                    // ONNX calls this mode IDF: the weight alone, without the count.
                     Mode::Presence => {
                         if *count > 0.0 {
                             weight

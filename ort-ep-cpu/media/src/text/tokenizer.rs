@@ -57,6 +57,7 @@ impl Longest {
         };
         let leftmost = Regex::new(&ascii).map_err(|problem| invalid(&problem))?;
         let longest = DFA::builder()
+            // `All` makes the automaton go on behind a match, which finds the longest one.
             .configure(DFA::config().match_kind(MatchKind::All).skip_cache_capacity_check(true))
             .thompson(thompson::Config::new().nfa_size_limit(Some(EXPRESSION_BYTES)))
             .build(&ascii)
@@ -71,6 +72,7 @@ impl Longest {
         let longest = self.longest.try_search_fwd(cache, &from);
         let longest =
             longest.map_err(|problem| error!(Fail, "an expression cannot be matched: {problem}"))?;
+        // Never shorter than the leftmost match, whatever the automaton finds.
         let end = longest.map_or(found.end(), |longest| longest.offset().max(found.end()));
         Ok(Some((found.start(), end)))
     }

@@ -85,6 +85,7 @@ struct Layout {
 
 impl Layout {
     fn new([width, height]: [u32; 2], channels: usize, sample: usize) -> Result<Layout> {
+        // Two factors of 32 bits fit 64.
         let pixels = u64::from(width) * u64::from(height);
         ensure!(
             pixels <= MOST_PIXELS,
@@ -105,6 +106,7 @@ impl Layout {
         for (from, to) in spending(2, pixels.zip(output.chunks_exact_mut(format.channels()))) {
             let channel = |index: usize| self.byte(from, index);
             let colour =
+                // One or two channels are grey, without or with alpha.
                 if self.channels < 3 { [channel(0); 3] } else { [channel(0), channel(1), channel(2)] };
             format.write(colour, to);
         }
@@ -199,6 +201,7 @@ fn put_out(
     format: PixelFormat,
     decode: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<()> {
+    // Both before decoding, so that the budget refuses an image by its header.
     let mut output = cx.allocate(DType::U8, &[layout.height, layout.width, format.channels()])?;
     let mut decoded = cx.allocate(DType::U8, &[layout.bytes()])?;
     let decoded = decoded.as_mut_slice::<u8>()?;
@@ -215,6 +218,7 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
     reader.limits(limits);
     let decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
     let (width, height) = decoder.dimensions();
+    // The header decides the sizes; nothing is decoded yet.
     let color = decoder.color_type();
     let channels = usize::from(color.channel_count());
     let sample = usize::from(color.bytes_per_pixel()) / channels.max(1);
@@ -257,6 +261,7 @@ fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result
 fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
     let frame = Frame::of(encoded).map_err(|problem| damaged(&problem))?;
     let layout = Layout::new([frame.width as u32, frame.height as u32], 3, 1)?;
+    // One byte per sample, and two per coefficient of a progressive image.
     let needed = frame.sample_bytes() + 2 * frame.coefficients();
     ensure!(
         needed as u64 <= MOST_BYTES,

@@ -64,6 +64,7 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
     if limits.boxes > 0 && count > 0 {
         for (index, scores) in scores.chunks_exact(count).enumerate() {
             cx.check()?;
+            // Scores are [batch, classes, boxes].
             let (batch, class) = (index / classes, index % classes);
             if selected.len() + 3 * limits.boxes.min(count) > selected.capacity() {
                 let more = selected.capacity().max(3 * limits.boxes.min(count));
@@ -83,6 +84,7 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
 
 fn corners(values: &[f32], centred: bool) -> Corners {
     let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+    // [x, y, width, height]; otherwise [y1, x1, y2, x2], with the corners in any order.
     if centred {
         let side = |axis: usize| {
             let half = at(axis + 2) / 2.0;
@@ -127,11 +129,13 @@ fn area(corners: &Corners) -> f32 {
 fn overlaps(a: &Corners, b: &Corners, threshold: f32) -> bool {
     let side = |axis: usize| a[axis][1].min(b[axis][1]) - a[axis][0].max(b[axis][0]);
     let (height, width) = (side(0), side(1));
+    // Boxes that only touch do not overlap.
     if height <= 0.0 || width <= 0.0 {
         return false;
     }
     let shared = height * width;
     let (first, second) = (area(a), area(b));
     let all = first + second - shared;
+    // A box without area overlaps nothing, and the division below it has no zero divisor.
     first > 0.0 && second > 0.0 && all > 0.0 && shared / all > threshold
 }

@@ -57,6 +57,7 @@ impl<'a, T: Real> Maps<'a, T> {
 }
 
 fn image_index(index: f64, images: usize) -> Result<usize> {
+    // False for NaN too, so the cast below is in range.
     let valid = index >= 0.0 && index < images as f64;
     ensure!(
         valid,
@@ -78,6 +79,7 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let align = Align {
         half_pixel: attrs.string("coordinate_transformation_mode")? == "half_pixel",
         greatest: attrs.string("mode")? == "max",
+        // 0 or less means as many samples as the bin is wide.
         samples: usize::try_from(samples).unwrap_or(0),
         scale: f64::from(attrs.float("spatial_scale")?),
     };
@@ -118,6 +120,7 @@ fn run_align<T: Real>(cx: &mut RunCx<'_>, align: Align) -> Result<()> {
 impl Align {
     fn region<T: Real>(self, maps: Maps<'_, T>, region: &[f64], image: usize, to: &mut [T]) {
         let shift = if self.half_pixel { 0.5 } else { 0.0 };
+        // Regions are [x1, y1, x2, y2]; the arrays below are [y, x].
         let at = |index: usize| region[index] * self.scale - shift;
         let start = [at(1), at(0)];
         let mut extent = [at(3) - at(1), at(2) - at(0)];
@@ -125,6 +128,7 @@ impl Align {
         if !self.half_pixel {
             extent = extent.map(|extent| extent.max(1.0));
         }
+        // Without half-pixel coordinates no bin is empty; otherwise its samples may be none.
         let bin = [extent[0] / maps.pooled[0] as f64, extent[1] / maps.pooled[1] as f64];
         let samples = bin.map(|bin| match self.samples {
             0 => bin.ceil().clamp(0.0, MOST_SAMPLES) as usize,
@@ -188,6 +192,7 @@ fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
     let split = |axis: usize| {
         let at = place[axis].max(0.0);
         let low = (at as usize).min(size[axis] - 1);
+        // At the last element both neighbours are the same, so its weight is 1.
         let high = (low + 1).min(size[axis] - 1);
         let weight = if high == low { 0.0 } else { at - low as f64 };
         [(low, 1.0 - weight), (high, weight)]
@@ -215,6 +220,7 @@ fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
     let maps = Maps::<T>::new(cx.input(0)?, output.shape())?;
     let count = output.shape().first().copied().unwrap_or(0);
     ensure!(regions.len() == count * 5, InvalidArgument, "{} numbers for {count} regions", regions.len());
+    // Before the parallel loop, which cannot return errors.
     for region in regions.chunks_exact(5) {
         image_index(region[0], maps.images())?;
     }

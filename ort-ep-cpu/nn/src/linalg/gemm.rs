@@ -145,6 +145,7 @@ impl Single {
         result: &mut [f32],
         [rows, columns]: [usize; 2],
     ) -> Result<(SmallVec<[Step<'a>; 2]>, f32)> {
+        // A beta of 0 leaves the old result unread, so it may be uninitialized.
         let Some(c) = c else { return Ok((SmallVec::new(), 0.0)) };
         let values = c.as_slice::<f32>()?;
         // The epilogue adds values as they are, so it needs a beta of 1.
@@ -212,6 +213,7 @@ impl Executable for Single {
                 (Some(packed), _) => packed,
                 (None, Some(b)) => {
                     let strides = self.options.side(1, b.shape())?.1;
+                    // The rows of B that belong to this range of k.
                     let values = b.as_slice()?.get(part.start * strides[0]..).unwrap_or(&[]);
                     RhsOperand::Plain(Strided::new(values, [part.len(), columns], strides).map_err(refused)?)
                 }
@@ -259,6 +261,7 @@ where
     let rhs = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
     let (rows, columns) = (a_shape[0], b_shape[1]);
     let result = cx.output(0)?.as_mut_slice::<T>()?;
+    // Integers wrap; factors and addends follow in a second pass.
     generic::multiply(cpu, lhs, rhs, result).map_err(refused)?;
     let (alpha, beta) = (f64::from(options.alpha), f64::from(options.beta));
     if alpha != 1.0 {

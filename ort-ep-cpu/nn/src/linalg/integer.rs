@@ -51,6 +51,7 @@ pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
 /// Returns the zero points of the matrix at `index` of a side. All matrices share them, or each has
 /// its own.
 fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
+    // More zero points than one matrix takes: they are listed matrix by matrix.
     if zero.len() > per_matrix {
         zero.get(index * per_matrix..(index + 1) * per_matrix).unwrap_or(zero)
     } else {
@@ -91,6 +92,7 @@ impl QuantizedOperands {
     ) -> Result<QuantizedOperands> {
         let constant = cx.constant(places[1]);
         let layout = match constant.map(|view| view.shape()) {
+            // A vector on the right is a single column.
             Some(&[k]) => Some(([k, 1], [1, 1])),
             Some(&[columns, k]) if transposed => Some(([k, columns], [1, k])),
             Some(&[k, columns]) => Some(([k, columns], [columns, 1])),
@@ -184,6 +186,7 @@ pub(super) fn parts<'t, T>(
     values: &'t mut [T],
     matmuls: &MatmulBatch,
 ) -> impl FnMut() -> Result<&'t mut [T]> + use<'t, T> {
+    // At least 1, because `chunks_mut` refuses a length of 0; such results have no elements.
     let mut parts = values.chunks_mut((matmuls.shape[0] * matmuls.shape[1]).max(1));
     move || Ok(parts.next().unwrap_or_default())
 }
@@ -224,6 +227,7 @@ impl Granularity {
     fn at(&self, matrix: usize, along: usize) -> f32 {
         match self.values.len() {
             1 => self.values[0],
+            // All matrices share these; the general case would only add a division.
             len if len == self.count => self.values[along],
             len => self.values[(matrix * self.count + along) % len],
         }
@@ -253,8 +257,10 @@ impl MatmulScales {
         let ([_, columns, _], [lhs, rhs]) = (matmuls.shape, matmuls.matrices(index));
         for (at, value) in spending(8, accumulators).enumerate() {
             let (row, column) = (at / columns, at % columns);
+            // The real scale of a product is that of both sides; the result divides by its own.
             let scale = self.a.at(lhs, row) * self.b.at(rhs, column) / self.y.at(index, row);
             let scaled = *value * scale;
+            // Ties go to even before the zero point is added, because an odd one would turn them.
             *value = self.y_zero.at(index, row) + if is_float { scaled } else { scaled.round_ties_even() };
         }
     }
@@ -309,6 +315,7 @@ impl Executable for QLinear {
             });
         }
         let accumulators = &mut take(&mut workspace, count.next_multiple_of(16))?[..count];
+        // `i32` and `f32` have the same size, so the accumulators use the memory of the floats.
         let mut ints = parts(bytemuck::cast_slice_mut(accumulators), &matmuls);
         self.0.run(cx, &inputs, workspace, |_| Ok(Target::Accumulators(ints()?)))?;
         // The iterator borrows the accumulators.

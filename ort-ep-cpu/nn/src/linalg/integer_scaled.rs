@@ -64,6 +64,7 @@ fn is_list(node: &NodeView<'_>, index: usize) -> bool {
 fn has_column_bias(node: &NodeView<'_>) -> bool {
     let rhs = node.constant(3).map(|rhs| rhs.shape());
     let transposed = node.attrs().flag("transB").unwrap_or(false);
+    // `transB` makes the first dimension the columns.
     let columns = rhs.and_then(|shape| if transposed { shape.first() } else { shape.last() }).copied();
     match node.fixed_shape(6).as_deref() {
         None => node.input(6).is_none(),
@@ -203,6 +204,7 @@ impl Executable for QGemm {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut workspace = scratch::<f32>(cx.workspace()?)?;
         let a = cx.input(0)?;
+        // The right side is constant and packed, so its shape comes from there.
         let matmuls = self.sides.matmuls(a.shape(), &[])?;
         let columns = matmuls.shape[1];
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;

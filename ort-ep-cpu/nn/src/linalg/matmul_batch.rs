@@ -46,6 +46,7 @@ impl MatmulBatch {
         let strides = [(lhs.0, rows * k), (rhs.0, k * columns)].map(|(sizes, matrix)| {
             // A stride of 0 repeats a matrix along a broadcast dimension, so nothing is copied.
             let mut strides: Shape = std::iter::repeat_n(0, batch.len()).collect();
+            // Row-major over the batch dimensions; a matrix is the unit.
             let mut step = matrix;
             for (size, stride) in sizes.iter().rev().zip(strides.iter_mut().rev()) {
                 if *size != 1 {
@@ -68,6 +69,7 @@ impl MatmulBatch {
     /// Returns the offsets of both sides of the matmul at `index`.
     pub(crate) fn offsets(&self, index: usize) -> [usize; 2] {
         let (mut rest, mut offsets) = (index, [0, 0]);
+        // Innermost first. No size is 0 here, because `index` is below their product.
         for (axis, size) in self.batch.iter().enumerate().rev() {
             let at = rest % size;
             rest /= size;

@@ -44,6 +44,7 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
     let (bias, past) = (floats(2, channels)?, floats(3, batch * channels * carried)?);
     let (input, weight) = (input.as_slice::<f32>()?, weight.as_slice::<f32>()?);
     // The value at a time of a row. Times before the input come from the state.
+    // Rows are [batch, channels]; the state is [batch, channels, carried].
     let at = |row: usize, time: usize| match time.checked_sub(carried) {
         Some(time) => input[row * length + time],
         None => past.map_or(0.0, |past| past[row * carried + time]),
@@ -63,6 +64,7 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
             }
         });
     }
+    // `chunks_mut` refuses a length of 0, and a kernel of 1 carries nothing.
     if cx.wants(1) && carried > 0 {
         let state = cx.output(1)?.as_mut_slice::<f32>()?;
         for (row, state) in spending(2 * carried, state.chunks_mut(carried)).enumerate() {

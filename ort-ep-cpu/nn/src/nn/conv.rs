@@ -134,6 +134,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let cpu = cpu_of(cx.threads, cx.precision, &shape, groups);
     // Packing depends on the image's size only through the choice of side. For what is not known of
     // it we assume one image of medium size, if these weights fit one.
+    // At least as large as the kernel, so that the windows fit.
     let mut image = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
     image[0] = 1;
     image[1] = shape[1].saturating_mul(groups);
@@ -191,6 +192,7 @@ impl Executable for Packed {
             (false, _) => Addend::of_input(cx)?,
             (true, WeightSide::Lhs) => Addend::Held,
             (true, _) => {
+                // The first values of the workspace, as `workspace` counted them.
                 let copy = take(&mut workspace, addend_len(&geometry))?;
                 copy.get_mut(..output.len())
                     .ok_or_else(|| error!(Fail, "the addend is larger than the result"))?
@@ -239,6 +241,7 @@ fn epilogue<'a, 'cx: 'a>(
 ) -> Result<SmallVec<[Step<'a>; 3]>> {
     let mut epilogue: SmallVec<[Step<'a>; 3]> = SmallVec::new();
     if let Some(bias) = cx.find_input(2) {
+        // The rows of the result are filters.
         epilogue.push(Step::RowBias(bias.as_slice()?));
     }
     match addend {
@@ -300,6 +303,7 @@ impl Executable for UnpackedConv {
             return forward_batched(cpu, &geometry, given, &epilogue, output, rest).map_err(refused);
         }
         let side = WeightSide::Lhs;
+        // Whole cache lines, so that the rest of the workspace stays aligned.
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;

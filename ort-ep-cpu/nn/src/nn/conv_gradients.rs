@@ -90,6 +90,7 @@ impl Convolution {
             })
             .collect();
         geometry.window = window_of(&axes)?;
+        // The GEMM of such a group would have a single row.
         let is_depthwise = geometry.group_channels() == 1 && geometry.group_filters() == 1;
         let plane = (is_depthwise && axes.len() <= 2).then(|| plane_window(&axes)).transpose()?;
         let cpu = cpu_of(threads, self.precision, weight, self.groups);
@@ -123,12 +124,14 @@ impl Executable for ByInput {
         };
         let [plane, results, taps] =
             [window.input, window.output, window.kernel].map(|[height, width]| height * width);
+        // `plane` is 0 for an empty image; then there are no rows to visit.
         let least = WORTH_A_THREAD.div_ceil(plane.max(1));
         let channels = sizes.geometry.channels;
         let gradient = cx.output(0)?.as_mut_slice::<f32>()?;
         for_each_row_chunk_mut(sizes.cpu.threads, gradient, plane, least, |first, planes| {
             for (index, to) in planes.chunks_exact_mut(plane).enumerate() {
                 let (unit, isa) = (first + index, Isa::current());
+                // One filter per channel, so the channel of the plane selects it.
                 let weights = &weights[unit % channels * taps..][..taps];
                 plane_gradient(isa, &window, weights, &upstream[unit * results..][..results], to);
             }
@@ -146,6 +149,7 @@ impl Executable for ByWeights {
         let sizes = self.0.sizes(shapes.threads, given)?;
         bytes_of::<f32>(match sizes.plane {
             Some(window) => {
+                // Each tap has a vector of accumulators.
                 let sums = window.kernel[0] * window.kernel[1] * LANES;
                 sums * part_count(shapes.threads, sizes.geometry.channels)
             }
@@ -167,6 +171,8 @@ impl Executable for ByWeights {
         let [plane, results, taps] =
             [window.input, window.output, window.kernel].map(|[height, width]| height * width);
         let ConvGeometry { batch, channels, .. } = sizes.geometry;
+        // A task owns a filter and runs over the batch in order, so the bits do not depend on
+        // threads.
         for_each_unit(sizes.cpu.threads, (gradient, taps), (workspace, taps * LANES), |channel, to, sums| {
             sums.fill(0.0);
             for unit in (0..batch).map(|index| index * channels + channel) {

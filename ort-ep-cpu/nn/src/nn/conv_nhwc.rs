@@ -82,6 +82,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let read = [X_SCALE, X_ZERO, W_SCALE, Y_SCALE].into_iter().chain(has_bias.then_some(BIAS));
     let is_requantized = read.clone().all(|input| node.constant(input).is_some());
     let signed = node.dtype(0) == Some(DType::I8);
+    // One allocation holds both, because the terms are made from the packed filters.
     let filters_len = shape.packed_len(cpu);
     let terms_len = if is_requantized { shape.requantization_len(cpu) } else { 0 };
     let packed = Packed::new(cx, filters_len.saturating_add(terms_len), |packed| {
@@ -139,6 +140,7 @@ impl NhwcKernel {
             InvalidArgument,
             "{channels} channels do not match {groups} groups of {of_filter}"
         );
+        // The first axis is the depth, which is 1 in `filter_shape`.
         let kernel = [kernel[1], kernel[2]].map(|size| Dim::constant(size as i64));
         Ok((batch, window_of(&Windows::new(&self.attrs, &kernel)?.on(&[height, width])?)?))
     }
@@ -157,6 +159,7 @@ impl Executable for NhwcKernel {
         let (mut workspace, output, image) = (cx.workspace()?, cx.output(0)?, cx.input(0)?);
         let (batch, window) = self.windows(image.shape())?;
         let cpu = Cpu::with_threads(cx.threads());
+        // Without constant terms, `terms` is empty.
         let (filters, terms) = self.packed.values().split_at(self.shape.packed_len(cpu));
         let requantization = match self.is_requantized {
             true => terms,

@@ -68,6 +68,7 @@ pub(super) fn advance(position: &mut [usize], sizes: impl DoubleEndedIterator<It
 pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Option<usize> {
     let mut place = 0;
     for ((axis, output), tap) in axes.iter().zip(output).zip(tap) {
+        // Negative places are padding before the image.
         let at = (output * axis.stride + tap * axis.dilation).checked_sub(axis.pads[0])?;
         if at >= axis.input {
             return None;
@@ -135,6 +136,7 @@ fn conv<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize)
     let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<T>()?);
     for_each_chunk_mut(threads, result, output, |unit, plane| {
         let (batch, filter) = (unit / filters, unit % filters);
+        // The filters of a group are adjacent, as the standard orders them.
         let group = batch * groups + filter / (filters / groups);
         let sides = (&image[group * image_len..][..image_len], &weight[filter * weight_len..][..weight_len]);
         interrupt::fill(plane, bias.map_or(T::ZERO, |bias| bias[filter]));
@@ -155,6 +157,7 @@ fn transposed<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: 
         return Err(error!(InvalidArgument, "an image of shape {:?}", image.shape()));
     };
     let axes = Windows::new(attrs, &kernel)?.transposed_on(attrs, spatial)?;
+    // The weight is [channels, filters / groups, ...], unlike that of `Conv`.
     let group_filters = weight.shape()[1];
     ensure!(
         weight.shape()[0] == *channels && channels.is_multiple_of(groups),

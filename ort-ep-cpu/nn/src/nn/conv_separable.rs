@@ -56,6 +56,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let windows = windows_of(cx, &depthwise)?;
     let [filters, channels] = [weight.shape()[0], weight.shape()[1]];
     let inner = Named::inner_of_attributes(cx.attrs())?.as_ref().map(unary_of).transpose()?;
+    // Inference checked that the kernel has size 1 along each axis: [filters, channels, 1, ...].
     let cpu = cpu_of(cx.threads, cx.precision, weight.shape(), 1);
     let (shape, strides) = ([filters, channels], [channels, 1]);
     let packed = PackedFloats::new(
@@ -104,6 +105,7 @@ impl Executable for Separable {
         let [inner, outer] = self.activations;
         let mut epilogue: SmallVec<[Step<'_>; 2]> = SmallVec::new();
         if let Some(bias) = cx.find_input(3) {
+            // Filters are the rows of the GEMM, so the bias is by rows.
             epilogue.push(Step::RowBias(bias.as_slice()?));
         }
         epilogue.extend(inner.map(Step::Activate));
@@ -114,6 +116,7 @@ impl Executable for Separable {
             epilogue: &epilogue,
             depthwise: cx.input(2)?.as_slice()?,
             bias: cx.find_input(4).map(|bias| bias.as_slice()).transpose()?,
+            // The inner activation is in the epilogue; this one follows the depthwise convolution.
             activation: outer.map_or(Activation::None, Activation::Unary),
         };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;

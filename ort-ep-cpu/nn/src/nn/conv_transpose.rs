@@ -63,6 +63,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let cpu = Cpu::with_threads(cx.threads);
     // Packing does not depend on the image's size, so any size will do.
     let mut image = shape.clone();
+    // The weight is [channels, filters / groups, ...].
     (image[0], image[1]) = (1, shape[0]);
     let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
     let geometry = ConvGeometry::transposed(&image, &shape, &attributes).map_err(refused)?;
@@ -85,6 +86,7 @@ impl Transposed {
         );
         let kernel: Vec<Dim> = weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect();
         let windows = Windows::new(&self.attrs, &kernel)?;
+        // The axes of the forward convolution, whose input is this result.
         let axes = windows.transposed_on(&self.attrs, &image[2..])?;
         // The library checks channels and groups. We computed the windows from the node's
         // attributes.

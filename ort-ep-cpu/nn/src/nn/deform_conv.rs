@@ -43,6 +43,7 @@ fn sample<T: Real>(plane: &[T], sizes: &[usize], position: &[f64]) -> f64 {
     let ([size, sizes @ ..], [at, position @ ..]) = (sizes, position) else {
         return plane.first().map_or(0.0, |pixel| pixel.to_f64());
     };
+    // Offsets are unbounded, so positions stay floats until they are known to be inside.
     let below = at.floor();
     let part = |index: f64, share: f64| {
         // A neighbor of weight 0 does not count, even if it is NaN.
@@ -63,6 +64,7 @@ fn shifts(axes: &[WindowAxis]) -> Vec<f64> {
     for (tap, shifts) in shifts.chunks_exact_mut(axes.len().max(1)).enumerate() {
         let mut rest = tap;
         for (axis, shift) in axes.iter().zip(shifts).rev() {
+            // Taps are row-major over the kernel, last axis fastest.
             *shift = (rest % axis.kernel * axis.dilation) as f64 - axis.pads[0] as f64;
             rest /= axis.kernel;
         }
@@ -99,6 +101,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
     let pixels: usize = axes.iter().map(|axis| axis.output).product();
     let mask = cx.find_input(4).map(|mask| mask.as_slice::<T>()).transpose()?;
     let bias = cx.find_input(3).map(|bias| bias.as_slice::<T>()).transpose()?;
+    // Image [batch, channels, ...]; offset [batch, offset_groups, taps, rank, pixels].
     let fits = group_channels * groups == channels
         && filters.is_multiple_of(groups)
         && channels.is_multiple_of(offset_groups)
@@ -120,6 +123,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
             let mut sum = bias.map_or(0.0, |bias| bias[filter].to_f64());
             for step in 0..group_channels {
                 let channel = first + step;
+                // Offset groups split the channels on their own, independently of `group`.
                 let group = batch * offset_groups + channel / (channels / offset_groups);
                 let from = &image[(batch * channels + channel) * plane_len..][..plane_len];
                 spend(16 * taps);
@@ -128,6 +132,8 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
                         let moved = offset[((group * taps + tap) * rank + axis) * pixels + pixel].to_f64();
                         *at = origin[axis] + shifts[axis] + moved;
                     }
+                    // The mask scales the sample, as in modulated deformable convolution (Zhu et
+                    // al., 2019).
                     let factor =
                         mask.map_or(1.0, |mask| mask[(group * taps + tap) * pixels + pixel].to_f64());
                     let weight = weight[(filter * group_channels + step) * taps + tap].to_f64();

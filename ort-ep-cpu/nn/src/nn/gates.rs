@@ -50,6 +50,7 @@ fn steps_of(activation: &CellActivation) -> SmallVec<[Unary; 3]> {
         CellFunction::ThresholdedRelu => smallvec![Unary::ThresholdedRelu { alpha }],
         CellFunction::ScaledTanh => {
             let scale = |scale| Unary::Affine { scale, shift: 0.0 };
+            // The standard: `alpha * tanh(beta * x)`.
             smallvec![scale(beta), Unary::Tanh, scale(alpha)]
         }
         CellFunction::HardSigmoid => smallvec![Unary::HardSigmoid { alpha, beta }],

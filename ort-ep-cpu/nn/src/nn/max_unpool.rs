@@ -27,6 +27,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let shape = x.shape();
     let windows = Windows::of_pool(attrs, shape.len())?;
     let sizes: Vec<usize> =
+        // A pool's input is what a transposed window with the same attributes covers.
         windows.transposed_on(attrs, &shape[2..])?.iter().map(|axis| axis.input).collect();
     let (values, indices) = (x.as_slice::<T>()?, cx.input(1)?.as_slice::<i64>()?);
     ensure!(
@@ -42,6 +43,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     ensure!(to_shape.len() == shape.len(), InvalidArgument, "output_shape {to_shape:?} has another rank");
     let to = output.as_mut_slice::<T>()?;
     interrupt::fill(to, T::default());
+    // The shape that the indices count through.
     let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
     let count = element_count(&full)?;
     for (value, index) in spending(4, values.iter().zip(indices)) {

@@ -57,6 +57,7 @@ struct Pooling {
 /// Returns the number of taps of a window.
 fn taps(node: &NodeView<'_>) -> Result<i64> {
     let sizes = node.attrs().ints("kernel_shape")?.iter();
+    // A hostile kernel saturates and goes to the reference loops.
     Ok(sizes.fold(1, |taps: i64, &size| taps.saturating_mul(size)))
 }
 
@@ -126,6 +127,7 @@ impl Pooling {
                 ensure!(indices.len() == result.len(), Fail, "there are not as many indices as values");
                 result.chunks_mut(output).map(Some).collect()
             }
+            // The operator may want the indices alone.
             None => indices.chunks(output).map(|_| None).collect(),
         };
         let mut planes: Vec<_> = maxima.into_iter().zip(indices.chunks_mut(output)).collect();
@@ -136,6 +138,7 @@ impl Pooling {
                 // Maxima that no one reads go to scratch.
                 let maxima = maxima.as_deref_mut().unwrap_or(&mut *spare);
                 let image = &image[unit * input..][..input];
+                // The standard counts indices through the whole tensor.
                 let base = (unit * input) as i64;
                 let indices = Indices { values, base, column_major: self.column_major };
                 match &window {

@@ -36,6 +36,7 @@ global_pools! {
         |_, plane: &[f64]| pieces(plane).flatten().sum::<f64>() / plane.len() as f64;
     "GlobalMaxPool",
         |_, plane| reduce::max(Isa::current(), plane),
+        // NaN stays, because no value is greater than it.
         |_, plane: &[f64]| pieces(plane).flatten().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max });
     "GlobalLpPool", norm::<f32>, norm::<f64>;
 }
@@ -44,6 +45,7 @@ global_pools! {
 type OfPlane<T> = fn(i32, &[T]) -> T;
 
 fn norm<T: Real>(power: i32, plane: &[T]) -> T {
+    // In doubles, because powers of `f32` overflow early.
     let sum: f64 = pieces(plane).flatten().map(|x| x.to_f64().abs().powi(power)).sum();
     T::from_f64(sum.powf(1.0 / f64::from(power)))
 }
@@ -53,6 +55,7 @@ const WORTH_A_TASK: usize = 1 << 14;
 
 fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn Executable>> {
     let power = cx.attrs().find_int("p").unwrap_or(1);
+    // A norm with p of 0 would divide by it. Other pools have no `p`.
     let power = i32::try_from(power).ok().filter(|power| *power != 0);
     let power = power.ok_or_else(|| error!(InvalidGraph, "a norm with this p"))?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {

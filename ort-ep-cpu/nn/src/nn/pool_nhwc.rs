@@ -40,6 +40,7 @@ fn run<T: QuantizedByte + Ord>(cx: &mut RunCx<'_>, windows: &Windows) -> Result<
     let axes = windows.on(&[height, width])?;
     let [y, x] = axes[..] else { return Err(error!(Fail, "a plane has {} axes", axes.len())) };
     let (image, result) = (image.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
+    // A line of the image, and a row of the result: [width, channels].
     let (line, row) = (width * channels, x.output * channels);
     if result.is_empty() {
         return Ok(());
@@ -78,6 +79,7 @@ impl<T: QuantizedByte + Ord> SimdOp for Row<'_, T> {
         let ([y, x], channels) = (self.axes, self.channels);
         // A window outside of the image has no maximum, so it gets the least value.
         self.to.fill(T::nearest(f32::MIN));
+        // By image rows, so that each line is read in order for all windows of the row.
         for row in places(y, self.at) {
             spend(self.to.len() * x.kernel / 16);
             let line = &self.image[row * x.input * channels..][..x.input * channels];

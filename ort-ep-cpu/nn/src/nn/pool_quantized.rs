@@ -171,6 +171,7 @@ struct Rows<'a> {
 /// Returns the places of the image that a window covers along an axis.
 fn covered(axis: &WindowAxis, at: usize) -> Range<usize> {
     let first = at * axis.stride;
+    // Clamped on both sides: a window that lies in the padding covers no place.
     let place = |padded: usize| padded.saturating_sub(axis.pads[0]).min(axis.input);
     place(first)..place(first + axis.kernel)
 }
@@ -189,6 +190,7 @@ impl Rows<'_> {
         }
         let mut rows: SmallVec<[usize; 16]> = std::iter::once(0).collect();
         for (axis, at) in self.leading.iter().zip(place.into_iter().rev()) {
+            // Axis by axis: each row so far continues with the places that the window covers.
             let next =
                 rows.iter().flat_map(|row| covered(axis, at).map(move |place| row * axis.input + place));
             rows = next.collect();
@@ -224,6 +226,7 @@ impl Rows<'_> {
         }
         for tap in 0..axis.kernel {
             // The windows whose tap is inside the image.
+            // The first window whose tap is at or behind `place`.
             let window = |place: usize| (place + axis.pads[0]).saturating_sub(tap).div_ceil(axis.stride);
             let windows = window(0).min(axis.output)..window(axis.input).min(axis.output);
             let Some(first) = (windows.start * axis.stride + tap).checked_sub(axis.pads[0]) else { continue };
@@ -311,6 +314,7 @@ fn means<T: QuantizedByte>(
 ) {
     let count: usize = images.places.iter().product();
     // One multiplication per channel requantizes and divides by the count.
+    // `count` of 0 makes this infinite or NaN; an image without places has no defined mean.
     let ratio = scales.x / (scales.y * count as f32);
     // The zero points are subtracted at once from the integer sum.
     let zeros = scales.x_zero as i64 * count as i64;
@@ -326,6 +330,7 @@ fn means<T: QuantizedByte>(
         });
         return;
     }
+    // [places, channels] for each image.
     let size = count * images.inner;
     for (image, to) in result.chunks_mut(images.inner).enumerate() {
         let quantized = &quantized[image * size..][..size];

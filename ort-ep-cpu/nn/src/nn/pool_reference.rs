@@ -58,6 +58,7 @@ pub(super) enum Kind {
 }
 
 fn norm(cx: &CompileCx<'_>) -> Result<Kind> {
+    // A norm with p of 0 would divide by it.
     let power = i32::try_from(cx.attrs().int("p")?).ok().filter(|power| *power != 0);
     power.map(Kind::Norm).ok_or_else(|| error!(InvalidGraph, "a norm with this p"))
 }
@@ -128,6 +129,7 @@ fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: imp
 fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
     let mut result = 0;
     for axis in axes.iter().rev() {
+        // Horner's scheme from the last axis, so the first axis varies fastest.
         result = result * axis.input + place % axis.input;
         place /= axis.input;
     }
@@ -138,6 +140,7 @@ fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
 /// all others lets a kernel be far larger than its image.
 fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
     let origin = at * axis.stride;
+    // The first tap at or behind a bound; `kernel` if all taps are before it.
     let first = |bound: usize| bound.saturating_sub(origin).div_ceil(axis.dilation).min(axis.kernel);
     let (start, end) = (first(range.start), first(range.end));
     start..end.max(start)
@@ -148,6 +151,7 @@ fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
 fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
     let along = |(axis, at): (&WindowAxis, &usize)| {
         let end = axis.pads[0] + axis.input;
+        // With `ceil_mode`, a window may reach beyond the padding at the end, which does not count.
         let range = if include_pad { 0..end + axis.pads[1] } else { axis.pads[0]..end };
         taps_in(axis, *at, range).len()
     };
@@ -183,6 +187,7 @@ fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: i
         let result = T::from_f64(match kind {
             // A window that lies wholly in the padding has no maximum.
             Kind::Max => best.map_or(f64::NEG_INFINITY, |(value, _)| value),
+            // The padding adds zeros to the sum, so only the count differs.
             Kind::Average { include_pad } => sum / count(axes, &position, include_pad) as f64,
             Kind::Norm(power) => sum.powf(1.0 / f64::from(power)),
         });

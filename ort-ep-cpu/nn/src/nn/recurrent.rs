@@ -141,6 +141,7 @@ impl<C> Layer<C> {
     where
         C: Cell<T>,
     {
+        // [directions, gates * hidden, inputs] and [directions, gates * hidden, hidden].
         let (&[count, rows, inputs], &[r_count, r_rows, hidden]) = (weights.shape(), recurrence.shape())
         else {
             return Err(error!(InvalidGraph, "the weights do not have rank 3"));
@@ -155,6 +156,8 @@ impl<C> Layer<C> {
             // ONNX stores gates as rows. Packing reads the transpose.
             let input = PackedWeight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
             let (mut parts_packed, mut first) = (Vec::new(), direction * rows * hidden);
+            // The gates of one recurrent GEMM are adjacent rows, so each part is a matrix of its
+            // own.
             for part in parts {
                 let columns = part * hidden;
                 parts_packed.push(PackedWeight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
@@ -181,6 +184,7 @@ impl<C> Layer<C> {
                 let first = direction * k * columns;
                 packed.push(PackedQuantized::new(cx, view, first, [k, columns], [columns, 1])?);
             }
+            // The recurrence comes second, and its k is the hidden size.
             self.hidden = k;
         }
         self.packed_quantized = Some(packed);
@@ -331,6 +335,7 @@ impl<'a, T: Real> Inputs<'a, T> {
                 lengths.into_iter().map(|len| len as usize).collect()
             }
         };
+        // Both layouts of a state have the same number of elements.
         let state = directions * batch * hidden;
         Ok(Inputs {
             x: cx.input(0)?.as_slice()?,
@@ -371,6 +376,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     /// Returns the row of a sequence's state in a direction.
     fn state_row(&self, direction: usize, sequence: usize, batch: usize) -> usize {
         match self.layer.batch_first {
+            // `layout` 1 is [batch, directions, hidden], `layout` 0 [directions, batch, hidden].
             true => sequence * self.layer.reverse.len() + direction,
             false => direction * batch + sequence,
         }
@@ -378,6 +384,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
 
     fn load_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: &mut [T]) {
         let RecurrentSizes { batch, hidden, .. } = sizes;
+        // The standard: an initial state that is not given is 0.
         to.fill(T::ZERO);
         if from.is_empty() || hidden == 0 {
             return;
@@ -407,6 +414,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let (directions, width) = (self.layer.reverse.len(), gates * hidden);
         let mut rest = workspace;
+        // In the layout of the input: [steps, batch, width], or [batch, steps, width].
         let all_gates = take(&mut rest, steps * batch * width)?;
         let step_gates = take(&mut rest, batch * width)?;
         let [h, c, extra] = [(); 3].map(|()| take(&mut rest, batch * hidden));
@@ -436,6 +444,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             for sequence in 0..batch {
                 let to = &mut step_gates[sequence * width..][..width];
                 let time = time(sequence);
+                // Before `active` changes, it tells about the step before.
                 ended[sequence] = !active[sequence];
                 active[sequence] = time.is_some();
                 // An ended sequence may read any row, because its gates are not used.
@@ -461,6 +470,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             let Some(y) = &mut outputs.y else { continue };
             for sequence in 0..batch {
                 let Some(time) = time(sequence) else { continue };
+                // [batch, steps, directions, hidden], or [steps, directions, batch, hidden].
                 let row = match self.layer.batch_first {
                     true => self.row(time, sequence, sizes) * directions + direction,
                     false => (time * directions + direction) * batch + sequence,
@@ -468,6 +478,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
                 y[row * hidden..][..hidden].copy_from_slice(&h[sequence * hidden..][..hidden]);
             }
         }
+        // Cells keep the states of ended sequences, so these are the last valid ones.
         self.store_states(h, direction, sizes, outputs.h.as_mut());
         self.store_states(c, direction, sizes, outputs.c.as_mut());
         Ok(())

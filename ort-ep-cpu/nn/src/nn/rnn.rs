@@ -43,6 +43,7 @@ impl<T: Real> Cell<T> for Rnn {
 
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let hidden = step.hidden;
+        // `Ht = f(Xt * W' + Ht-1 * R' + biases)`; the gates hold all but the recurrent product.
         let states = Matrix::rows(&*step.h, step.active.len(), hidden);
         T::multiply(
             step.cpu,

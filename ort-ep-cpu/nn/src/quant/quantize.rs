@@ -91,6 +91,7 @@ fn for_each_block(
     for_each_chunk_mut(threads, bytes, block_bytes * BLOCKS, |chunk, bytes| {
         let mut values = [0.0; BLOCK];
         for (block, bytes) in bytes.chunks_mut(block_bytes).enumerate() {
+            // Chunks are whole blocks of bytes, and blocks are whole bytes in every type.
             let first = (chunk * BLOCKS + block) * BLOCK;
             let len = BLOCK.min(count.saturating_sub(first));
             if let Err(error) = task(first, &mut values[..len], bytes) {
@@ -117,6 +118,7 @@ impl Executable for Dequantize {
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (dtype, count, quantized) = (output.dtype(), output.element_count(), x.bytes()?);
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
+            // `first` is a multiple of a block, so it begins a byte in packed types too.
             decode(x.dtype(), quantized, first, values)?;
             scales.walk(
                 first,
@@ -168,6 +170,7 @@ impl Quantize {
             let scale = match run_of(&scales.granularity, first + at, 1) {
                 Run::One { scale, .. } | Run::Each { first: scale, .. } => scale,
             };
+            // An `i32` and an `f32` scale are exact in doubles, so the quotient is rounded once.
             *value = (f64::from(ints[first + at]) / f64::from(scales.scales[scale])).round_ties_even() as f32;
         }
     }
@@ -180,6 +183,7 @@ impl Executable for Quantize {
         let scales = QuantizeScales::new(self.options, x.shape(), scale, cx.find_input(2))?;
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (dtype, count, floats) = (output.dtype(), output.element_count(), x.bytes()?);
+        // Without the attribute `precision`, the standard divides in the type of the scale.
         let precision = self.precision.unwrap_or(scale.dtype());
         // `float` cannot represent all 32-bit integers.
         let ints = match (x.dtype(), self.precision) {
@@ -217,6 +221,7 @@ impl Executable for Quantize {
                 }
                 return encode(values, self.saturate, dtype, bytes);
             };
+            // The standard: `saturate(round(x / y_scale) + y_zero_point)`, with ties to even.
             unary_in_place(isa, Unary::Round, values);
             add_zeros(&scales, first, values);
             unary_in_place(isa, Unary::Clip { min: least, max: greatest }, values);

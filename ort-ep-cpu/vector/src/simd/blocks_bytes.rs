@@ -156,6 +156,10 @@ pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f
     {
         let isa = isa.min(Isa::widest());
         if isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
+            /// # Safety
+            ///
+            /// The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA. The slices of `call` have
+            /// the lengths that `multiply` checks.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
             unsafe fn enter(call: Multiply<'_>) {
                 // SAFETY: `multiply` checked the lengths, and calls this only if it detected these
@@ -166,6 +170,10 @@ pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f
             return unsafe { enter(call) };
         }
         if isa >= Isa::Avx2 {
+            /// # Safety
+            ///
+            /// The CPU has AVX2 and FMA. The slices of `call` have the lengths that `multiply`
+            /// checks.
             #[target_feature(enable = "avx2,fma")]
             unsafe fn enter(call: Multiply<'_>) {
                 // SAFETY: `multiply` checked the lengths, and calls this only if `Isa::widest`
@@ -471,6 +479,10 @@ mod x86 {
     }
 
     /// Adds eight lanes pairwise by halves.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX and SSE3.
     #[inline(always)]
     unsafe fn sum_256(a: __m256) -> f32 {
         intrinsic!({
@@ -481,6 +493,10 @@ mod x86 {
     }
 
     /// Returns a mask of the first `count` of eight lanes.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX2.
     #[inline(always)]
     unsafe fn first_lanes(count: usize) -> __m256i {
         let lanes = intrinsic!(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -179,6 +179,9 @@ pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
     {
         let isa = isa.min(Isa::widest());
         if isa == Isa::Avx512 && has_vnni() {
+            /// # Safety
+            ///
+            /// The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
             unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
                 // SAFETY: `dispatch_bytes` calls this only after it detected these features.
@@ -188,6 +191,9 @@ pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
             return unsafe { enter(op) };
         }
         if isa >= Isa::Avx2 {
+            /// # Safety
+            ///
+            /// The CPU has AVX2, FMA and F16C.
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
                 // SAFETY: `dispatch_bytes` calls this only after it detected these features.

@@ -367,6 +367,9 @@ pub fn dispatch<O: SimdOp>(isa: Isa, op: O) -> O::Output {
     #[cfg(target_arch = "x86_64")]
     match isa.min(Isa::widest()) {
         Isa::Avx512 => {
+            /// # Safety
+            ///
+            /// The CPU has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn enter<O: SimdOp>(op: O) -> O::Output {
                 // SAFETY: `dispatch` calls this only if `Isa::widest` detected these features.
@@ -376,6 +379,9 @@ pub fn dispatch<O: SimdOp>(isa: Isa, op: O) -> O::Output {
             return unsafe { enter(op) };
         }
         Isa::Avx2 => {
+            /// # Safety
+            ///
+            /// The CPU has AVX2, FMA and F16C.
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn enter<O: SimdOp>(op: O) -> O::Output {
                 // SAFETY: `dispatch` calls this only if `Isa::widest` detected these features.

@@ -61,6 +61,9 @@ pub fn dispatch_steps<O: StepsOp>(isa: Isa, paired: bool, op: O) {
     assert!(isa.has_bf16_products(), "there are products of pairs");
     #[cfg(target_arch = "x86_64")]
     {
+        /// # Safety
+        ///
+        /// The CPU has AVX-512 F, BW, DQ, VL and BF16, AVX2, FMA and F16C.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
         unsafe fn enter<O: StepsOp>(op: O) {
             // SAFETY: `dispatch_steps` calls this only if `has_bf16_products` detected these

@@ -13,6 +13,12 @@ use crate::warp::Trouble;
 /// How many instructions a thread may run before other threads have a turn.
 pub(super) const TURN: u64 = 1 << 20;
 
+/// Loads `1 << log` bytes; 8 bytes if `log` is 3 or more.
+///
+/// # Safety
+///
+/// `at` is valid for reading and writing that many bytes and aligned to their number. No thread
+/// accesses them other than through atomics while this runs.
 pub(super) unsafe fn load(at: *mut u8, log: u8) -> u64 {
     // SAFETY: the caller got `at` from `resolve`, which checked `1 << log` aligned bytes; other
     // blocks access them through atomics only.
@@ -26,6 +32,11 @@ pub(super) unsafe fn load(at: *mut u8, log: u8) -> u64 {
     }
 }
 
+/// Stores the low `1 << log` bytes of `value`; 8 bytes if `log` is 3 or more.
+///
+/// # Safety
+///
+/// As [`load`].
 pub(super) unsafe fn store(at: *mut u8, log: u8, value: u64) {
     // SAFETY: the caller got `at` from `resolve`, which checked `1 << log` aligned bytes; other
     // blocks access them through atomics only.

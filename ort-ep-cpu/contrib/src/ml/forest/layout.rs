@@ -55,9 +55,11 @@ impl Leaves {
             given.len()
         );
         let mut order: Vec<usize> = (0..given.len()).collect();
+        // A stable sort, because the order of additions decides the bits of a sum.
         order.sort_by_key(|&index| given.get(index).map(|weight| weight.0));
         let mut leaves = Leaves { starts: Vec::with_capacity(count + 1), targets: vec![], weights: vec![] };
         for &(leaf, target, weight) in order.iter().filter_map(|&index| given.get(index)) {
+            // Leaves without weights get the start of the next one, so their range is empty.
             leaves.starts.resize(leaf + 1, leaves.weights.len() as u32);
             let target = u32::try_from(target);
             leaves.targets.push(target.map_err(|_| error!(InvalidGraph, "a leaf has an unknown target"))?);
@@ -72,6 +74,7 @@ impl Leaves {
     fn only(&self, leaf: usize) -> Option<(u32, f32)> {
         let &[start, end] = self.starts.get(leaf..leaf + 2)? else { return None };
         let weight = *self.weights.get(start as usize)?;
+        // False for NaN, which then takes the general form.
         let exact = f64::from(weight as f32) == weight;
         (end - start == 1 && exact).then_some((*self.targets.get(start as usize)?, weight as f32))
     }
@@ -103,6 +106,7 @@ pub(super) struct Places {
 impl Places {
     /// The fields for columns of `column_bits` bits. Without copies the mask drops the copy bit.
     pub(super) fn new(column_bits: u32, with_copies: bool) -> Places {
+        // The copy bit is between column and child, whether or not the mask reads it.
         Places { shift: column_bits + 1, mask: (1 << (column_bits + u32::from(with_copies))) - 1 }
     }
 }
@@ -223,8 +227,10 @@ impl Forest {
         leaves: &Leaves,
     ) -> Result<Forest> {
         let plan = Plan::new(roots, branches)?;
+        // Children are slots, so they are below the number of slots.
         let child_bits = usize::BITS - plan.places.len().leading_zeros();
         let needed = plan.column_bits() + 1 + child_bits;
+        // Features other than `f64` fit `f32`, except that large integers are rounded.
         let narrow = input != Some(DType::F64) && needed <= Narrow::PLACE_BITS;
         ensure!(
             needed <= Wide::PLACE_BITS,
@@ -269,12 +275,14 @@ impl Plan {
     pub(super) fn new(roots: &[usize], branches: &[Branch]) -> Result<Plan> {
         // A leaf's child is the slot before its own, so slot 0 stays unused.
         let mut plan = Plan { places: vec![Place::Leaf(0)], trees: Vec::new(), features: 0 };
+        // One list for all trees, because trees may not share nodes either.
         let reached = vec![false; branches.len()];
         let mut planter = Planter { branches, reached, items: Vec::new(), first: 0, shared: Vec::new() };
         for &root in roots {
             planter.first = plan.places.len();
             planter.items.clear();
             planter.shared.clear();
+            // Item `i` becomes slot `first + i`, so children are known before they are placed.
             planter.items.push((Item::Branch(root), 0));
             let mut depth = 0;
             let mut next = 0;
@@ -306,6 +314,7 @@ impl Plan {
     /// Returns the maximum steps from a slot to a leaf, if jumps may lead back to earlier slots.
     fn height(&self, root: u32) -> u32 {
         let mut heights = vec![None; self.places.len()];
+        // A stack of its own: recursion would overflow on a model that is one long chain.
         let mut open = vec![root as usize];
         while let Some(&at) = open.last() {
             let below = match self.places.get(at) {
@@ -321,9 +330,11 @@ impl Plan {
             match known {
                 [Some(left), Some(right)] => {
                     open.pop();
+                    // A jump is a step too, because `walk` passes its node.
                     let height: u32 = 1 + u32::max(left, right);
                     heights.get_mut(at).into_iter().for_each(|known| *known = Some(height));
                 }
+                // Visited again when the missing heights are known.
                 _ => open
                     .extend(below.iter().zip(known).filter(|(_, known)| known.is_none()).map(|(at, _)| at)),
             }
@@ -332,6 +343,7 @@ impl Plan {
     }
 
     pub(super) fn column_bits(&self) -> u32 {
+        // The largest column is `features - 1`. Without features the field has no bits.
         usize::BITS - self.features.saturating_sub(1).leading_zeros()
     }
 
@@ -343,6 +355,7 @@ impl Plan {
             let (split, child, column) = match *place {
                 Place::Split { child, column, split, missing_left } => {
                     let copy = u64::from(missing_left) << column_bits;
+                    // The copy bit is directly above the column.
                     (N::Value::floor(split), child, column as u64 | copy)
                 }
                 Place::Leaf(_) => (N::Value::NAN, (at as u32).saturating_sub(1), 0),
@@ -362,10 +375,12 @@ impl Plan {
         let column_bits = self.column_bits();
         let nodes: Vec<N> = self.nodes();
         let nodes = Packed::copy(cx, &nodes)?;
+        // Without such nodes, no run copies its rows.
         let has_copies =
             self.places.iter().any(|place| matches!(place, Place::Split { missing_left: true, .. }));
         let (values, shallow) = match self.single_weights(leaves) {
             Some(weights) => {
+                // Shallow trees are evaluated in `f32` only.
                 let is_narrow = N::PLACE_BITS == Narrow::PLACE_BITS;
                 let shallow = Shallow::new(cx, &self, &weights, is_narrow)?;
                 (Values::One(Packed::copy(cx, &weights)?), shallow)
@@ -392,6 +407,7 @@ impl Plan {
     /// target.
     fn single_weights(&mut self, leaves: &Leaves) -> Option<Vec<f32>> {
         let mut weights = vec![0.0; self.places.len()];
+        // Trees are contiguous, so each one ends where the next one starts.
         let mut ends: Vec<usize> = self.trees.iter().skip(1).map(|tree| tree.root as usize).collect();
         ends.push(self.places.len());
         for (tree, &end) in self.trees.iter_mut().zip(&ends) {
@@ -399,6 +415,7 @@ impl Plan {
             let places = self.places.get(start..end)?.iter().zip(weights.get_mut(start..end)?);
             for (place, weight) in places {
                 let Place::Leaf(leaf) = *place else { continue };
+                // A single leaf with more or less than one weight makes the whole forest general.
                 let (target, only) = leaves.only(leaf as usize)?;
                 if *tree.target.get_or_insert(target) != target {
                     return None;
@@ -442,6 +459,7 @@ impl Planter<'_> {
             Item::Part { branch, low, high, shared } => self.split(branch, (low, high), shared, level),
             Item::Branch(index) => {
                 let unknown = || error!(InvalidGraph, "a branch leads to node {index}, which is not");
+                // Each node is placed once, so a cycle cannot make this endless.
                 let twice = std::mem::replace(self.reached.get_mut(index).ok_or_else(unknown)?, true);
                 ensure!(
                     !twice,
@@ -452,6 +470,7 @@ impl Planter<'_> {
                 if branch.next.is_none() {
                     return Ok(Place::Leaf(branch.leaf as u32));
                 }
+                // Its splits follow as parts, which share the two subtrees.
                 self.shared.push([None; 2]);
                 self.split(index, (0, branch.test.splits.len()), self.shared.len() - 1, level)
             }
@@ -470,15 +489,18 @@ impl Planter<'_> {
         let branch = self.branches.get(index);
         let found = branch.and_then(|branch| Some((branch, *branch.test.splits.get(middle)?)));
         let (branch, split) = found.ok_or_else(|| error!(Fail, "node {index} has no split {middle}"))?;
+        // The children come next in the queue, side by side.
         let child = u32::try_from(self.first + self.items.len());
         let child = child.map_err(|_| error!(InvalidGraph, "an ensemble of so many nodes is too large"))?;
         for (low, high) in [(low, middle), (middle + 1, high)] {
+            // A range without splits is a single interval, whose answer leads to a subtree.
             let item = match low < high {
                 true => Item::Part { branch: index, low, high, shared },
                 false => self.answer(branch, low, shared)?,
             };
             self.items.push((item, level + 1));
         }
+        // The interval of NaN is at or left of this split.
         let missing_left = branch.test.missing_interval() <= middle;
         Ok(Place::Split { child, column: branch.feature, split, missing_left })
     }
@@ -486,6 +508,7 @@ impl Planter<'_> {
     /// Returns where the answer of an interval leads. Only the first interval with an answer holds
     /// the subtree; later ones jump to it.
     fn answer(&mut self, branch: &Branch, interval: usize, shared: usize) -> Result<Item> {
+        // The slot that the returned item will get.
         let here = (self.first + self.items.len()) as u32;
         let answer = branch.test.answer(interval);
         let places = self.shared.get_mut(shared).map(|places| &mut places[usize::from(answer)]);

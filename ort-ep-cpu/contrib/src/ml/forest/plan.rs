@@ -14,6 +14,7 @@ pub(super) trait Number: Pod + PartialOrd + ort_core::dtype::Element + Send + Sy
 
 impl Number for f32 {
     fn floor(x: f64) -> f32 {
+        // The cast rounds to nearest, so the result may be one step above `x`.
         let rounded = x as f32;
         if f64::from(rounded) > x { rounded.next_down() } else { rounded }
     }

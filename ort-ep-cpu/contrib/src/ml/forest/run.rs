@@ -78,6 +78,7 @@ impl Forest {
             Width::Narrow(trees) => trees.divide(shape, threads)?,
             Width::Wide(trees) => trees.divide(shape, threads)?,
         };
+        // The classes of all rows come first, then the parts.
         let bytes = division.part_bytes().checked_mul(division.parts);
         let classes = section::<u32>(shape.rows, 1)?;
         let bytes = bytes.and_then(|bytes| bytes.checked_add(classes));
@@ -126,11 +127,13 @@ fn cut<'a, V: Number, T>(
     (mut scores, mut classes): (&'a mut [T], &'a mut [u32]),
     mut workspace: &'a mut [u8],
 ) -> Result<SmallVec<[RowsPart<'a, V, T>; 1]>> {
+    // Without a scores output, a part gets no scores.
     let targets = if scores.is_empty() { 0 } else { shape.targets };
     let mut parts = SmallVec::new();
     for first in (0..shape.rows).step_by(division.part_rows) {
         let rows = division.part_rows.min(shape.rows - first);
         let mut memory = take(&mut workspace, division.part_bytes())?;
+        // All sections are whole cache lines, so two threads never write to the same one.
         let [sums, row, values, copied, arranged, seen, row_seen] = division.sections;
         parts.push(RowsPart {
             first,
@@ -210,6 +213,7 @@ impl Weights<'_> {
             }
             Weights::Many { leaves, starts, targets, weights } => {
                 let leaf = leaves.get(at as usize).map_or(0, |&leaf| leaf as usize);
+                // One start for each leaf and the total behind them, so both are there.
                 let Some(&[start, end]) = starts.get(leaf..leaf + 2) else { return };
                 let range = start as usize..end as usize;
                 let (Some(targets), Some(weights)) = (targets.get(range.clone()), weights.get(range)) else {
@@ -247,9 +251,11 @@ impl<N: Node> Trees<N> {
             bytes_of::<f64>(copied)?,
             bytes_of::<f32>(arranged)?,
         ];
+        // Starts at 1, because a forest may need no bytes and the next line divides.
         let row_bytes = row_bytes.into_iter().fold(1, usize::saturating_add);
         // The index is 1 for forests that exceed the cache.
         let most = BLOCK_ROWS[usize::from(size_of_val(self.nodes.values()) > CACHED_BYTES)];
+        // Rounded down to whole vectors, but never to none.
         let most = most.min(BLOCK_BYTES / row_bytes / ROWS * ROWS).max(ROWS);
         let block_rows = part_rows.min(most);
         let sections = [
@@ -328,6 +334,7 @@ impl<N: Node> Trees<N> {
                     &*values
                 }
             };
+            // Sums are [targets, stride]: one target's rows are adjacent for the vectors.
             let stride = work.block_rows;
             part.sums.fill(0.0);
             part.seen.fill(0);
@@ -337,12 +344,14 @@ impl<N: Node> Trees<N> {
             self.sum(block, (&mut *part.copied, &mut *part.arranged), &mut sums);
             for row in 0..count {
                 for target in 0..targets {
+                    // Transposed, because `finish` takes the targets of one row.
                     part.row[target] = self.average(part.sums[target * stride + row], work.aggregate);
                     part.row_seen[target] = part.seen[target * stride + row];
                 }
                 let sums = &mut part.row[..targets];
                 let class = (work.finish)(sums, &mut part.row_seen[..targets]);
                 part.classes[start + row] = class as u32;
+                // No range is found if the scores are not wanted.
                 let to = part.scores.get_mut((start + row) * targets..(start + row + 1) * targets);
                 to.unwrap_or(&mut []).iter_mut().zip(sums).for_each(|(to, score)| *to = score.as_());
             }
@@ -361,11 +370,13 @@ impl<N: Node> Trees<N> {
         sums: &mut Sums<'_>,
     ) {
         let weights = self.values.weights();
+        // With fewer rows, only the traversals of single rows run, which read nothing arranged.
         let shallow = block.count >= WIDTH && !self.shallow.is_empty();
         if shallow {
             self.shallow.arrange((block.values, block.features), arranged, N::Value::to_single);
         }
         // Copies are needed only if the block has a NaN.
+        // `arrange` comes first: it replaces NaN on its own and takes the rows without copies.
         if self.has_copies && block.values.iter().any(|x| is_missing(*x)) {
             self.copy_rows(&block, copied);
             block = Block { values: copied, features: self.copied_len(), with_copies: true, ..block };
@@ -375,6 +386,7 @@ impl<N: Node> Trees<N> {
             (0..block.count).for_each(|row| self.row(block, row, weights, sums));
             return;
         }
+        // Lanes without a row add to sums that are not read. `stride` is a multiple of `ROWS`.
         let rows = block.count.next_multiple_of(ROWS);
         for (index, tree) in self.trees.iter().enumerate() {
             spend(8 * block.count);
@@ -420,8 +432,10 @@ impl<N: Node> Trees<N> {
         spend(8 * self.trees.len());
         for trees in self.trees.chunks(WIDTH) {
             let mut at: [u32; WIDTH] = std::array::from_fn(|way| trees.get(way).map_or(0, |tree| tree.root));
+            // The deepest tree decides; the others wait at their leaves.
             let depth = trees.iter().map(|tree| tree.depth).max().unwrap_or(0);
             walk::<N>(nodes, block.values, &starts, &mut at, depth);
+            // In the order of the trees, like `rows`. Traversals without a tree are dropped.
             for (tree, at) in trees.iter().zip(at) {
                 weights.add(tree, at, row, sums);
             }

@@ -69,6 +69,7 @@ impl Shallow {
         let mut grown = Grown::default();
         let mut starts = Vec::new();
         for tree in plan.trees() {
+            // A tree that is a single leaf has no test, so depth 0 is not wanted either.
             let wanted = wanted && (1..=most_levels()).contains(&tree.depth);
             starts.push(wanted.then_some((grown.splits.len(), grown.values.len())));
             if wanted {
@@ -105,6 +106,7 @@ impl Shallow {
             Some(Some(_)) => 1 << tree.depth,
             _ => tree.depth as usize * ROWS,
         };
+        // Summed for a vector of rows before the division, so that cheap trees do not round to 0.
         trees.iter().enumerate().map(steps).sum::<usize>() / ROWS
     }
 
@@ -117,6 +119,7 @@ impl Shallow {
         single: impl Fn(T) -> f32,
     ) {
         let blocks = to.chunks_exact_mut((self.columns.len() * ROWS).max(1));
+        // Layout of a block: [columns, ROWS].
         for (block, rows) in blocks.zip(rows.chunks((features * ROWS).max(1))) {
             for (lane, row) in rows.chunks_exact(features.max(1)).enumerate() {
                 for (lanes, column) in block.chunks_exact_mut(ROWS).zip(&self.columns) {
@@ -140,6 +143,7 @@ impl Shallow {
     ) -> bool {
         let Some(&Some((nodes, leaves))) = self.starts.get(index) else { return false };
         let count = 1 << tree.depth;
+        // A perfect tree has one test fewer than leaves.
         let splits = self.splits.values().get(nodes..nodes + count - 1);
         let places = self.places.values().get(nodes..nodes + count - 1);
         let values = self.values.values().get(leaves..leaves + count);
@@ -171,20 +175,24 @@ impl Grown {
                     Some(&Place::Split { child, column, split, missing_left }) => {
                         (split, column as u32, missing_left, [child, child + 1])
                     }
+                    // Both children are the leaf itself, so the answer does not matter.
                     _ => (f64::INFINITY, 0, false, [at, at]),
                 };
                 let column = Column { column, is_copy };
                 let next = self.columns.len() as u32;
+                // Trees share a column of the block if they test the same feature.
                 let place = *self.places_of.entry(column).or_insert(next);
                 if place == next {
                     self.columns.push(column);
                 }
+                // Rounding down keeps `x <= split` exact for all `x` of `f32`.
                 self.splits.push(<f32 as Number>::floor(split));
                 self.places.push(place);
                 below.extend(children);
             }
             level = below;
         }
+        // `level` holds the leaves from left to right.
         let weight = |at: u32| weights.get(plan.resolve(at) as usize).copied().unwrap_or(0.0);
         self.values.extend(level.into_iter().map(weight));
     }
@@ -234,22 +242,27 @@ impl Perfect<'_> {
     /// Returns the tree's values for the rows of a block from `lane` on.
     #[inline(always)]
     fn value<S: Simd, const DEPTH: usize>(self, s: S, block: &[f32], lane: usize) -> S::F32 {
+        // Slices of constant length free the loops from bounds checks.
         let leaves = 1 << DEPTH;
         let Perfect { splits, places, values } = self;
         let (splits, places, values) = (&splits[..leaves - 1], &places[..leaves - 1], &values[..leaves]);
         let choose = |node: usize, left: S::F32, right: S::F32| {
             let x = s.load(block, places[node] as usize * ROWS + lane);
+            // The comparison is false for NaN, which goes right, like in `walk`.
             s.select(s.le(x, s.splat(splits[node])), left, right)
         };
         let mut chosen = [s.splat(values[0]); 1 << (MAX_DEPTH - 1)];
         // The lowest level chooses between leaf values, the levels above between those choices.
         let mut width = leaves / 2;
         for at in 0..width {
+            // In level order, the level with `width` tests starts at test `width - 1`.
             chosen[at] = choose(width - 1 + at, s.splat(values[2 * at]), s.splat(values[2 * at + 1]));
         }
         while width > 1 {
             width /= 2;
             for at in 0..width {
+                // In place: element `at` is written after elements `2 * at` and `2 * at + 1` were
+                // read.
                 chosen[at] = choose(width - 1 + at, chosen[2 * at], chosen[2 * at + 1]);
             }
         }

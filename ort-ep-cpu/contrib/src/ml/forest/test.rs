@@ -48,6 +48,8 @@ impl Test {
         let mut test = match comparison {
             // No comparison with a NaN split holds.
             _ if split.is_nan() => Test::constant(false),
+            // `>` is the opposite of `<=`, and `>=` that of `<`; `opposite` below flips the
+            // answers.
             Comparison::LessOrEqual | Comparison::Greater => {
                 Test { splits: smallvec![split], first: true, missing: false }
             }
@@ -57,6 +59,7 @@ impl Test {
         let opposite =
             matches!(comparison, Comparison::GreaterOrEqual | Comparison::Greater) && !split.is_nan();
         test.first ^= opposite || comparison == Comparison::NotEqual;
+        // IEEE 754: NaN differs from everything, so `!=` is the only comparison that holds for it.
         test.missing = missing || comparison == Comparison::NotEqual;
         test
     }
@@ -65,9 +68,11 @@ impl Test {
     pub(in crate::ml) fn member(members: &[f64], missing: bool) -> Test {
         let mut members: Vec<f64> = members.iter().copied().filter(|member| !member.is_nan()).collect();
         members.sort_by(f64::total_cmp);
+        // Both zeros become one member, negative zero, and `x <= -0.0` holds for both.
         members.dedup();
         let Some(&least) = members.first() else { return Test { missing, ..Test::constant(false) } };
         // Each member is an interval of its own: above the number below it, up to itself.
+        // Adjacent floats as members have an empty interval between them, which does no harm.
         let mut splits: SmallVec<[f64; 2]> =
             members.iter().flat_map(|&member| [member.next_down(), member]).collect();
         // No number is below minus infinity.

@@ -38,6 +38,7 @@ pub(super) fn walk<N: Node>(
         (0..depth).for_each(|_| step(at));
         return;
     }
+    // Rounded up: steps beyond the depth stay at the leaves.
     for _ in 0..depth.div_ceil(STEPS_BETWEEN + 1) {
         (0..STEPS_BETWEEN).for_each(|_| step(at));
         let before = *at;

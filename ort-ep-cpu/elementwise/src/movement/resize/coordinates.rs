@@ -179,6 +179,7 @@ impl Settings {
             Rounding::Floor => x.floor(),
             Rounding::Ceil => x.ceil(),
         };
+        // The cast saturates, and NaN becomes 0, so the result is always inside.
         (index.max(0.0) as usize).min(size.saturating_sub(1))
     }
 }
@@ -214,6 +215,7 @@ impl Axis {
     /// Returns the coordinate that weights derive from, in `f64`. An `f32` error would grow with
     /// the coordinate and show at once in `f64` and integer results.
     pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f64 {
+        // Not the integer size: the standard's formulas use the size before truncation.
         let width = self.scale.times(self.from as f64);
         self.coordinate_in(transform, index, width, |x: f64| self.scale.divide(x))
     }
@@ -254,6 +256,7 @@ impl Axis {
             Transform::HalfPixelForNearest => divide(x + half),
             Transform::CropAndResize => {
                 let (start, end): (F, F) = (self.roi.0.as_(), self.roi.1.as_());
+                // The standard: a single element takes the middle of the region.
                 match self.to > 1 {
                     true => start * last + x * (end - start) * last / (width - one),
                     false => half * (start + end) * last,

@@ -37,6 +37,7 @@ pub(super) fn order_of_passes(from: &[usize], to: &[usize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..from.len().min(to.len())).rev().collect();
     // An axis of size 0 has no ratio to compare. It goes last, so that the order is total.
     axes.sort_by(|&a, &b| {
+        // Compares `to / from` without a division; products of two sizes fit 128 bits.
         let (left, right) = (to[a] as u128 * from[b] as u128, to[b] as u128 * from[a] as u128);
         (from[a] == 0).cmp(&(from[b] == 0)).then(left.cmp(&right))
     });
@@ -65,9 +66,11 @@ impl<C: Float> Pass<C> {
                 Mode::Nearest => axis.coordinate_of_nearest(settings.transform, element),
                 Mode::Linear | Mode::Cubic => axis.coordinate(settings.transform, element),
             };
+            // Only `tf_crop_and_resize` extrapolates; other modes clamp to the border.
             pass.outside.push(settings.is_cropping() && axis.is_outside(x));
             let (first, mut weights) = weights(x, axis, settings);
             let last = axis.from as i64 - 1;
+            // The standard: taps outside of the input weigh 0, and the others sum to 1.
             if settings.exclude_outside {
                 for (offset, weight) in weights.iter_mut().enumerate() {
                     if !(0..=last).contains(&(first + offset as i64)) {
@@ -78,6 +81,7 @@ impl<C: Float> Pass<C> {
                 weights.iter_mut().filter(|_| sum != 0.0).for_each(|weight| *weight /= sum);
             }
             pass.width = weights.len();
+            // Taps outside read the border element. `max(0)` covers an axis of size 0.
             let places =
                 (0..weights.len() as i64).map(|offset| (first + offset).clamp(0, last.max(0)) as usize);
             pass.places.extend(places);
@@ -199,6 +203,7 @@ pub(super) fn run_passes<T: Pixel>(
     threads: usize,
 ) -> Result<()> {
     let too_small = || error!(Fail, "the workspace is too small");
+    // The workspace was sized for the widest compute type, so there is enough for this one.
     let scratch: &mut [T::Sum] = bytemuck::checked::try_cast_slice_mut(workspace_part::<T::Sum>(workspace))
         .map_err(|_| too_small())?;
     // Ping-pong buffers: each pass reads one half and writes the other.
@@ -210,6 +215,7 @@ pub(super) fn run_passes<T: Pixel>(
         let before = shape.clone();
         shape[pass.axis] = pass.to;
         let (source, target) = (before.iter().product::<usize>(), shape.iter().product::<usize>());
+        // A single pass needs no intermediate. Only the ends have the element type.
         if last == 0 {
             return pass.run(&before, from, to, threads);
         }
@@ -243,6 +249,7 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         let size = shape[self.axis];
         let inner: usize = shape[self.axis + 1..].iter().product();
         let outer: usize = shape[..self.axis].iter().product();
+        // Checked once, so that the places of `Pass::new` are valid in every row.
         let fits = from.len() == outer * size * inner && to.len() == outer * self.to * inner;
         ensure!(fits, Fail, "a pass over shape {shape:?} does not fit its buffers");
         if inner == 1 {

@@ -85,6 +85,7 @@ struct Interpolating {
 fn make_interpolating(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let settings = Settings::new(cx.attrs())?;
     let dtype = cx.node.dtype(0);
+    // The other kernel takes the mode `nearest`, also for strings.
     let is_text = dtype == Some(DType::String);
     ensure!(
         !is_text,
@@ -94,6 +95,7 @@ fn make_interpolating(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let is_complex = dtype.is_some_and(|dtype| dtype.is_complex());
     let extrapolates = settings.is_cropping() && settings.extrapolation != 0.0;
     ensure!(!(is_complex && extrapolates), NotImplemented, "extrapolation of complex numbers");
+    // Two reals per element for complex numbers; those of `C64` together take one `f64`.
     let width = if dtype == Some(DType::C128) { 2 * size_of::<f64>() } else { size_of::<f64>() };
     Ok(Box::new(Interpolating { settings, width }))
 }
@@ -177,6 +179,7 @@ impl Interpolating {
             return Ok(());
         }
         let mut shape = shape.to_vec();
+        // The reals of an element are the innermost dimension.
         shape.push(parts);
         run_passes(&passes, (&shape, from), to, scratch.workspace, scratch.threads)
     }

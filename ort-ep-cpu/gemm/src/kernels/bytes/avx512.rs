@@ -5,6 +5,11 @@ use super::finish::Finish;
 use super::tile::{Coding, CodingFunction, Tile, TileFunction, compute, compute_codes};
 use ort_cpu_vector::simd::bytes::Vnni;
 
+/// Computes a tile of accumulators; see [`compute`].
+///
+/// # Safety
+///
+/// As [`compute`]. The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
     // SAFETY: `tile` has the contract of `compute`. `ByteKernel::of` detected the features before
@@ -12,6 +17,12 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>
     unsafe { compute::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call) }
 }
 
+/// Computes a tile and requantizes it in registers; see [`compute_codes`].
+///
+/// # Safety
+///
+/// As [`compute_codes`]. The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C. Each run
+/// of `coding` has at least one column, and ends at or before column `16 * VECTORS`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn coded<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
     call: &Tile,
@@ -22,6 +33,11 @@ unsafe fn coded<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool
     unsafe { compute_codes::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call, coding) }
 }
 
+/// Runs the epilogue of a tile; see [`super::finish::finish`].
+///
+/// # Safety
+///
+/// As [`super::finish::finish`]. The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn finish(call: &Finish<'_>) {
     // SAFETY: this function has the contract of the one it calls. `ByteKernel::of` detected the

@@ -5,6 +5,11 @@
 /// `$lanes` makes the proof that the CPU has it, `$features` compiles for it.
 macro_rules! kernel {
     ($type:ty, $lanes:expr $(, $features:meta)?) => {
+        /// Computes a tile of accumulators; see [`compute`].
+        ///
+        /// # Safety
+        ///
+        /// As [`compute`], and the CPU has the features that this function enables.
         $(#[$features])?
         unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
             // SAFETY: `tile` has the contract of `compute`, and `ByteKernel::of` detected the
@@ -12,6 +17,11 @@ macro_rules! kernel {
             unsafe { compute::<$type, ROWS, VECTORS, SIGNED_ROWS>($lanes, call) }
         }
 
+        /// Runs the epilogue of a tile; see [`super::finish::finish`].
+        ///
+        /// # Safety
+        ///
+        /// As [`super::finish::finish`], and the CPU has the features that this function enables.
         $(#[$features])?
         unsafe fn finish(call: &Finish<'_>) {
             // SAFETY: this function has the contract of the one it calls, and `ByteKernel::of`

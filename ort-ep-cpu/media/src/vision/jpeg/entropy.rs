@@ -33,6 +33,7 @@ impl Huffman {
     /// Builds the table from the number of codes of each length and the values in code order.
     pub(super) fn new(counts: &[u8; 16], values: &[u8]) -> Result<Huffman, Damage> {
         let total: usize = counts.iter().map(|count| usize::from(*count)).sum();
+        // A value is a byte, so no table needs more than 256.
         if total > 256 || total != values.len() {
             return Err(Damage::Codes);
         }
@@ -42,6 +43,7 @@ impl Huffman {
             offsets: [0; 17],
             values: values.to_vec(),
         };
+        // T.81, Annex C: codes of one length are consecutive, and the next length doubles the code.
         let (mut code, mut index) = (0u32, 0usize);
         for (length, count) in (1u32..).zip(counts) {
             let at = length as usize;
@@ -55,6 +57,7 @@ impl Huffman {
                 }
                 if length <= LOOK {
                     let value = values.get(index).copied().unwrap_or_default();
+                    // Every value of the bits behind a short code decodes to it.
                     let from = (code << (LOOK - length)) as usize;
                     let quick = table.quick.iter_mut().skip(from).take(1 << (LOOK - length));
                     quick.for_each(|entry| *entry = (value, length as u8));
@@ -67,6 +70,7 @@ impl Huffman {
                 return Err(Damage::Codes);
             }
             if let Some(end) = table.ends.get_mut(at) {
+                // Left-aligned, so that `code` compares the next 16 bits without a shift.
                 *end = code << (16 - length);
             }
             code <<= 1;
@@ -125,6 +129,7 @@ impl<'a> Bits<'a> {
 
     fn drop_bits(&mut self, bits: u32) -> Result<(), Damage> {
         self.count -= bits;
+        // The padding is behind all data bits, so fewer bits left means that some were used.
         if self.count < self.padding { Err(Damage::Cut) } else { Ok(()) }
     }
 
@@ -155,9 +160,11 @@ impl<'a> Bits<'a> {
         for length in LOOK + 1..=16 {
             let at = length as usize;
             let (Some(end), Some(offset)) = (table.ends.get(at), table.offsets.get(at)) else { break };
+            // The first length whose end is above the bits is the length of the code.
             if next < *end {
                 self.drop_bits(length)?;
                 let index = (next >> (16 - length)) as i32 + offset;
+                // Damaged data may yield any index.
                 let value = usize::try_from(index).ok().and_then(|index| table.values.get(index));
                 return value.copied().ok_or(Damage::Codes);
             }
@@ -167,6 +174,7 @@ impl<'a> Bits<'a> {
 
     /// Skips a restart marker.
     pub(super) fn restart(&mut self) -> Result<(), Damage> {
+        // Bits before the marker only fill up the last byte.
         (self.held, self.count, self.padding) = (0, 0, 0);
         // Fill bytes may precede a marker.
         while self.bytes.get(self.at) == Some(&0xff) && self.bytes.get(self.at + 1) == Some(&0xff) {
@@ -214,6 +222,7 @@ pub(super) struct Progress {
 }
 
 fn shifted(value: i32, low: u32) -> i16 {
+    // The cast wraps for damaged data, like the DC prediction.
     (value << low) as i16
 }
 
@@ -226,6 +235,7 @@ fn set(block: &mut [i16], index: usize, value: i16) -> Result<(), Damage> {
 /// Decodes the difference of a DC coefficient from its predictor.
 fn difference(bits: &mut Bits<'_>, table: &Huffman) -> Result<i32, Damage> {
     let size = u32::from(bits.code(table)?);
+    // T.81 has sizes of up to 11 for 8-bit samples; 15 keeps the arithmetic in range.
     if size > 15 { Err(Damage::Codes) } else { bits.signed(size) }
 }
 
@@ -253,7 +263,9 @@ pub(super) fn sequential(
         let code = bits.code(ac)?;
         let (zeros, size) = (usize::from(code >> 4), u32::from(code & 15));
         match (zeros, size) {
+            // ZRL: sixteen zeros, and no coefficient after them.
             (15, 0) => index += 16,
+            // EOB: the rest of the block is zero.
             (_, 0) => break,
             _ => {
                 index += zeros;
@@ -318,6 +330,7 @@ fn new_rest(
         let (zeros, size) = (usize::from(code >> 4), u32::from(code & 15));
         match (zeros, size) {
             (15, 0) => index += 16,
+            // EOBn: the band ends in this block and in `ends` more, this one not counted.
             (run, 0) => {
                 *ends = (1 << run) - 1 + bits.take(run as u32)?;
                 break;
@@ -341,6 +354,7 @@ fn refine_rest(
     ends: &mut u32,
     block: &mut [i16],
 ) -> Result<(), Damage> {
+    // `band` limits the shift to 13.
     let one = 1i16 << band.low;
     let mut index = band.first;
     if *ends == 0 {
@@ -349,6 +363,7 @@ fn refine_rest(
             let (mut zeros, size) = (u32::from(code >> 4), u32::from(code & 15));
             let mut new = 0;
             match (zeros, size) {
+                // Skips fifteen zeros and ends at the sixteenth, which stays zero.
                 (15, 0) => {}
                 (run, 0) => {
                     *ends = (1 << run) + bits.take(run)?;
@@ -359,6 +374,7 @@ fn refine_rest(
             }
             while index <= band.last {
                 let coefficient = block.get_mut(place(index)).ok_or(Damage::Codes)?;
+                // Only zero coefficients count for the run; the others get a correction bit.
                 if *coefficient != 0 {
                     refine(bits, coefficient, one)?;
                 } else if zeros == 0 {
@@ -387,6 +403,7 @@ fn refine_rest(
 }
 
 fn refine(bits: &mut Bits<'_>, coefficient: &mut i16, one: i16) -> Result<(), Damage> {
+    // The bit adds to the magnitude. One that is set already stays, as in libjpeg.
     if bits.take(1)? == 1 && *coefficient & one == 0 {
         *coefficient = coefficient.wrapping_add(if *coefficient >= 0 { one } else { -one });
     }

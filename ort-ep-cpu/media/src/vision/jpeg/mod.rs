@@ -54,6 +54,7 @@ impl Frame {
         loop {
             let (marker, body) = segments.next()?;
             match marker {
+                // SOF0 to SOF2: baseline, extended sequential, and progressive with Huffman codes.
                 0xc0..=0xc2 => return Frame::parse(body, marker == 0xc2),
                 0xc3 | 0xc5..=0xc7 | 0xcd..=0xcf => {
                     return Err(Damage::Unsupported("without loss, or in hierarchies,"));
@@ -73,6 +74,7 @@ impl Frame {
         }
         let (height, width) =
             (usize::from(u16::from_be_bytes([h1, h0])), usize::from(u16::from_be_bytes([w1, w0])));
+        // A height of 0 would come later in a DNL segment, which is not supported.
         if height == 0 || width == 0 {
             return Err(Damage::Form("its size is 0"));
         }
@@ -111,6 +113,7 @@ impl Frame {
         }
         let mut blocks = 0;
         for it in &mut components {
+            // Whole MCUs, because interleaved scans code their padding too.
             it.columns = width.div_ceil(8 * across) * it.across;
             it.rows = height.div_ceil(8 * down) * it.down;
             it.first_block = blocks;
@@ -163,6 +166,7 @@ impl<'a> Segments<'a> {
                     let length = self.bytes.get(self.at + 1..self.at + 3).ok_or(Damage::Cut)?;
                     let length = length.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
                     let start = self.at + 3;
+                    // The length counts its own two bytes; at least these are skipped.
                     self.at += 1 + length.max(2);
                     return Ok((marker, self.bytes.get(start..self.at).ok_or(Damage::Cut)?));
                 }
@@ -222,6 +226,7 @@ impl Tables {
             let mut table = Box::new([0; 64]);
             for (index, step) in own.chunks_exact(size).enumerate() {
                 if let Some(to) = table.get_mut(place(index)) {
+                    // Big-endian, in zigzag order.
                     *to = step.iter().fold(0, |step, byte| step << 8 | u16::from(*byte));
                 }
             }
@@ -346,6 +351,7 @@ impl Decoder<'_> {
         let mut coded = Coded { bits, progress: Progress::default() };
         let (columns, rows) = self.units(&scanned);
         let mut left = self.tables.restart;
+        // No overflow: sizes have 16 bits.
         for unit in 0..columns * rows {
             // Counted per MCU, because even a scan of few bytes visits all blocks of a huge image.
             spend(64 * scanned.len());
@@ -469,6 +475,7 @@ impl Decoder<'_> {
         let it = self.frame.components.get(component);
         let steps = self.steps.get(component).and_then(Option::as_ref);
         let (Some(it), Some(steps)) = (it, steps) else { return };
+        // `unit` counted the block from the first one of its component.
         let own = block - it.first_block;
         let stride = it.columns * 8;
         let start = it.first_block * 64 + own / it.columns * 8 * stride + own % it.columns * 8;

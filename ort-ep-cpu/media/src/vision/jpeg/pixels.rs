@@ -28,6 +28,7 @@ const C_3_072711026: i32 = 25172;
 fn transform(input: [i32; 8]) -> [i32; 8] {
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input.map(Wrapping);
     let times = |value: Wrapping<i32>, constant: i32| value * Wrapping(constant);
+    // The algorithm of Loeffler, Ligtenberg and Moschytz (1989), as in libjpeg's `jidctint`.
     let z = times(i2 + i6, C_0_541196100);
     let (even2, even3) = (z - times(i6, C_1_847759065), z + times(i2, C_0_765366865));
     let (even0, even1) = ((i0 + i4) << BITS, (i0 - i4) << BITS);
@@ -45,6 +46,7 @@ fn transform(input: [i32; 8]) -> [i32; 8] {
 }
 
 fn descale(value: i32, bits: usize) -> i32 {
+    // Rounds to nearest by adding a half before the shift.
     value.wrapping_add(1 << (bits - 1)) >> bits
 }
 
@@ -60,6 +62,7 @@ pub(super) fn samples(block: &[i16; 64], table: &[u16; 64]) -> [u8; 64] {
         return [sample(descale(step(0) << PASS, PASS + 3)); 64];
     }
     let rows: [[i32; 8]; 8] = std::array::from_fn(|row| std::array::from_fn(|column| step(row * 8 + column)));
+    // Columns first, with two extra bits, then rows: another order would round differently.
     let columns = transposed(&rows).map(|column| transform(column).map(|value| descale(value, BITS - PASS)));
     let rows =
         transposed(&columns).map(|row| transform(row).map(|value| sample(descale(value, BITS + PASS + 3))));
@@ -67,6 +70,7 @@ pub(super) fn samples(block: &[i16; 64], table: &[u16; 64]) -> [u8; 64] {
 }
 
 fn sample(value: i32) -> u8 {
+    // Samples are centered at 128; the saturation serves damaged files.
     value.saturating_add(128).clamp(0, 255) as u8
 }
 
@@ -163,6 +167,7 @@ pub(super) fn rgb([y, cb, cr]: [u8; 3]) -> [u8; 3] {
 
 /// Multiplies an ink by black, both in 0..=255, with rounding.
 pub(super) fn over_black(ink: u8, black: u8) -> u8 {
+    // Division by 255, exact for all products of two bytes.
     let product = u32::from(ink) * u32::from(black) + 128;
     ((product + (product >> 8)) >> 8) as u8
 }
