@@ -202,6 +202,7 @@ impl Graph {
     pub fn producers(&self) -> Vec<Option<NodeId>> {
         let mut producers = vec![None; self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {
+            // Of two producers the later one is kept. `verify` refuses such a graph.
             for output in node.outputs.iter().flatten() {
                 producers
                     .get_mut(output.index())
@@ -261,6 +262,8 @@ impl Graph {
             woken.sort_unstable();
             woken.dedup();
             for reader in woken {
+                // A reader counted this producer once, and each producer leaves `ready` once, so no
+                // count wraps.
                 waits[reader.index()] -= 1;
                 if waits[reader.index()] == 0 {
                     ready.insert(reader.index());
@@ -268,6 +271,7 @@ impl Graph {
             }
         }
         if order.len() < self.nodes.len() {
+            // Nodes after a cycle wait as well, although they are not on it.
             let stuck = (0..self.nodes.len()).filter(|index| waits[*index] > 0);
             let names: Vec<String> = stuck.take(5).map(|index| self.nodes[index].place()).collect();
             return Err(error!(InvalidGraph, "the graph has a cycle through {}", names.join(", ")));

@@ -61,6 +61,7 @@ impl NodeEmitter<'_> {
         outputs: usize,
     ) -> Result<(Node, Vec<ValueId>)> {
         let spec = Registry::global()?.operator(domain, op)?;
+        // Each node adds a value, so the count makes the name unique.
         let name = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count());
         self.graph.new_node(spec, name.into(), inputs, attrs, outputs)
     }
@@ -130,6 +131,7 @@ impl NodeEmitter<'_> {
     /// Adds a tensor filled with one number, of the shape and type of `like`.
     pub(crate) fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
         let number = self.number(value, self.dtype(like)?)?;
+        // Through `Shape`, because only the run may know the sizes.
         let shape = self.emit("Shape", &[like], &[])?;
         self.emit("Expand", &[number, shape], &[])
     }
@@ -155,6 +157,7 @@ impl NodeEmitter<'_> {
         }
         let rank = from.len();
         ensure!(to.len() <= rank, Fail, "a gradient of rank {rank} for a value of rank {}", to.len());
+        // Broadcasting adds leading axes and stretches axes of size 1.
         let lead = rank - to.len();
         let pairs = || from.iter().skip(lead).zip(&to);
         // Only the run knows whether two symbolic sizes agree, so the operator decides then.

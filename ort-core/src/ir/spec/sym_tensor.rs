@@ -67,6 +67,7 @@ impl SymTensor {
     pub fn to_tensor(&self, dtype: DType, ints: &[i64]) -> Option<Tensor> {
         match dtype {
             DType::I64 => Tensor::from_slice(&self.shape, ints).ok(),
+            // Expressions are 64 bits wide, and a sum of two `int32` may exceed that type.
             DType::I32 => {
                 let narrow: Option<Vec<i32>> = ints.iter().map(|&v| i32::try_from(v).ok()).collect();
                 Tensor::from_vec(&self.shape, narrow?).ok()
