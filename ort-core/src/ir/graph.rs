@@ -243,6 +243,7 @@ impl Graph {
             .nodes
             .iter()
             .map(|node| {
+                // Inputs and constants have no producer and are ready from the start.
                 let mut needed: Vec<NodeId> = node.reads().filter_map(|v| producers[v.index()]).collect();
                 needed.sort_unstable();
                 needed.dedup();

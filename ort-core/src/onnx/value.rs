@@ -87,6 +87,7 @@ fn read_sequence(proto: SequenceProto, element: Option<&ValueType>) -> Result<Va
 fn read_optional(proto: OptionalProto, element: Option<&ValueType>) -> Result<Value> {
     let inner = match kind_of(proto.elem_type())? {
         Kind::Undefined => None,
+        // A kind whose field is not set counts as empty.
         Kind::Tensor => proto.tensor_value.map(|inner| read_tensor(*inner)),
         Kind::SparseTensor => proto.sparse_tensor_value.map(|inner| read_sparse(*inner)),
         Kind::Sequence => proto.sequence_value.map(|inner| read_sequence(*inner, None)),
@@ -133,6 +134,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
     let Some(dtype) = tensors.first().map(|tensor| tensor.dtype()) else {
         return Ok(Value::Sequence(values));
     };
+    // Packed elements would have to be shifted to share bytes.
     let single =
         |tensor: &&Tensor| tensor.dtype() == dtype && tensor.element_count() == 1 && !dtype.is_packed();
     if !tensors.iter().all(single) {
@@ -143,6 +145,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
         let strings: Result<Vec<&[String]>> = tensors.iter().map(|tensor| tensor.strings()).collect();
         Tensor::from_strings(&shape, strings?.concat())?
     } else {
+        // Tensors of a data file are in host memory, so none is skipped.
         let bytes: Vec<&[u8]> = tensors.iter().filter_map(|tensor| tensor.bytes().map(|b| &b[..])).collect();
         Tensor::from_bytes(dtype, &shape, bytes.concat().into())?
     };
@@ -191,6 +194,7 @@ fn name_field(name: &str) -> Option<String> {
 }
 
 fn write_sequence(name: &str, sequence: &SequenceValue) -> Result<SequenceProto> {
+    // The elements decide, because the declared type may be unknown.
     let first = sequence.elements.first().map(type_of);
     let kind = kind_of_type(first.as_ref().unwrap_or(&sequence.element_type));
     let mut proto =

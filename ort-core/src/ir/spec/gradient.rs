@@ -85,6 +85,7 @@ impl<'a> GradCx<'a> {
     /// Sets the gradients to those of nodes that `build` adds. These compute the node's outputs
     /// again, and `build` returns them in order.
     pub fn through(&mut self, build: impl FnOnce(&mut GradCx<'a>) -> Result<Vec<ValueId>>) -> Result<()> {
+        // Nodes are only appended, so those of `build` are the ones from here on.
         let start = self.pen.graph.nodes.len();
         let outputs = build(self)?;
         let added = self.pen.graph.nodes.iter().enumerate().skip(start);

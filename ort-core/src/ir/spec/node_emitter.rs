@@ -121,6 +121,7 @@ impl NodeEmitter<'_> {
         let tensor = match dtype {
             DType::F64 => Tensor::scalar(value)?,
             DType::F32 => Tensor::scalar(value as f32)?,
+            // Directly from the double: through `f32` it would be rounded twice.
             DType::F16 => Tensor::scalar(half::f16::from_f64(value))?,
             DType::BF16 => Tensor::scalar(half::bf16::from_f64(value))?,
             other => return Err(error!(NotImplemented, "{} has no gradients", other.name())),

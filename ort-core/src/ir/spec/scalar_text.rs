@@ -103,6 +103,7 @@ impl FromStr for ScalarExpr {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<ScalarExpr> {
+        // Each part of a formula takes at least a byte of text, so this bounds the parsed tree.
         ensure!(
             text.len() <= LONGEST,
             InvalidGraph,

@@ -53,6 +53,7 @@ impl SymTensor {
         if !SymTensor::follows(view.dtype(), SymTensor::extent(view.shape())) || !view.is_host() {
             return None;
         }
+        // `follows` admits integers and booleans only, so the conversion is exact.
         let elements = view.to_ints().ok()?.into_iter().map(Dim::constant).collect();
         Some(SymTensor { shape: view.shape().into(), elements })
     }

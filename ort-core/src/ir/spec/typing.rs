@@ -196,6 +196,8 @@ pub(super) fn bound_dtype(
         return Ok(dtype);
     }
     let found = bound.iter().find(|(name, _)| *name == param.ty).and_then(|(_, ty)| ty.dtype());
+    // A variable with one type needs no input to bind it, so outputs of node types without inputs
+    // have one.
     let only = || {
         let set = spec.type_var(param.ty)?.types.tensor;
         let mut types = set.iter();
