@@ -149,6 +149,7 @@ pub fn embed_layer_norm<L>(cx: &OpCx<'_, L>) -> Result<EmbedLayerNorm> {
 
 /// Whether an image has one to three spatial axes, or an unknown rank.
 pub fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
+    // Batch and channels are two axes more.
     matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
 }
 
@@ -160,6 +161,7 @@ pub fn has_few_image_axes(node: &NodeView<'_>, most: usize) -> bool {
 
 /// Whether a `Dropout` node certainly drops nothing.
 pub fn is_inference(node: &NodeView<'_>) -> bool {
+    // Without `training_mode` the operator is in inference mode.
     let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
     node.input(2).is_none() || constant().is_some_and(|training| training == [0])
 }

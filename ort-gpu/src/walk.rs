@@ -8,6 +8,7 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut stride = 1usize;
     for (place, size) in strides.iter_mut().zip(shape).rev() {
         *place = stride;
+        // A tensor with elements cannot saturate here; of an empty one no stride is used.
         stride = stride.saturating_mul(*size);
     }
     strides

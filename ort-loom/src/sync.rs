@@ -121,6 +121,7 @@ pub(crate) mod thread {
     pub(crate) fn park() {
         let Thread(token) = current();
         let mut is_there = token.is_there.lock();
+        // A token that was given before is not lost: the thread does not wait then.
         while !*is_there {
             token.given.wait(&mut is_there);
         }

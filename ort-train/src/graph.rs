@@ -232,6 +232,7 @@ fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
     let mut builder = GraphBuilder::extend(std::mem::replace(graph, Graph::new("")));
     builder.set_scope("loss");
     let scale = builder.typed_input(LOSS_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())));
+    // The scale is float32, but the loss has the type of the model's output.
     let scale = builder.node("CastLike", &[scale, loss], &[])?;
     let scaled = builder.node("Mul", &[loss, scale], &[])?;
     *graph = builder.finish(&outputs)?;

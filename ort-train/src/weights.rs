@@ -352,6 +352,7 @@ impl Copies {
             .collect();
         if let Some(node) = graph.nodes.get_mut(index) {
             let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+            // In the order of `Node::reads`, so that each slot meets its own copy.
             let slots = node.inputs.iter_mut().flatten().chain(captures.map(|capture| &mut capture.outer));
             slots.zip(&copies).for_each(|(slot, copy)| *slot = copy.unwrap_or(*slot));
         }

@@ -176,6 +176,7 @@ fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BT
     let mut work: Vec<usize> = entry.to_vec();
     let mut stopped = false;
     while let Some(block) = work.pop() {
+        // A block without a producer is an input, which is there anyway.
         let Some(maker) = joint.maker[block] else { continue };
         let stops = strategy == Strategy::Compromised && widens(joint, maker);
         stopped |= stops;

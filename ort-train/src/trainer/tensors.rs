@@ -61,6 +61,7 @@ impl Trainer {
             let value = values.get(name.as_str()).copied();
             let value = value.ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
             let tensor = self.state.tensor(name)?;
+            // A default stays a default, so that the trained model has the inputs of the original.
             match graph.input_defaults.get_mut(&value) {
                 Some(default) => *default = tensor,
                 None => drop(graph.constants.insert(value, tensor)),
