@@ -156,6 +156,7 @@ pub fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
 /// Whether the image of a `Col2Im` node has at most this number of spatial axes, or an unknown one.
 pub fn has_few_image_axes(node: &NodeView<'_>, most: usize) -> bool {
     let axes = node.shape(1).and_then(|shape| shape.first().and_then(|size| size.as_constant()));
+    // The length of the shape input is the number of spatial axes.
     axes.is_none_or(|axes| axes <= most as i64)
 }
 

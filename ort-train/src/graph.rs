@@ -70,6 +70,7 @@ impl TrainingGraph {
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         let shared = shared_weights(&forward.graph, &values);
         let equal = equal_weights(&forward.graph, &candidates);
+        // Patterns name their weights on purpose, so none of those is doubtful.
         let doubtful = match options.trainable.is_empty() {
             true => doubtful_weights(&forward.graph, &values),
             false => Vec::new(),

@@ -211,6 +211,7 @@ impl Optimizer {
         let count: usize = shape.iter().product();
         let of = |kind, dtype, shape| StateSpec { kind, dtype, shape };
         match *self {
+            // Without momentum, an update depends on the gradient alone.
             Optimizer::Sgd { momentum: 0.0, .. } => Vec::new(),
             Optimizer::Sgd { .. } => vec![like("velocity")],
             Optimizer::Adam { .. } | Optimizer::Lamb { .. } => {
@@ -236,6 +237,7 @@ impl Optimizer {
                         of("column_moment", dtype, with([1, *columns])),
                     ]
                 }
+                // A vector or scalar has no rows and columns to factor.
                 _ => vec![like("second_moment")],
             },
         }

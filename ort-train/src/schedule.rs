@@ -52,6 +52,7 @@ impl Schedule {
                 rise(warmup)
             }
             Schedule::Linear { warmup, total } => {
+                // This saturates, so the rate stays at 0 past `total`.
                 total.saturating_sub(update) as f64 / total.saturating_sub(warmup).max(1) as f64
             }
             Schedule::Cosine { warmup, total } => {

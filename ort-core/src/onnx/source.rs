@@ -49,6 +49,7 @@ impl Source {
         let place = || format!("model '{name}'");
         let FileBytes { bytes, mapping, identity } = read_file(path, access.map).within(place)?;
         let compiled = CompiledModel::open(&bytes, mapping.as_ref()).within(place)?.map(Arc::new);
+        // The first file of a compiled model is the ONNX model itself.
         let own = compiled.as_ref().and_then(|compiled| compiled.files().first()?.bytes().cloned());
         let bytes = own.unwrap_or(bytes);
         let folder = match path.parent() {

@@ -71,6 +71,7 @@ fn kind_of(code: i32) -> Result<Kind> {
 }
 
 fn read_sequence(proto: SequenceProto, element: Option<&ValueType>) -> Result<Value> {
+    // Inner sequences get no declared type: their elements show it.
     let elements: Result<Vec<Value>> = match kind_of(proto.elem_type())? {
         Kind::Undefined => Ok(Vec::new()),
         Kind::Tensor => proto.tensor_values.into_iter().map(read_tensor).collect(),
@@ -154,6 +155,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
 
 fn element_type(declared: Option<&ValueType>, first: Option<&Value>) -> ValueType {
     match declared {
+        // The declared type comes first, because an empty sequence has no element to show one.
         Some(declared) if *declared != ValueType::Unknown => declared.clone(),
         _ => first.map(type_of).unwrap_or_default(),
     }
@@ -223,6 +225,7 @@ fn write_sparse(sparse: &SparseTensor) -> Result<SparseTensorProto> {
 fn write_optional(name: &str, optional: &OptionalValue) -> Result<OptionalProto> {
     let mut proto = OptionalProto { name: name_field(name), ..OptionalProto::default() };
     let Some(element) = &optional.element else {
+        // ONNX marks an empty optional by the kind `Undefined`.
         proto.elem_type = Some(Kind::Undefined as i32);
         return Ok(proto);
     };
@@ -238,6 +241,7 @@ fn write_optional(name: &str, optional: &OptionalValue) -> Result<OptionalProto>
 }
 
 fn write_map(name: &str, map: &MapValue) -> Result<MapProto> {
+    // The file holds a sequence of values, whether they are stacked here or not.
     let values = match &*map.values {
         Value::Sequence(sequence) => write_sequence("", sequence)?,
         Value::Tensor(tensor) => write_sequence("", &unstack(tensor)?)?,

@@ -102,6 +102,7 @@ impl Warnings {
     ) -> Result<()> {
         // The text contains names from the file: escape and bound them.
         let text = shown(&text.into(), NAME_BYTES).into_owned();
+        // Strict loading stops at the first deviation, so it collects nothing.
         if self.strict {
             let place = place();
             let problem = error!(InvalidGraph, "{text}")

@@ -199,6 +199,8 @@ impl Simulation {
                     if ready {
                         order.push((maker, true));
                     } else if !std::mem::replace(&mut cloned[maker as usize], true) {
+                        // The step comes back as ready once all steps that it reads from are in the
+                        // order.
                         stack.push((maker, true));
                         let makers = self.dropped_makers(&self.steps[maker as usize], dropped);
                         stack.extend(makers.filter(|maker| !cloned[*maker as usize]).map(|it| (it, false)));
