@@ -294,7 +294,8 @@ impl Tensor {
                 Data::Strings(texts.clone(), start..end)
             }
             Data::Device(buffer, offset) => {
-                // Only `from_device_at` makes tensors inside a device buffer, because it checks the range.
+                // Only `from_device_at` makes tensors inside a device buffer, because it checks the
+                // range.
                 ensure!(element_offset == 0, Fail, "a device tensor is not sliced in the middle");
                 Data::Device(buffer.clone(), *offset)
             }
