@@ -326,6 +326,7 @@ impl Shared {
 
     fn try_extend(&self, state: &mut State, need: usize, alignment: usize) -> Result<(), AllocError> {
         let device = self.inner.device();
+        // Rounded down, because regions are whole granules.
         let available = self.available(state) / GRANULE * GRANULE;
         if need > available {
             return Err(AllocError::OutOfMemory { requested: need, available: Some(available), device });
@@ -345,6 +346,7 @@ impl Shared {
                 }
                 // Retry with a smaller region than the strategy's, as long as it holds the request.
                 Err(_) if wanted > need => {
+                    // Nine tenths is ONNX Runtime's back-pedal factor.
                     let less = wanted / 10 * 9 / GRANULE * GRANULE;
                     wanted = if less > SMALLEST_RETRY { less.max(need) } else { need };
                 }

@@ -257,10 +257,12 @@ impl Managed {
         let mut step = 1i64;
         let mut sizes = shape.iter().zip(strides).rev();
         let in_order = sizes.all(|(&size, &stride)| {
+            // An axis of size 1 never advances, so exporters write any stride for it.
             let fits = size == 1 || stride == step;
             step = step.saturating_mul(size);
             fits
         });
+        // Strides of an empty tensor address nothing.
         in_order || shape.contains(&0)
     }
 

@@ -41,6 +41,7 @@ impl HostMemory {
         let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let kibibytes = |name: &str| Some(field(&text, name)?.saturating_mul(1024));
         let total = kibibytes("MemTotal:")?;
+        // `MemAvailable` exists since Linux 3.14.
         let free = kibibytes("MemAvailable:").or_else(|| kibibytes("MemFree:"))?;
         let machine = HostMemory { total, free: free.min(total) };
         let groups = folders(root).into_iter().filter_map(|group| group.memory());
@@ -143,6 +144,7 @@ impl<'a> Mount<'a> {
         let found = system.next()? == kind;
         let options = system.nth(1).unwrap_or("");
         let fits = found && (kind == "cgroup2" || options.split(',').any(|name| name == "memory"));
+        // proc(5): root and mount point are the fields 4 and 5.
         let mut mount = mount.split(' ').skip(3);
         let (root, point) = (mount.next()?, mount.next()?);
         fits.then_some(Mount { root, point })
@@ -152,6 +154,7 @@ impl<'a> Mount<'a> {
     /// mount point itself, as in a container that sees its own group as the root.
     fn below(self, path: &'a str) -> &'a Path {
         let inside = if self.root == "/" { Some(path) } else { path.strip_prefix(self.root) };
+        // cgroup_namespaces(7): a group outside of the namespace is shown with `..`.
         let inside = inside.filter(|inside| !inside.split('/').any(|part| part == ".."));
         Path::new(inside.unwrap_or("").trim_start_matches('/'))
     }

@@ -72,6 +72,7 @@ impl Recycler {
         let fits = |len: usize| len >= bytes && len - bytes <= bytes / 4;
         let places = waiting.iter().enumerate().filter(|(_, waiting)| fits(waiting.region.len()));
         let (place, _) = places.min_by_key(|(_, waiting)| waiting.region.len())?;
+        // The order does not matter: `make_room` sorts by age.
         Some(waiting.swap_remove(place).region)
     }
 
@@ -133,6 +134,7 @@ impl Allocator for Recycler {
     }
 
     fn trim(&self) -> usize {
+        // Taken out, so that the regions are freed after the lock.
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.iter().map(|waiting| waiting.region.len()).sum()
     }

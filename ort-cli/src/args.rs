@@ -120,6 +120,7 @@ impl ModelArgs {
     pub(crate) fn source(&self) -> Result<Source> {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
         let standard = Limits::default();
+        // Without the flag, the default deadline stays in force; only a number replaces it.
         let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
         Ok(Source::open(&self.model, access)?
             .limits(limits)
@@ -136,6 +137,7 @@ impl ModelArgs {
     pub(crate) fn single_dims(&self) -> Result<Vec<(String, i64)>> {
         let single = |(name, sizes): &(String, Vec<i64>)| match sizes.as_slice() {
             [size] => Ok((name.clone(), *size)),
+            // A run binds each dimension to one size, so a list makes sense for plans alone.
             _ => bail!("--dim {name} has {} sizes; only `ort plan` takes more than one", sizes.len()),
         };
         self.dims.iter().map(single).collect()
@@ -177,6 +179,7 @@ impl ModelArgs {
         let mut options = SessionOptions {
             enable_cpu_mem_arena: !self.no_arena,
             enable_mem_pattern: !self.no_mem_pattern,
+            // 0 stands for the default: one thread per core that the process may use.
             intra_op_num_threads: self.threads.unwrap_or(0),
             load_threads: self.load_threads.unwrap_or(0),
             memory_limit: self.memory_limit,
@@ -209,6 +212,7 @@ pub(crate) fn level(text: &str) -> Result<Level, String> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
+    // `try_from_secs_f64` rejects negative numbers, NaN and numbers that overflow.
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.ok_or_else(|| format!("`{text}` is not a number of seconds"))
 }
@@ -238,6 +242,7 @@ fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
     if sizes.is_empty() {
         return Ok((name, Vec::new()));
     }
+    // Shapes use `x`, because a comma separates the sizes of a sweep in `--dim`.
     let sizes: Result<Vec<usize>, _> = sizes.split('x').map(str::parse).collect();
     sizes.map(|sizes| (name, sizes)).map_err(|_| format!("`{text}` is not INPUT=1x3x224x224"))
 }
@@ -251,6 +256,7 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         ("MB", 1_000_000),
         ("GB", 1_000_000_000),
     ];
+    // No unit is the ending of another one, so the order of the table does not matter.
     let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
     let (number, factor) =
         unit.map_or((text, 1), |(unit, factor)| (text.strip_suffix(unit).unwrap_or(text), *factor));
@@ -258,6 +264,7 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         let units = UNITS.map(|(unit, _)| unit).join(", ");
         format!("`{text}` is not a size such as 512MiB: a number of bytes, or one with {units}")
     };
+    // A fraction such as `1.5GiB` is a valid size, so the number is parsed as a float.
     let number: f64 = number.trim().parse().map_err(|_| refused())?;
     let bytes = number * factor as f64;
     // `as usize` would saturate, so reject what does not fit.
@@ -280,6 +287,7 @@ pub(crate) fn parts(memory: &MemoryUse) -> String {
         ("outputs", memory.outputs + memory.outputs_waiting),
         ("values of unknown size", memory.dynamic),
     ];
+    // Most sessions have few of these categories, and a line of zeros hides the others.
     let parts = named.iter().filter(|(_, bytes)| *bytes > 0);
     let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
     let (total, idle) = (human_bytes(memory.total()), human_bytes(memory.idle));
@@ -293,6 +301,7 @@ pub(crate) fn table(header: &[&str]) -> Table {
 
 /// Formats a batch split: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
 pub(crate) fn split_in_words(split: &BatchSplit) -> String {
+    // A large batch may run as hundreds of parts, so only the first few are listed.
     const MOST: usize = 8;
     let count: usize = split.parts.iter().sum();
     let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();

@@ -20,6 +20,7 @@ pub(crate) struct Room {
 
 impl Room {
     pub(crate) fn new(limit: Option<usize>) -> Room {
+        // An unknown machine has the bound of any single allocation.
         let left = host_memory_bytes().unwrap_or(isize::MAX as usize);
         Room { left, each: limit.unwrap_or(usize::MAX) }
     }
@@ -40,6 +41,7 @@ pub(crate) fn read_npy(path: &Path, most: usize) -> Result<Tensor> {
     let read = || -> Result<Tensor> {
         let file = open_regular(path)?;
         let length = file.metadata()?.len();
+        // The reader checks the size in the header against this length before it allocates.
         Ok(ort_numpy::read_npy(BufReader::new(file), length, most)?)
     };
     read().with_context(|| format!("reading {}", path.display()))

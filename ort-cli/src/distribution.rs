@@ -54,6 +54,7 @@ impl Bernoulli {
         runs: &[Tensor],
         expected: &Tensor,
     ) -> Result<Option<String>> {
+        // Type and shape are fixed even for random outputs.
         for run in runs {
             if (run.dtype(), run.shape()) != (expected.dtype(), expected.shape()) {
                 let (dtype, shape) = (run.dtype().name(), run.shape());
@@ -68,6 +69,7 @@ impl Bernoulli {
     fn judge(self, probabilities: &[f64], draws: &[Vec<f64>]) -> Option<String> {
         let chance = |p: &f64| if self.complement { 1.0 - p } else { *p };
         let chances: Vec<f64> = probabilities.iter().map(chance).collect();
+        // This also rejects NaN, which is unequal to both.
         if let Some(value) = draws.iter().flatten().find(|&&value| value != 0.0 && value != 1.0) {
             return Some(format!("a draw is {value}, expected 0 or 1"));
         }
@@ -79,12 +81,15 @@ impl Bernoulli {
             if draws.iter().any(|draw| draw != first) {
                 return Some("two runs with the same seed differ".to_string());
             }
+            // The variance of a sum of independent draws is the sum of their variances, p(1 - p)
+            // each.
             let variance = chances.iter().map(|p| p * (1.0 - p)).sum();
             // A seeded model has one sample per element, too few to test each. Test the number of
             // ones instead.
             return misses("the draw", first.iter().sum(), chances.iter().sum(), variance, SINGLE);
         }
         let count = draws.len() as f64;
+        // The ones of an element in n draws are binomial, with mean np and variance np(1 - p).
         chances.iter().enumerate().find_map(|(place, p)| {
             let ones = draws.iter().filter_map(|draw| draw.get(place)).sum();
             let of = format!("element {place} of {count} draws");
@@ -95,6 +100,7 @@ impl Bernoulli {
 
 /// Returns a message if a count of ones is off its mean by more than this many standard deviations.
 fn misses(of: &str, ones: f64, mean: f64, variance: f64, deviations: f64) -> Option<String> {
+    // A p outside of 0 to 1 has a negative variance, and a bound of NaN would accept any count.
     let bound = deviations * variance.max(0.0).sqrt();
     ((ones - mean).abs() > bound).then(|| format!("{of}: {ones} ones, expected {mean:.1} within {bound:.1}"))
 }

@@ -24,6 +24,7 @@ pub(crate) fn nice(least: f64) -> f64 {
     if !least.is_finite() || least <= 0.0 {
         return 1.0;
     }
+    // This is the largest power of ten up to `least`, so the steps cover the decade above it.
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0].map(|factor| factor * power);
     // Tolerate rounding errors of the logarithm and the power.

@@ -21,15 +21,18 @@ use crate::arrays::{Room, open_npz, read_npy};
 pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Value)>> {
     let specs = model.inputs();
     let known: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    // A misspelled name would silently leave the shape at its default.
     if let Some((name, _)) = args.shapes.iter().find(|(name, _)| !known.contains(name.as_str())) {
         bail!("--shape: {}", no_input(name, &specs));
     }
     // Sizes in a file are untrusted, so all inputs share one memory budget.
     let mut room = Room::new(args.memory_limit);
     let mut given = read(args, (&specs, &known), &mut room)?;
+    // Sizes are checked before random inputs are allocated for them.
     check_sizes(args, model, &given)?;
     let is_given: HashSet<String> = given.iter().map(|(name, _)| name.clone()).collect();
     let bindings = bindings(args, model)?;
+    // One generator serves all inputs in the model's order, so a seed repeats them exactly.
     let mut random = Pcg64::seed_from_u64(args.seed);
     for spec in &specs {
         // An input with a default needs no value: an old model lists its weights among its inputs.
@@ -39,6 +42,7 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
         let shape = args.shapes.iter().find(|(name, _)| *name == spec.name).map(|(_, shape)| shape.clone());
         let value = make_up(spec, shape, &bindings, &mut random, room.most())
             .with_context(|| format!("input '{}' ({})", spec.name, spec.ty))?;
+        // Random inputs share the budget of the arrays that were read.
         room.take(value.byte_count());
         given.push((spec.name.clone(), value));
     }
@@ -100,8 +104,10 @@ fn check_sizes(args: &ModelArgs, model: &Model, given: &[(String, Value)]) -> Re
         let declared = model.inputs().into_iter().find(|spec| spec.name == *name);
         let Some(formal) = declared.as_ref().and_then(|spec| spec.ty.shape()) else { continue };
         for (axis, (dim, &size)) in formal.iter().zip(shape).enumerate() {
+            // Only sizes from the command line are checked here. The run checks the others.
             let own = dim.symbols().into_iter().find_map(|symbol| Some((asked.get(&symbol)?, symbol)));
             if let Some((value, symbol)) = own
+                // Solving may bind further symbols, so it works on a copy of the given sizes.
                 && unify(dim, i64::try_from(size)?, &mut asked.clone()).is_err()
             {
                 bail!(
@@ -116,6 +122,7 @@ fn check_sizes(args: &ModelArgs, model: &Model, given: &[(String, Value)]) -> Re
 
 /// Returns the sizes of the symbolic dimensions: those given, otherwise 1.
 fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
+    // Every symbol gets a size, because random tensors need concrete shapes.
     let symbols = model.symbols();
     let mut bindings = Bindings::new();
     for symbol in &symbols {
@@ -178,6 +185,7 @@ fn random_tensor(
         let sizes =
             ty.shape.as_ref().context("the model does not declare its rank; give its shape with --shape")?;
         let size = |dim: &Dim| {
+            // An expression without a value, for instance with a division by 0, counts as 1.
             let size = dim.evaluate(bindings).unwrap_or(1);
             usize::try_from(size).with_context(|| {
                 format!("dimension {dim} is {size}, expected 0 or more; give other sizes with --dim")
@@ -197,6 +205,7 @@ fn random_tensor(
         bail!("shape {shape:?} needs {needed}, but {room} are available; use smaller dimensions");
     }
     if ty.dtype == DType::String {
+        // Reserving reports a failed allocation as an error, where `vec!` would abort.
         let mut texts = Vec::new();
         texts.try_reserve_exact(count).with_context(|| format!("{count} strings"))?;
         texts.resize(count, String::new());
@@ -237,6 +246,7 @@ fn draw_others(tensor: &mut TensorBuffer, count: usize, random: &mut Pcg64) -> R
         let mut draw = || -> f32 {
             if is_float { random.sample(StandardNormal) } else { f32::from(random.random_range(0..2u8)) }
         };
+        // A chunk of float32 values takes 16 KiB, so the copy is negligible.
         let drawn: Vec<u8> = (0..elements).flat_map(|_| draw().to_le_bytes()).collect();
         convert(DType::F32, &drawn, dtype, part, elements, CastOptions::default())?;
         left -= elements;

@@ -45,6 +45,7 @@ where
         let mut fields = String::new();
         context.format_fields(Writer::new(&mut fields), event)?;
         let (level, target) = (event.metadata().level(), event.metadata().target());
+        // The bound holds after escaping, so a long name cannot flood the terminal.
         let fields = shown(&fields, LINE_BYTES);
         match colour(level).filter(|_| self.is_coloured) {
             Some(colour) => writeln!(writer, "\x1b[{colour}m{level:>5}\x1b[0m {target}: {fields}"),

@@ -110,12 +110,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(problem) => return refuse(&problem),
     };
+    // Warnings are shown by default, because they mean that a result may be unexpected.
     let level = match (cli.quiet, cli.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => LevelFilter::WARN,
         (false, 1) => LevelFilter::INFO,
         (false, _) => LevelFilter::DEBUG,
     };
+    // Logging starts before the command, so that warnings from loading are not lost.
     logging::start(level);
     // Turn `SIGXFSZ` into an I/O error: `ulimit -f` must fail the write, not kill the process.
     ort_runtime::fail_writes_beyond_file_size_limit();
@@ -131,6 +133,7 @@ fn main() -> ExitCode {
         // there is no way to report anything.
         let text = format!("{problem:#}");
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        // 64 bytes remain for the prefix `error: ` within the bound of a line.
         let line = format!("error: {}", ort_runtime::shown(&lines.join("; "), output::LINE_BYTES - 64));
         let _ = writeln!(std::io::stderr(), "{line}");
         ExitCode::FAILURE

@@ -53,6 +53,7 @@ const COUNTS: &[(&str, Count)] = &[
 /// Returns the multiplications and additions of a run on these inputs, or `None` if a shape is
 /// known only at run time. A branch counts as its larger side, a loop as one iteration.
 pub(crate) fn count(model: &Model, given: &[(&str, Value)]) -> Option<u64> {
+    // Inference writes types into the graph, and the model's graph is shared.
     let mut graph = Graph::clone(model.graph());
     for (name, value) in given {
         let Ok(tensor) = value.tensor() else { continue };
@@ -75,6 +76,7 @@ fn of_graph(graph: &Graph) -> Option<u64> {
         };
         let mut largest = 0;
         for subgraph in &node.subgraphs {
+            // `If` runs one branch, so the branches are not added up.
             largest = largest.max(of_graph(&subgraph.graph)?);
         }
         sum = sum.checked_add(own)?.checked_add(largest)?;
@@ -88,19 +90,26 @@ fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
     let output = || shape(graph, *node.outputs.first()?);
     match rule {
         Count::Product(transposed) => {
+            // The first input is [.., M, K], or [.., K, M] if it is transposed.
             let left = input(0)?;
             let is_transposed = transposed.is_some_and(|name| node.attrs.flag(name).unwrap_or(false));
             let summed = left.iter().rev().nth(usize::from(is_transposed)).copied()?;
             product(&output()?)?.checked_mul(summed)
         }
+        // The first axis of the weights counts output channels; the rest is the filter of one
+        // channel.
         Count::Convolution(weights) => product(&output()?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
         Count::Separable => {
+            // The image is [N, C, spatial..]; its channels are in the pointwise weights already.
             let pixels = product(input(0)?.get(2..)?)?.checked_mul(*input(0)?.first()?)?;
             let depthwise = product(&output()?)?.checked_mul(product(input(2)?.get(1..)?)?)?;
             pixels.checked_mul(product(&input(1)?)?)?.checked_add(depthwise)
         }
+        // The first axis of the weights counts input channels: the rest multiplies one input
+        // element.
         Count::Transposed(weights) => product(&input(0)?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
         Count::Recurrent => {
+            // The input is [sequence, batch, size], or [batch, sequence, size] with layout 1.
             let steps = product(input(0)?.get(..2)?)?;
             steps.checked_mul(product(&input(1)?)?.checked_add(product(&input(2)?)?)?)
         }
@@ -109,10 +118,12 @@ fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
 
 fn shape(graph: &Graph, value: Option<ValueId>) -> Option<Vec<u64>> {
     let sizes = graph.value(value?).ty.shape()?;
+    // A symbolic size ends the count: a partial sum would understate the work.
     sizes.iter().map(|size| size.as_constant().and_then(|size| u64::try_from(size).ok())).collect()
 }
 
 fn product(sizes: &[u64]) -> Option<u64> {
+    // Shapes come from the model file, so their product may overflow.
     sizes.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))
 }
 

@@ -56,6 +56,7 @@ pub(crate) fn say_json(object: &impl Serialize) -> Result<()> {
 /// Returns an object as JSON in which no character acts on a terminal.
 fn json(object: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(object)?;
+    // serde_json escapes ASCII control characters only, but others also act on a terminal.
     let plain = without_steering(&text, |escaped, character| {
         // JSON escapes are UTF-16 code units, so a character beyond the BMP needs two.
         for unit in character.encode_utf16(&mut [0; 2]) {
@@ -67,6 +68,7 @@ fn json(object: &impl Serialize) -> Result<String> {
 
 fn send(text: &str) -> Result<()> {
     let mut output = std::io::stdout().lock();
+    // Without the flush, the error of a full disk would be lost when the process exits.
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(()),
         Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => Err(ReaderLeft.into()),

@@ -11,6 +11,7 @@ pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn defect(panic: &(dyn Any + Send)) -> anyhow::Error {
+    // `panic!` has a `String` payload with arguments, and a `&str` without.
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     anyhow!("internal error: {text}; this is a bug of `ort`: report it with the output of `-vv`")

@@ -58,6 +58,7 @@ impl ProviderArgs {
             })
             .collect();
         for ProviderOption { provider, name, value } in &self.options {
+            // An option that reaches no provider would have no effect.
             let Some(own) = requests.iter_mut().find(|request| request.name == *provider) else {
                 let known: Vec<&str> = requests.iter().map(|request| request.name.as_str()).collect();
                 bail!(

@@ -21,6 +21,7 @@ pub(crate) struct Resident {
 pub(crate) fn measure() -> Resident {
     let status = procfs::process::Process::myself().and_then(|process| process.status());
     let Ok(status) = status else { return Resident::default() };
+    // `/proc/self/status` reports KiB.
     let bytes = |kib: Option<u64>| kib.map(|kib| kib * 1024);
     Resident {
         now: bytes(status.vmrss),
@@ -41,6 +42,7 @@ pub(crate) fn measure() -> Resident {
 /// RSS.
 pub(crate) fn most_anonymous<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
     let most = AtomicU64::new(0);
+    // The counters order no other memory access, so relaxed ordering suffices.
     let look = || measure().anonymous.map(|bytes| most.fetch_max(bytes, Ordering::Relaxed));
     let done = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {

@@ -54,6 +54,8 @@ impl Target {
         let mut place = path.to_path_buf();
         for _ in 0..MOST_LINKS {
             let name = place.file_name().ok_or_else(|| invalid("the path names no file"))?.to_os_string();
+            // Resolved in each round, because `..` in a link starts at the folder that really holds
+            // it.
             let folder = folder_of(&place).canonicalize()?;
             place = folder.join(name);
             // Links to open descriptors have no path behind them, and `/proc` holds nothing that
@@ -102,6 +104,7 @@ impl Target {
             (Target::File(path), PendingFile::File(file)) => {
                 // The content must be on disk before the name points to it.
                 file.as_file().sync_all()?;
+                // Before the rename, so that the name never shows the file with another mode.
                 if let Some(mode) = path.symlink_metadata().ok().filter(Metadata::is_file) {
                     keep_mode(file.as_file(), &mode)?;
                 }
@@ -163,6 +166,7 @@ impl Write for PendingFile {
             PendingFile::File(file) => file.write(bytes),
             PendingFile::Nothing(length) => {
                 length.place += bytes.len() as u64;
+                // A write after a seek back does not extend the output.
                 length.bytes = length.bytes.max(length.place);
                 Ok(bytes.len())
             }
@@ -324,6 +328,7 @@ fn set_aside(place: &Path) -> io::Result<Option<TempPath>> {
         return Ok(None);
     }
     let aside = named(folder_of(place), REPLACED)?.into_temp_path();
+    // The temporary file has reserved the name; the rename replaces it.
     std::fs::rename(place, &aside)?;
     Ok(Some(aside))
 }
@@ -415,6 +420,7 @@ fn named(folder: &Path, suffix: &str) -> io::Result<NamedTempFile> {
 fn is_due(folder: &Path) -> bool {
     let now = Instant::now();
     let mut looked_through = LOOKED_THROUGH.lock();
+    // Old entries are dropped, so that the table does not grow with each folder ever written to.
     looked_through.retain(|_, last| now.duration_since(*last) < LEFT_BEHIND);
     let is_due = !looked_through.contains_key(folder);
     if is_due {
@@ -434,6 +440,7 @@ fn forget_unfinished(folder: &Path) {
         let name = name.to_string_lossy();
         let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
         let is_own = name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1);
+        // Without an age (a time in the future) the file counts as young and stays.
         if !is_own || age().is_none_or(|age| age < LEFT_BEHIND) {
             continue;
         }
@@ -457,6 +464,7 @@ fn invalid(problem: &str) -> io::Error {
 #[cfg(unix)]
 fn keep_mode(file: &File, replaced: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
+    // Not the set-user-ID bits: new content must not run with the rights of the old.
     let mode = replaced.permissions().mode() & 0o777;
     file.set_permissions(std::fs::Permissions::from_mode(mode))
 }

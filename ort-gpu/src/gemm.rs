@@ -74,6 +74,8 @@ pub struct Gemm {
 fn axis_order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     if batch && rank > 2 {
+        // `transBatchA` of `FusedMatMul`: the first axis holds the rows, axes 1 to rank - 2 the
+        // batch.
         order.get_mut(..rank - 1).into_iter().for_each(|axes| axes.rotate_left(1));
     }
     if matrix && rank > 1 {
@@ -96,6 +98,7 @@ impl MatrixLayout {
         let own = strides(&tensor.shape);
         let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
         let mut steps: Vec<usize> = order.iter().filter_map(|axis| own.get(*axis)).copied().collect();
+        // As in `numpy.matmul`: a vector on the left is one row, on the right one column.
         if sizes.len() == 1 {
             let place = if side == GemmSide::Lhs { 0 } else { 1 };
             sizes.insert(place, 1);
@@ -127,6 +130,7 @@ impl MatrixLayout {
         let missing = missing.ok_or_else(|| error!(Fail, "an operand has more batches than the output"))?;
         let mut steps = vec![0; missing];
         let sizes_and_steps = self.sizes.iter().zip(&self.steps).take(own);
+        // A batch of 1 broadcasts: each matrix of the result reads the same one.
         steps.extend(sizes_and_steps.map(|(size, step)| if *size == 1 { 0 } else { *step }));
         Ok(steps)
     }
@@ -156,6 +160,7 @@ impl StridedTensor {
             );
             steps.push(if *size == 1 { 0 } else { stride });
         }
+        // [batch.., row, column], as in `whole`.
         let column = steps.pop().unwrap_or(0);
         let row = steps.pop().unwrap_or(0);
         Ok(StridedTensor { tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
@@ -192,6 +197,7 @@ impl Gemm {
     ///
     /// The sizes do not fit.
     pub fn new([a, b]: [&Operand; 2], [lhs, rhs]: [MatrixLayout; 2], y: &Operand) -> Result<Gemm> {
+        // [.., rows, depth] times [.., depth, columns]
         let (lhs_batch, [rows, depth], [lhs_row, lhs_depth]) = lhs.split()?;
         let (rhs_batch, [rhs_rows, columns], [rhs_depth, rhs_column]) = rhs.split()?;
         ensure!(
@@ -211,6 +217,7 @@ impl Gemm {
             column: rhs_column,
             depth: rhs_depth,
         };
+        // With the sizes of the product, because `y` has no axis for the side of a vector.
         let result = StridedTensor::broadcast("the result", y, &whole, &whole)?;
         Ok(Gemm { batch, rows, columns, depth, lhs, rhs, result })
     }

@@ -25,6 +25,7 @@ impl<K: PartialEq, L> LaunchCache<K, L> {
     /// Returns the launches of a key, and makes them the most recently used.
     pub fn find(&self, key: &K) -> Option<Arc<[L]>> {
         let mut entries = self.entries.lock();
+        // At most `CAPACITY` keys, so comparing is cheaper than hashing them.
         let place = entries.iter().position(|(own, _)| own == key)?;
         let found = entries.remove(place)?;
         let launches = found.1.clone();

@@ -17,11 +17,13 @@ pub const ALIGNMENT: usize = 256;
 pub fn locate(id: DeviceId, range: &DeviceRange<'_>) -> Result<Option<(u64, usize)>> {
     let owner = range.buffer.device();
     ensure!(owner == id, Fail, "memory of {owner} was handed to {id}");
+    // Nothing reads or writes an empty range, so it needs no handle.
     if range.len == 0 {
         return Ok(None);
     }
     ensure!(range.offset + range.len <= range.buffer.len(), Fail, "a range ends beyond its buffer");
     let handle = range.buffer.handle().ok_or_else(|| error!(Fail, "a device buffer has no handle"))?;
+    // The buffer may itself be a part of the memory behind the handle.
     Ok(Some((handle, range.buffer.offset() + range.offset)))
 }
 

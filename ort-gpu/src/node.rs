@@ -41,6 +41,7 @@ impl NodeInfo {
     /// Returns the context for planning: shapes without memory. Host inputs have no values, because
     /// the plan reserves the workspace before a run.
     pub fn planned<L>(&self, shapes: &IoShapes<'_>, limits: L) -> OpCx<'_, L> {
+        // An operand without a known shape is left out, as an absent one.
         let operand = |arg, dtype: &Option<DType>, shape: &Option<Shape>| {
             Some(Operand { arg, dtype: (*dtype)?, shape: shape.clone()? })
         };

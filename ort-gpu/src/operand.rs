@@ -48,6 +48,7 @@ impl Operand {
 
     /// The bytes of all elements; a huge number on overflow.
     pub fn bytes(&self) -> usize {
+        // Half the range, so that `workspace` can add an offset and round up.
         self.dtype.byte_len(self.count()).unwrap_or(usize::MAX / 2)
     }
 

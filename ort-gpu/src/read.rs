@@ -149,17 +149,20 @@ pub fn embed_layer_norm<L>(cx: &OpCx<'_, L>) -> Result<EmbedLayerNorm> {
 
 /// Whether an image has one to three spatial axes, or an unknown rank.
 pub fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
+    // Batch and channels are two axes more.
     matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
 }
 
 /// Whether the image of a `Col2Im` node has at most this number of spatial axes, or an unknown one.
 pub fn has_few_image_axes(node: &NodeView<'_>, most: usize) -> bool {
     let axes = node.shape(1).and_then(|shape| shape.first().and_then(|size| size.as_constant()));
+    // The length of the shape input is the number of spatial axes.
     axes.is_none_or(|axes| axes <= most as i64)
 }
 
 /// Whether a `Dropout` node certainly drops nothing.
 pub fn is_inference(node: &NodeView<'_>) -> bool {
+    // Without `training_mode` the operator is in inference mode.
     let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
     node.input(2).is_none() || constant().is_some_and(|training| training == [0])
 }

@@ -26,6 +26,7 @@ impl StridedRows {
         let strides = strides(shape);
         let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
             let axes = shape.iter().zip(&strides).zip(mask).filter(|(_, along)| **along == wanted);
+            // Only an empty tensor has strides beyond `i64`, and no element of it is read.
             axes.map(|((size, stride), _)| (*size, i64::try_from(*stride).unwrap_or(i64::MAX))).unzip()
         };
         let ((kept, kept_steps), (along, along_steps)) = (part(false), part(true));

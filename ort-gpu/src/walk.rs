@@ -8,6 +8,7 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut stride = 1usize;
     for (place, size) in strides.iter_mut().zip(shape).rev() {
         *place = stride;
+        // A tensor with elements cannot saturate here; of an empty one no stride is used.
         stride = stride.saturating_mul(*size);
     }
     strides
@@ -28,6 +29,7 @@ impl Walk {
     pub fn new(sizes: &[usize], steps: &[Vec<i64>]) -> Walk {
         let mut walk = Walk { sizes: Vec::new(), steps: vec![Vec::new(); steps.len()] };
         for (axis, size) in sizes.iter().copied().enumerate() {
+            // A tensor without a stride for an axis broadcasts along it.
             let step = |all: &Vec<i64>| all.get(axis).copied().unwrap_or(0);
             let own: Vec<i64> = steps.iter().map(step).collect();
             let joins =
@@ -39,6 +41,7 @@ impl Walk {
                 Some(last) if walk.steps.iter().zip(&own).all(joins) => {
                     *last *= size;
                     for (steps, own) in walk.steps.iter_mut().zip(own) {
+                        // The merged axis advances by the stride of its inner part.
                         steps.last_mut().into_iter().for_each(|step| *step = own);
                     }
                 }

@@ -57,6 +57,7 @@ fn take_50_and_shrink(budget: &Arc<Budget>) {
 /// may be refused.
 fn advance_40(budget: &Arc<Budget>) {
     let Ok(advance) = budget.advance(40) else { return };
+    // Twice, because what is released must be reservable from the advance again.
     for _ in 0..2 {
         drop(advance.budget().reserve(Category::Slab, 40).unwrap());
     }
@@ -103,6 +104,7 @@ fn two_reserve() {
 
 #[test]
 fn three_reserve() {
+    // Three threads have too many interleavings to explore all of them.
     check(Some(1), one, [(0, take::<60>), (0, take::<60>), (0, take_50_and_shrink)]);
 }
 

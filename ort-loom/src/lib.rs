@@ -33,6 +33,7 @@ pub use ort_alloc::{DeviceId, exact_bytes};
 /// Explores all interleavings with at most `preemptions` preemptions of a thread, or all
 /// interleavings if `None`.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    // Atomics of the standard library, which loom does not reset from run to run.
     let orders = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&orders);
     let mut builder = loom::model::Builder::new();

@@ -32,6 +32,7 @@ fn all_together(pool: &Pool) {
         while *arrived < threads {
             all_arrived.wait(&mut arrived);
         }
+        // Each thread that wakes up wakes the next: our condition variable has no `notify_all`.
         all_arrived.notify_one();
         if thread::current().id() != caller {
             end_worker();
@@ -50,6 +51,7 @@ fn check<const CALLERS: usize>(preemptions: usize, capacity: usize, regions: [&'
         };
         let others = regions.iter().skip(1).map(|tasks| thread::spawn(call(tasks)));
         let others: Vec<_> = others.collect();
+        // The first caller is this thread, which leaves loom one thread less to interleave.
         regions.iter().take(1).for_each(|tasks| call(tasks)());
         others.into_iter().for_each(|other| other.join().unwrap());
         all_together(&pool);

@@ -26,6 +26,7 @@ impl Deref for AtomicUsize {
 impl Drop for AtomicUsize {
     fn drop(&mut self) {
         // `with_mut` fails unless all accesses of other threads happened before.
+        // A second panic during unwinding would abort the process and hide the first.
         if !std::thread::panicking() {
             self.0.with_mut(|_| ());
         }
@@ -75,6 +76,7 @@ impl Condvar {
     }
 
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        // Loom's `wait` takes the guard by value, so it leaves its place meanwhile.
         let held = guard.0.take().unwrap();
         guard.0 = Some(self.0.wait(held).unwrap());
     }
@@ -121,6 +123,7 @@ pub(crate) mod thread {
     pub(crate) fn park() {
         let Thread(token) = current();
         let mut is_there = token.is_there.lock();
+        // A token that was given before is not lost: the thread does not wait then.
         while !*is_there {
             token.given.wait(&mut is_there);
         }

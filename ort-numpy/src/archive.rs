@@ -123,6 +123,7 @@ fn check_ends(reader: &mut (impl Read + Seek)) -> Result<u64> {
     let length = reader.seek(SeekFrom::End(0)).map_err(unread)?;
     reader.seek(SeekFrom::Start(0)).map_err(unread)?;
     let mut start = Vec::new();
+    // The longest of the signatures below, NumPy's, has six bytes.
     reader.by_ref().take(6).read_to_end(&mut start).map_err(unread)?;
     // Users confuse the two formats, so a `.npy` file gets an error of its own.
     ensure!(

@@ -78,6 +78,7 @@ impl Header {
     /// The byte count overflows.
     pub fn data_bytes(&self) -> Result<usize> {
         let count = element_count(&self.shape)?;
+        // Rust allocates at most `isize::MAX` bytes.
         let bytes = count.checked_mul(self.item.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
         bytes.ok_or_else(|| error!(InvalidArgument, "shape {:?} has too many bytes to address", self.shape))
     }

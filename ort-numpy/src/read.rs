@@ -120,6 +120,7 @@ impl Iterator for Places<'_> {
     fn next(&mut self) -> Option<usize> {
         let place = self.next;
         let axes = self.index.iter_mut().zip(self.shape).zip(&self.strides).rev();
+        // The last axis advances first (C order), by its Fortran stride.
         for ((index, size), stride) in axes {
             *index += 1;
             self.next += stride;

@@ -270,6 +270,7 @@ fn describe(
     training: &TrainingOptions,
     graph: &TrainingGraph,
 ) -> Result<TrainingDescription> {
+    // Only a check: the description keeps names, not values.
     named_values(model.graph(), &options.additional_output_names)?;
     let sorted = |names: &[String]| names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
     Ok(TrainingDescription {
@@ -315,6 +316,7 @@ fn take_out(graph: &mut Graph, names: &[String]) -> Result<()> {
     for name in names {
         let value = values.get(name.as_str()).copied();
         let value = value.ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
+        // A name may be asked for as frozen and be a statistic at once.
         if graph.constants.contains_key(&value) && taken.insert(value) {
             graph.inputs.push(value);
         }
@@ -329,6 +331,7 @@ pub(crate) fn put_in(graph: &mut Graph, weights: Vec<(String, Tensor)>) -> Resul
     let values = values_by_name(graph);
     let mut inputs: HashSet<ValueId> = graph.inputs.iter().copied().collect();
     for (name, tensor) in weights {
+        // Removed at once, so that a name that is given twice is an error.
         let value = values.get(name.as_str()).copied().filter(|value| inputs.remove(value));
         let value = value.ok_or_else(|| error!(InvalidArgument, "it has no parameter '{name}'"))?;
         graph.constants.insert(value, tensor);
@@ -341,6 +344,7 @@ pub(crate) fn put_in(graph: &mut Graph, weights: Vec<(String, Tensor)>) -> Resul
 fn write(graph: &Graph, model: &Model, path: &Path, description: &Description) -> Result<()> {
     let text = serde_json::to_string(description).map_err(|problem| error!(Fail, "{problem}"))?;
     let mut info = model.info().clone();
+    // The model may be an artifact itself. Then its description goes.
     info.metadata.retain(|(key, _)| key != KEY);
     info.metadata.push((KEY.to_string(), text));
     save(graph, &info, path, &Weights::Inside)

@@ -73,6 +73,7 @@ impl Trainer {
         let mut builder = GraphBuilder::extend(self.training.graph.clone());
         builder.set_scope("gradient");
         let first = builder.graph().nodes.len();
+        // The first batch of an update overwrites, so no pass has to clear the accumulators.
         let overwrite = builder.typed_input(OVERWRITE, ValueType::tensor(DType::Bool, Some(Vec::new())));
         let mut outputs = vec![self.training.loss];
         outputs.extend(self.training.statistics.iter().map(|statistic| statistic.updated));
@@ -217,6 +218,7 @@ impl<'a> Updates<'a> {
         // We scale the norm instead of each gradient, which gives the same clipping without another
         // pass.
         let norm = self.builder.node("Mul", &[norm, scale], &[])?;
+        // PyTorch adds 1e-6 to the norm and never scales up.
         let (most, little, one) =
             (number(self.builder, most)?, number(self.builder, 1e-6)?, number(self.builder, 1.0)?);
         let norm = self.builder.node("Add", &[norm, little], &[])?;
@@ -268,6 +270,7 @@ fn update_early(graph: &mut Graph, first: usize) {
     let producers = graph.producers();
     let mut last_reader: HashMap<ValueId, usize> = HashMap::new();
     for (index, node) in graph.nodes.iter().enumerate().take(first) {
+        // In graph order, so the last reader of a value overwrites the others.
         last_reader.extend(node.reads().map(|value| (value, index)));
     }
     let mut keys: Vec<(usize, usize)> = (0..graph.nodes.len()).map(|index| (index, index)).collect();
@@ -280,6 +283,7 @@ fn update_early(graph: &mut Graph, first: usize) {
         }
         let readers = node.reads().filter_map(|value| last_reader.get(&value).copied());
         if let (Some(last), Some(key)) = (made.iter().copied().chain(readers).max(), keys.get_mut(index)) {
+            // Sorts right behind node `last`, whose own key is (last, last).
             *key = (last, index);
         }
     }

@@ -134,6 +134,7 @@ impl<'g> Finder<'g> {
         for value in trained {
             follows.get_mut(value.index()).into_iter().for_each(|follows| *follows = true);
         }
+        // One pass is enough, because nodes come after what they read.
         for node in &graph.nodes {
             if node.reads().any(|read| follows.get(read.index()) == Some(&true)) {
                 for output in node.outputs.iter().flatten() {
@@ -181,6 +182,7 @@ impl<'g> Finder<'g> {
     fn inside(&self, value: ValueId) -> Option<(usize, &'g Node)> {
         let index = self.producers.get(value.index()).copied().flatten()?.index();
         let node = self.graph.nodes.get(index)?;
+        // What others read must be computed anyway, and fusion would compute it twice.
         let alone = self.reads.get(value.index()) == Some(&1);
         // Other outputs, such as the mask of a `Dropout`, may exist if nothing reads them.
         let unread = |output: &ValueId| self.reads.get(output.index()) == Some(&0);
@@ -237,6 +239,7 @@ impl<'g> Finder<'g> {
 
     /// Returns how a node scales the scores: the operator, the number and the scores.
     fn scale(&self, node: &Node) -> Option<(&'static str, ValueId, ValueId)> {
+        // The factor moves to the queries and must not raise their rank.
         let is_number = |value: ValueId| {
             let shape = self.graph.value(value).ty.shape();
             shape.is_some_and(|shape| shape.iter().all(|size| size.as_constant() == Some(1)))
@@ -262,6 +265,7 @@ impl<'g> Finder<'g> {
         if let Some(node) = producer.filter(|node| is_standard(node, "Transpose"))
             && let Some(given) = node.attrs.find_ints("perm").filter(|given| given.len() == rank)
         {
+            // The exporter's permutation and the swap of the last axes become one.
             (order, of) = (given.to_vec(), input(node, 0)?);
         }
         if rank > 1 {

@@ -187,6 +187,7 @@ impl Trainer {
     /// Returns the name.
     fn write_tensors(&self, folder: &Path, before: Option<&str>) -> Result<String> {
         let name = |index: u64| format!("{}{index}{}", OWN.0, OWN.1);
+        // One name is in use at most, so the first or the second number is free.
         let index =
             (self.batches..).find(|index| before != Some(name(*index).as_str())).unwrap_or(self.batches);
         // A `View` cannot report an error, so the first tensor that cannot be copied from its
@@ -246,14 +247,17 @@ impl Trainer {
             .map_err(|problem| error!(NoSuchFile, "{problem}"))?;
         let bytes = file.bytes();
         let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
+        // All tensors must be in the state before they are compared.
         self.detach();
         self.hold_gradients(manifest.pending > 0)?;
         // All tensors are checked before the first is overwritten.
         self.check_tensors(&tensors)?;
         let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
         for name in names {
+            // `check_tensors` found each of them, so none is skipped.
             let Ok(stored) = tensors.tensor(&name) else { continue };
             let there = self.state.get(&name)?;
+            // The bytes may be unaligned in the file.
             let mut tensor = TensorBuffer::new(there.dtype(), there.shape())?;
             tensor.bytes_mut()?.copy_from_slice(stored.data());
             self.state.write(&name, &tensor.tensor()?)?;
@@ -375,6 +379,7 @@ impl View for Kept<'_> {
         }
         let copied = self.copied().unwrap_or_else(|problem| {
             self.lost.replace(Some(problem));
+            // The file is discarded. The zeros only keep the layout that its header announces.
             vec![0; self.data_len()]
         });
         copied.into()

@@ -81,6 +81,7 @@ impl<'t> Content<'t> {
 
     /// Whether the transpose of a square matrix is less than the matrix in byte order.
     fn is_less_transposed(&self, rows: usize) -> bool {
+        // The diagonal is its own mirror image, and what is below it is compared from above.
         let places = (0..rows).flat_map(|row| (row + 1..rows).map(move |column| (row, column)));
         let mut pairs =
             places.map(|(row, column)| [column * rows + row, row * rows + column].map(|at| self.stored(at)));
@@ -95,6 +96,7 @@ impl<'t> Content<'t> {
     /// The elements in canonical order.
     fn elements(&self) -> impl Iterator<Item = &'t [u8]> + '_ {
         let (rows, columns) = match self.shape.as_slice() {
+            // The memory holds the other orientation: [columns, rows].
             &[rows, columns] if self.is_turned => (rows, columns),
             _ => (1, self.bytes.len() / self.size),
         };

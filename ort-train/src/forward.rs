@@ -150,8 +150,10 @@ impl Forward {
         let read: HashSet<ValueId> = self.graph.nodes.iter().flat_map(Node::reads).collect();
         // Each node has a stream of its own, so that the nodes do not all drop the same elements.
         for (stream, place) in places.into_iter().enumerate() {
+            // ONNX's default for `ratio` is 0.5.
             let ratio = self.graph.add_constant(format!("dropout.{stream}.ratio"), Tensor::scalar(0.5f32)?);
             let Some(node) = self.graph.nodes.get(place) else { continue };
+            // The replacement has no mask: the backward pass draws it again.
             let mask = node.outputs.get(1).copied().flatten();
             let is_read = mask.is_some_and(|mask| read.contains(&mask));
             ensure!(!is_read, NotImplemented, "the mask of {} is read", node.place());
@@ -227,6 +229,7 @@ impl Forward {
                 continue;
             }
             let dtype = tensor.dtype();
+            // Updates exist for float32 and float64 only.
             ensure!(
                 matches!(dtype, DType::F32 | DType::F64),
                 NotImplemented,
@@ -237,6 +240,7 @@ impl Forward {
         }
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         self.make_inputs(&values);
+        // What is trained is an input by this time, so only frozen weights move into bodies.
         sink_constants(&mut self.graph);
         Ok(candidates)
     }

@@ -70,6 +70,7 @@ impl TrainingGraph {
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         let shared = shared_weights(&forward.graph, &values);
         let equal = equal_weights(&forward.graph, &candidates);
+        // Patterns name their weights on purpose, so none of those is doubtful.
         let doubtful = match options.trainable.is_empty() {
             true => doubtful_weights(&forward.graph, &values),
             false => Vec::new(),
@@ -232,6 +233,7 @@ fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
     let mut builder = GraphBuilder::extend(std::mem::replace(graph, Graph::new("")));
     builder.set_scope("loss");
     let scale = builder.typed_input(LOSS_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())));
+    // The scale is float32, but the loss has the type of the model's output.
     let scale = builder.node("CastLike", &[scale, loss], &[])?;
     let scaled = builder.node("Mul", &[loss, scale], &[])?;
     *graph = builder.finish(&outputs)?;

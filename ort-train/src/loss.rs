@@ -98,6 +98,7 @@ impl Loss {
                     help = "use an output of one element, or another loss",
                     "output '{name}' is {ty}, expected one element as the loss"
                 );
+                // The mean of one element is that element as a scalar.
                 nodes.mean(output)
             }
             Loss::Mse | Loss::L1 | Loss::BceWithLogits | Loss::KlDivergence { .. } => {
@@ -278,6 +279,7 @@ impl Nodes<'_> {
             _ if axis + 1 == shape.len() => {
                 // If the classes come last, two reshapes move them to axis 1 without a copy. Any
                 // other axis takes a transpose.
+                // [rows, classes]
                 let rows = self.emit_with("Flatten", &[scores], &[("axis", Attribute::Int(axis as i64))])?;
                 let one = self.builder.constant(Tensor::from_slice(&[1], &[-1i64])?);
                 (rows, self.emit("Reshape", &[labels, one])?)
@@ -295,6 +297,7 @@ impl Nodes<'_> {
             return self.emit_with("SoftmaxCrossEntropyLoss", &[scores, labels], &attrs);
         }
         let logs = self.emit_with("LogSoftmax", &[scores], &[("axis", Attribute::Int(1))])?;
+        // (1 - smoothing) * NLL - smoothing * mean(log p), with the mean over all classes.
         let likelihood = self.emit_with("NegativeLogLikelihoodLoss", &[logs, labels], &attrs)?;
         let alike = self.mean_over_classes(logs, labels, ignore)?;
         let kept = self.number(1.0 - smoothing, likelihood)?;
@@ -310,6 +313,7 @@ impl Nodes<'_> {
         let axes = self.builder.constant(Tensor::from_slice(&[1], &[1i64])?);
         let means = self.emit_with("ReduceMean", &[logs, axes], &[("keepdims", Attribute::Int(0))])?;
         let label = self.builder.constant(Tensor::scalar(label)?);
+        // Rows with an ignored label count neither in the sum nor in the number of rows.
         let ignored = self.emit("Equal", &[labels, label])?;
         let counts = self.emit("Not", &[ignored])?;
         let counts = self.emit("CastLike", &[counts, means])?;

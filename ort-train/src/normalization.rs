@@ -85,6 +85,7 @@ impl Normalization {
         ];
         let inputs = [self.input, mean, variance].map(Some);
         let made = builder.add((RUNTIME, "BatchNormalizationStatistics"), &inputs, &attrs, 2, Vec::new())?;
+        // `add` makes the two outputs it is asked for, so the fallback is never taken.
         let &[mean, inverse] = made.as_slice() else { return Ok([self.input; 2]) };
         if let Some(statistics) = builder.graph_mut().nodes.last_mut() {
             statistics.name = format!("{}/statistics", node.name).into();

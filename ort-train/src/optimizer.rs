@@ -211,12 +211,14 @@ impl Optimizer {
         let count: usize = shape.iter().product();
         let of = |kind, dtype, shape| StateSpec { kind, dtype, shape };
         match *self {
+            // Without momentum, an update depends on the gradient alone.
             Optimizer::Sgd { momentum: 0.0, .. } => Vec::new(),
             Optimizer::Sgd { .. } => vec![like("velocity")],
             Optimizer::Adam { .. } | Optimizer::Lamb { .. } => {
                 vec![like("first_moment"), like("second_moment")]
             }
             Optimizer::AdamW8bit { .. } => {
+                // The last block may be shorter.
                 let scales = vec![count.div_ceil(BLOCK)];
                 vec![
                     of("first_codes", DType::U8, shape.to_vec()),
@@ -227,12 +229,15 @@ impl Optimizer {
             }
             Optimizer::Adafactor { .. } => match shape {
                 [rest @ .., rows, columns] => {
+                    // [.., rows, 1] and [.., 1, columns]: their outer product has the shape of the
+                    // parameter.
                     let with = |sizes: [usize; 2]| rest.iter().copied().chain(sizes).collect();
                     vec![
                         of("row_moment", dtype, with([*rows, 1])),
                         of("column_moment", dtype, with([1, *columns])),
                     ]
                 }
+                // A vector or scalar has no rows and columns to factor.
                 _ => vec![like("second_moment")],
             },
         }
@@ -248,6 +253,7 @@ impl Optimizer {
     ) -> Result<Vec<ValueId>> {
         let StepValues { learning_rate, scale, update, step } = shared;
         let mut inputs = vec![Some(parameter), Some(gradient), Some(learning_rate), scale, update];
+        // Only optimizers with moments correct a bias that depends on the step.
         if !matches!(self, Optimizer::Sgd { .. }) {
             inputs.push(Some(step));
         }

@@ -117,6 +117,7 @@ impl TrainingOptions {
             InvalidArgument,
             "the learning rate is {rate}, expected 0 or more"
         );
+        // Without clipping, any valid number passes the check.
         let norm = self.clip_norm.unwrap_or(1.0);
         ensure!(
             norm.is_finite() && norm > 0.0,

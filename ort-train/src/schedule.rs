@@ -52,9 +52,11 @@ impl Schedule {
                 rise(warmup)
             }
             Schedule::Linear { warmup, total } => {
+                // This saturates, so the rate stays at 0 past `total`.
                 total.saturating_sub(update) as f64 / total.saturating_sub(warmup).max(1) as f64
             }
             Schedule::Cosine { warmup, total } => {
+                // An earlier arm took the updates of the warmup, so this does not wrap.
                 let done = (update - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
                 // Past `total` the cosine would rise again, so the rate stays at 0 from there on.
                 let done = done.min(1.0);

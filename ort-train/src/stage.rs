@@ -213,6 +213,7 @@ impl Stage {
             self.binding.bind_output(output, OutputTarget::Input(input.clone()))?;
         }
         for (input, output) in &self.replaces {
+            // In the memory of the statistic, so that the copy after the run stays on one device.
             self.binding.bind_output(output, memory_of(input))?;
         }
         for output in &self.outputs {
@@ -246,6 +247,7 @@ impl Stage {
         let value = self.binding.output(output)?;
         let tensor = value.tensor()?;
         match tensor.dtype() {
+            // Losses are reported in single precision, whatever the model computes in.
             ort_core::dtype::DType::F64 => Ok(tensor.to_scalar::<f64>()? as f32),
             _ => tensor.to_scalar::<f32>(),
         }

@@ -89,6 +89,7 @@ fn is_name_of_constant(name: &str) -> bool {
     let node = last.strip_suffix("_output_0").filter(|_| name.starts_with('/'));
     let is_node = |node: &str| {
         let number = node.strip_prefix("ConstantOfShape").or_else(|| node.strip_prefix("Constant"));
+        // An example is `/layer/Constant_3_output_0`.
         number.is_some_and(|number| number.is_empty() || number.strip_prefix('_').is_some_and(is_number))
     };
     let last = name.rsplit('.').next().unwrap_or(name);
@@ -101,6 +102,7 @@ fn is_name_of_constant(name: &str) -> bool {
 fn is_made_up(name: &str) -> bool {
     let of_reader = name.strip_prefix("onnx::").and_then(|name| name.rsplit_once('_'));
     let number = of_reader.map(|(_, number)| number).or_else(|| name.strip_prefix("val_"));
+    // Examples are `onnx::MatMul_123`, `val_7` and `/layer/Mul_output_0`.
     number.is_some_and(is_number) || name.starts_with('/') && name.ends_with("_output_0")
 }
 
@@ -184,6 +186,7 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
 fn merge_aliases(graph: &mut Graph, initializers: &Initializers<'_>) {
     let (mut known, mut instead) = (HashMap::new(), HashMap::new());
     let is_weight = |id: &ValueId| initializers.contains(&graph.value(*id).name);
+    // The first weight in the graph's order stands for all constants in its memory.
     for (id, tensor) in graph.constants.iter().filter(|(id, _)| is_weight(id)) {
         if let Some(memory) = Memory::of(tensor) {
             known.entry(memory).or_insert(*id);
@@ -318,6 +321,7 @@ impl Copies {
 
     /// Gives each reader of a matching weight a copy of its own.
     fn untie(&mut self, graph: &mut Graph, patterns: &[String]) -> Result<()> {
+        // Each pattern is tried alone, so that the error names the one without effect.
         for pattern in patterns {
             let asked = Patterns::new(std::slice::from_ref(pattern));
             let mut found = false;
@@ -352,6 +356,7 @@ impl Copies {
             .collect();
         if let Some(node) = graph.nodes.get_mut(index) {
             let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+            // In the order of `Node::reads`, so that each slot meets its own copy.
             let slots = node.inputs.iter_mut().flatten().chain(captures.map(|capture| &mut capture.outer));
             slots.zip(&copies).for_each(|(slot, copy)| *slot = copy.unwrap_or(*slot));
         }
@@ -395,6 +400,7 @@ fn tie(graph: Graph, patterns: &[String], separated: &HashSet<ValueId>) -> Resul
     let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
     let mut pairs = equal_pairs(&candidates, |_| true);
     pairs.retain(|pair| is_asked(pair.first) && is_asked(pair.second));
+    // The pairs are of all patterns together, but each must take part in one.
     for pattern in patterns {
         let asked = Patterns::new(std::slice::from_ref(pattern));
         let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);

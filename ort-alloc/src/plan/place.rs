@@ -34,6 +34,7 @@ fn greedy(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Option<Placement> {
 
 fn ranked(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Vec<usize> {
     let mut order: Vec<usize> = (0..roots.len()).filter(|&index| roots[index].bytes > 0).collect();
+    // Ties go by first step and index, so that equal inputs have equal plans.
     order.sort_by_cached_key(|&index| (Reverse(rank(&roots[index])), roots[index].first, index));
     order
 }
@@ -169,6 +170,7 @@ impl Placed {
         rivals.clear();
         let started = self.firsts.partition_point(|&first| first <= root.last);
         let ended = self.lasts.partition_point(|&last| last < root.first);
+        // A root that ended before this one started has started before, so nothing wraps.
         let at_most = started - ended;
         // Few rivals: query the tree and sort. Many rivals: filter the list, which is sorted
         // already.
@@ -192,6 +194,7 @@ impl Placed {
         first: usize,
         rivals: &mut Vec<(usize, usize)>,
     ) {
+        // `None` is less than any step: subtrees without placed roots are skipped as well.
         if low >= started || self.latest[node] < Some(first) {
             return;
         }
@@ -219,6 +222,7 @@ pub(super) fn best_fit(roots: &[Root]) -> Option<Placement> {
     let mut free = FreeList::default();
     for index in starts {
         let root = &roots[index];
+        // A root never ends before it starts, so the offset of one that ended is known.
         while let Some(ended) = ends.next_if(|&ended| roots[ended].last < root.first) {
             free.release(placement.offsets[ended], round_up(roots[ended].bytes, alignment)?);
         }

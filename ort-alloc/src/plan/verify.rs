@@ -80,6 +80,7 @@ fn check_place(
     lanes: &[LanePlan],
 ) -> Result<(), &'static str> {
     let offset = offsets[index];
+    // `verify` also takes plans that were made elsewhere, so the sum may overflow.
     let end = offset.checked_add(interval.bytes).ok_or("its end cannot be addressed")?;
     let place =
         lanes.binary_search_by_key(&interval.lane, |lane| lane.lane).map_err(|_| "its lane is missing")?;
@@ -100,6 +101,7 @@ fn check_place(
     if target.lane != interval.lane || !inside {
         return Err("it does not fit inside its target");
     }
+    // An alias is a part of its target, so the target's offset determines its own.
     match offsets[alias.of].checked_add(alias.offset) == Some(offset) {
         true => Ok(()),
         false => Err("it is not where its target is"),

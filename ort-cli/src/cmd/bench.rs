@@ -152,6 +152,7 @@ struct ArenaReport {
 
 impl ArenaReport {
     fn of(session: &Session) -> Option<ArenaReport> {
+        // The report describes the host; arenas of other devices go to the log.
         let all = session.allocator_stats();
         let (_, stats) = all.iter().find(|(device, _)| *device == DeviceId::HOST)?;
         Some(ArenaReport {
@@ -248,6 +249,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
         };
         let shape = [&[rows], row].concat();
         let count = given / rows;
+        // An input without rows has no bytes either, so the 1 only avoids a division by 0.
         let len = bytes.len() / given.max(1) * rows;
         if index > 0 && batches.len() != count {
             bail!("--rows: the inputs differ in their rows, as '{name}' shows");
@@ -264,6 +266,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
 
 /// Runs all callers for the requested time.
 fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Measured> {
+    // The clock counts all threads of the process, so the difference covers every caller.
     let busy = processor::time();
     let one = || {
         let begin = Instant::now();
@@ -324,6 +327,7 @@ fn print_report(report: &BenchReport) -> Result<()> {
         format!(
             "{:.3} GFLOP a run, {:.1} GFLOP/s",
             operations as f64 / 1e9,
+            // FLOP per millisecond, divided by a million, are GFLOP/s.
             operations as f64 / 1e6 / report.median_ms
         )
     });

@@ -77,6 +77,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         say!("{rows}")?;
     }
     let Some(first) = findings.first() else { return Ok(ExitCode::SUCCESS) };
+    // A problem of the whole model has no node to name.
     let place = match (&first.first_node, &first.operator) {
         (Some(node), Some(operator)) => format!("node '{node}' ({operator}): "),
         _ => String::new(),
@@ -105,6 +106,7 @@ fn find(args: &CheckArgs) -> Result<CheckReport> {
     };
     let mut findings = Vec::new();
     for unknown in unknown {
+        // The domain of ONNX itself is an empty string, which would read as a gap.
         let domain = if unknown.domain.is_empty() { "ai.onnx" } else { &unknown.domain };
         findings.push(Finding {
             operator: Some(format!("{domain}.{}", unknown.op)),

@@ -28,6 +28,7 @@ const DIGITS: &[u8] = include_bytes!("../../demo/digits.npz");
 const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 
 pub(crate) fn run() -> Result<ExitCode> {
+    // The embedded arrays are far below this bound of 16 MiB.
     let arrays = Archive::open(Cursor::new(DIGITS))?.read_all(1 << 24)?;
     let array = |name: &str| {
         let found = arrays.iter().find(|(known, _)| known == name);
@@ -65,8 +66,10 @@ fn show(images: &Tensor, labels: &[i64], probabilities: &Tensor) -> Result<()> {
     let pixels = images.to_vec::<f32>()?;
     let scores = probabilities.to_vec::<f32>()?;
     let classes = probabilities.shape()[1];
+    // An image that is all 0 must not cause a division by 0.
     let largest = pixels.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
     let mut right = 0;
+    // An image has 8 × 8 pixels.
     for (index, (image, scores)) in pixels.chunks_exact(64).zip(scores.chunks_exact(classes)).enumerate() {
         let best = (0..classes).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap_or(0);
         right += usize::from(labels[index] == best as i64);

@@ -61,6 +61,7 @@ fn outputs(model: &Model) -> Vec<ValueSpec> {
 }
 
 fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mut usize) {
+    // Weights of subgraphs count as well, because branches and loop bodies have their own.
     *parameters += graph.constants.values().map(|tensor| tensor.element_count()).sum::<usize>();
     for node in &graph.nodes {
         let domain = node.spec.domain;
@@ -93,6 +94,7 @@ fn print_claims(claims: &[NodePlacement], json: bool) -> Result<()> {
         };
         return say_json(&json!({"claims": claims.iter().map(claim).collect::<Vec<_>>()}));
     }
+    // A sorted map keeps the order of rows the same from run to run.
     let mut groups: BTreeMap<(&str, &str, String, String), (usize, &str)> = BTreeMap::new();
     for claim in claims {
         let why = claim.refusals.iter().map(|(name, why)| format!("{name}: {why}"));
@@ -123,6 +125,7 @@ fn print_json(
         "outputs": outputs.iter().map(spec).collect::<Vec<_>>(),
         "ir_version": info.ir_version,
         "opsets": opsets,
+        // An empty version would leave a trailing space.
         "producer": format!("{} {}", info.producer_name, info.producer_version).trim(),
         "operators": operators,
         "nodes": operators.values().sum::<usize>(),
@@ -157,6 +160,7 @@ fn print_tables(
     say!("\n{rows}")?;
     let mut rows = table(&["operator", "nodes"]);
     let mut sorted: Vec<_> = operators.iter().collect();
+    // The sort is stable, so operators with equal counts stay in alphabetical order.
     sorted.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (name, count) in sorted {
         rows.add_row([name.clone(), count.to_string()]);

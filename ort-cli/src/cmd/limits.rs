@@ -61,12 +61,15 @@ impl SimdOp for MultiplyAdds {
         let (factor, term) = (simd.splat(black_box(0.999)), simd.splat(black_box(0.001)));
         let mut sums = [simd.splat(black_box(1.0)); SUMS];
         for _ in 0..self.rounds {
+            // The sums do not depend on each other, so their multiply-adds overlap.
             for sum in &mut sums {
                 *sum = simd.mul_add(*sum, factor, term);
             }
         }
+        // Reading every sum keeps the compiler from dropping some of them.
         let last = sums.into_iter().fold(simd.splat(0.0), |all, sum| simd.add(all, sum));
         black_box(simd.horizontal_sum(last));
+        // A multiply-add counts as two operations in each lane.
         (2 * self.rounds * SUMS * S::LANES) as f64
     }
 }
@@ -88,6 +91,7 @@ fn best<W: FnMut() -> f64>(threads: usize, make: impl Fn() -> W + Sync) -> f64 {
             .collect();
         handles.into_iter().filter_map(|handle| handle.join().ok()).collect::<Vec<_>>()
     });
+    // Rates of one attempt belong together, so they are summed before the best is chosen.
     let attempts = (0..ATTEMPTS).map(|attempt| rates.iter().filter_map(|rates| rates.get(attempt)).sum());
     attempts.fold(0.0, f64::max)
 }

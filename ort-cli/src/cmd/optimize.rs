@@ -43,6 +43,7 @@ pub(crate) struct OptimizeArgs {
 }
 
 pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
+    // Writing is atomic, so this would succeed and leave no original to go back to.
     if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
         bail!("{} would replace the model that is read; give another file to write", args.output.display());
     }
@@ -79,6 +80,7 @@ fn repeated_names(graph: &Graph) -> Vec<String> {
     for name in shapes.flatten().filter_map(|dim| dim.as_symbol()?.name()) {
         *counts.entry(name).or_default() += 1;
     }
+    // A name with one dimension makes no claim about equal sizes.
     counts.retain(|_, count| *count > 1);
     counts.into_keys().map(|name| in_line(name).into_owned()).collect()
 }

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     let given: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let runs = args.runs.get();
+    // The warm-up also allocates the memory that the measured runs reuse.
     for _ in 0..runs {
         session.run(&given)?;
     }
@@ -63,6 +64,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
 fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
     let microseconds = event.start.as_secs_f64() * 1e6;
     let EventMemory { allocated, freed, live } = event.memory;
+    // In Chrome's format `X` is a complete event, and `C` a counter; times are microseconds.
     let mut events = vec![json!({
         "name": event.node,
         "cat": event.op,
@@ -105,6 +107,7 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
             // The profile holds the events of all runs.
             (count / runs).to_string(),
             format!("{time:.3}"),
+            // All times may be 0 on a coarse clock.
             format!("{:.1} %", 100.0 * time / total.max(f64::MIN_POSITIVE)),
         ]);
     }

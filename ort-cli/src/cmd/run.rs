@@ -91,6 +91,7 @@ fn summary(tensor: &Tensor) -> String {
             first.push(format!("{number:.5}"));
         }
     });
+    // Complex numbers have no order, so they have no minimum.
     if tensor.dtype().is_complex() || visited.is_err() {
         return String::new();
     }

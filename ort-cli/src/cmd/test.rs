@@ -91,6 +91,7 @@ fn case_name(folder: &Path) -> String {
 }
 
 fn one_line(text: &str) -> String {
+    // Half of a line leaves room for the name of the case.
     shown(&text.lines().map(str::trim).collect::<Vec<_>>().join(" "), LINE_BYTES / 2).into_owned()
 }
 
@@ -100,6 +101,7 @@ fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
     for dir in dirs {
         ensure!(dir.is_dir(), "there is no folder {}; name the folder of the cases", dir.display());
         let before = cases.len();
+        // Following links may loop, which the walk reports as an error.
         for entry in WalkDir::new(dir).follow_links(true).sort_by_file_name() {
             let entry = entry.with_context(|| format!("reading {}", dir.display()))?;
             if entry.file_name() == "model.onnx"
@@ -114,6 +116,7 @@ fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
     }
     let mut seen = std::collections::HashSet::new();
+    // A folder may be listed on the command line twice, or below another one.
     cases.retain(|case| seen.insert(case.clone()));
     Ok(cases)
 }
@@ -188,6 +191,7 @@ fn mapped(file: &Path) -> Result<bytes::Bytes> {
 /// Reads an expected output, as the type that the model declares for it.
 fn read_output(session: &Session, number: usize, file: &Path) -> Result<Value> {
     let graph = session.model().graph();
+    // A sequence is a SequenceProto and a tensor a TensorProto, and the bytes do not say which.
     let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
     onnx::value_from_bytes(mapped(file)?, &declared).with_context(|| format!("reading {}", file.display()))
 }
@@ -234,10 +238,12 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(usize, PathBuf)>> {
     for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        // Other files, such as notes beside the data, are ignored.
         if let Some(number) = stem.strip_prefix(prefix).and_then(|rest| rest.parse::<usize>().ok()) {
             found.push((number, path));
         }
     }
+    // Folders list their entries in any order, and names would put 10 before 2.
     found.sort();
     Ok(found)
 }

@@ -65,6 +65,8 @@ impl Content {
     /// Frees bytes in memory that nothing else shares. The hash of a small file is kept, that of a
     /// large one only on request: it would slow down loading, and most sessions have no cache.
     pub(crate) fn forget_unshared(&mut self, keep_hash: bool, reading: Reading) -> Result<()> {
+        // A mapping costs no memory of its own, and tensors that slice the bytes keep them alive
+        // anyway.
         if self.mapping.is_some() || !self.bytes.as_ref().is_some_and(Bytes::is_unique) {
             return Ok(());
         }
@@ -88,6 +90,8 @@ impl Content {
                     Some(hash) => hash,
                     None => {
                         let hash = self.compute(reading)?;
+                        // A folder that cannot be written costs a computation next time, not the
+                        // load.
                         if let Err(problem) = stamp.keep(folder, bytes, hash) {
                             tracing::debug!(%problem, "the hash of the model's file is not kept");
                         }
@@ -134,6 +138,7 @@ impl Content {
 pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, reading: Reading) -> Result<Option<Hash>> {
     let mut hasher = Hasher::new();
     for content in contents {
+        // The length separates name from hash: no two lists of files feed the same bytes.
         hasher.update(&(content.name.len() as u64).to_le_bytes());
         hasher.update(content.name.as_bytes());
         hasher.update(content.hash(stamps, reading)?.as_bytes());
@@ -162,6 +167,8 @@ fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, reading: Reading) -> R
     reading.check()?;
     let mut hasher = Hasher::new();
     hasher.update(&(bytes.len() as u64).to_le_bytes());
+    // Only a worker that was late left a hash out, and then `check` has returned: time does not go
+    // back.
     for hash in hashes.into_inner().iter().flatten() {
         hasher.update(hash.as_bytes());
     }
@@ -208,6 +215,8 @@ impl Stamp {
     #[cfg(unix)]
     fn of(metadata: &Metadata) -> Option<Stamp> {
         use std::os::unix::fs::MetadataExt;
+        // The change time counts as well, because programs can set the modification time but not
+        // this one.
         let modified = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
         let changed = i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
@@ -235,6 +244,8 @@ impl Stamp {
     /// and links may change.
     pub(super) fn was_changed_in_place(&self, found: &Metadata) -> bool {
         let Some(found) = Stamp::of(found) else { return false };
+        // The change time is left out here: `chmod` and a new hard link alter it, but not the
+        // bytes.
         let [_, _, len, modified, ..] = self.numbers;
         let [_, _, found_len, found_modified, ..] = found.numbers;
         self.file() == found.file() && (len, modified) != (found_len, found_modified)
@@ -260,6 +271,7 @@ impl Stamp {
         open_regular(&self.place(folder)).ok()?.take(1024).read_to_string(&mut text).ok()?;
         let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
         let hash = stamp.strip_prefix(&self.line(bytes))?.strip_prefix(' ')?;
+        // Without the checksum, a stamp cut short by a crash could give a hash of wrong digits.
         (format!("{:016x}", xxh3_64(stamp.as_bytes())) == checksum).then(|| Hash::from_hex(hash).ok())?
     }
 

@@ -97,6 +97,7 @@ impl DeviceCache {
         if bytes.len() as u64 > MOST_BYTES {
             return Err(format!("it has more than {MOST_BYTES} bytes, the limit"));
         }
+        // The checksums come first: a corrupt key would be reported as other code.
         let (made_for_other, blobs) = blobs_of(&bytes.into())?;
         key(made_for).check_text(&made_for_other)?;
         Ok(Some(blobs))

@@ -237,6 +237,7 @@ impl EntryTable {
         if magic != u64::from_le_bytes(*MAGIC) || format != FORMAT {
             return Err(format!("it is not a compiled cache entry of format {FORMAT}"));
         }
+        // A file that was cut short is refused here, before a mapped page beyond its end is read.
         if len != bytes.len() as u64 {
             return Err(format!("it has {} bytes, expected {len}", bytes.len()));
         }
@@ -244,10 +245,13 @@ impl EntryTable {
             let (start, end) = (usize::try_from(start).ok()?, usize::try_from(start.checked_add(len)?).ok()?);
             bytes.get(start..end)
         };
+        // The checksum covers the key, so the bound also limits the work on a forged header.
         if key_len > MOST_KEY as u64 {
             return Err(format!("its key has {key_len} bytes, at most {MOST_KEY} are expected"));
         }
         let key = place(HEADER as u64, key_len).ok_or_else(short)?;
+        // The table ends the file, so the count follows from its offset and cannot ask for more
+        // rows.
         let rest = count.checked_mul(RECORD as u64).filter(|rest| table.checked_add(*rest) == Some(len));
         let rows = rest.and_then(|rest| place(table, rest)).ok_or_else(short)?;
         let header = Header { key_len, table, count, sources, len };
@@ -285,6 +289,7 @@ fn damaged(blob: usize) -> Refusal {
 fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
     let mut free = start;
     for (index, record) in records.iter().enumerate() {
+        // Ascending records cannot overlap, and the end of each is at least its start.
         let fits = record.start >= free && record.start.is_multiple_of(64);
         free = record.end().filter(|stop| fits && *stop <= end).ok_or_else(|| {
             format!("blob {index} of {} bytes at offset {} is out of range", record.len, record.start)
@@ -361,6 +366,7 @@ impl EntryWriter {
             sources: self.sources as u64,
             len: self.end + table.len() as u64,
         };
+        // Until this write the file has no magic, so a draft is never taken for an entry.
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header.to_bytes(self.key.as_bytes(), &table))?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -404,6 +410,7 @@ impl Reading {
         let threads =
             self.threads.min(parts).min(std::thread::available_parallelism().map_or(1, usize::from));
         std::thread::scope(|scope| {
+            // This thread is one of them.
             for _ in 1..threads {
                 if let Err(problem) = std::thread::Builder::new().spawn_scoped(scope, &work) {
                     tracing::debug!(%problem, "fewer threads read the files of the cache");

@@ -96,6 +96,7 @@ impl Folder {
             Err(problem) => return Err(problem.to_string()),
         };
         let entry = Entry::open(MappedFile::open_file(file).map_err(|problem| problem.to_string())?)?;
+        // The key is compared first, because `verify` reads every page of the blobs.
         key.check(&entry)?;
         entry.verify(entry.sources()..entry.len(), reading)?;
         Ok(Some(entry))

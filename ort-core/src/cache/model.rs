@@ -80,6 +80,7 @@ const COMPILE: &str = "compile the model again";
 fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     entry.verify_sources()?;
     let mut files = Vec::new();
+    // Files come in pairs: label, then content. An odd number fails at the tag of the last content.
     for index in (0..entry.sources()).step_by(2) {
         let label = entry.blob(index).filter(|(known, _)| *known == tag(Role::Source, &["label"]));
         let content = entry.blob(index + 1).filter(|(known, _)| *known == tag(Role::Source, &["content"]));
@@ -103,6 +104,7 @@ pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Re
             error!(InvalidArgument, "the bytes of the model are no longer in memory")
                 .help("load it from its file")
         })?;
+        // The hash has a fixed length, so the name follows it without a separator.
         let label = format!("{}{}", file.hash(None, reading)?.to_hex(), file.name());
         let added = writer.add(tag(Role::Source, &["label"]), label.as_bytes());
         let added = added.and_then(|()| writer.add(tag(Role::Source, &["content"]), bytes));
@@ -115,6 +117,7 @@ pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Re
 /// Refuses to overwrite a file that the model was loaded from.
 fn check_place(path: &Path, files: &[Content]) -> Result<()> {
     const HELP: &str = "give another file to write";
+    // Device and inode are compared, not paths, so that links to a file of the model count as well.
     let Ok(found) = path.metadata() else { return Ok(()) };
     let shown = path.display();
     match files.iter().find(|file| file.is_of(&found)).map(Content::name) {

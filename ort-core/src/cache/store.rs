@@ -39,6 +39,7 @@ pub(crate) fn tag(role: Role, parts: &[&str]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&[role as u8]);
     for part in parts {
+        // With their lengths, so that `["ab", "c"]` and `["a", "bc"]` differ.
         hash.update(&(part.len() as u64).to_le_bytes());
         hash.update(part.as_bytes());
     }
@@ -77,6 +78,7 @@ impl Store {
         let state = &mut *self.state.lock();
         let Mode::Read { entry, next } = &mut state.mode else { return Ok(None) };
         let found = entry.blob(*next).filter(|(known, bytes)| *known == tag && bytes.len() == len);
+        // After a mismatch positions mean nothing, so even a blob with the right tag is refused.
         match found.filter(|_| state.problem.is_none()) {
             Some((_, bytes)) => {
                 *next += 1;
@@ -141,6 +143,7 @@ impl Store {
         graph: Graph,
         evaluate: impl FnOnce(Graph) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<Tensor>> {
+        // Recording and replay skip the same graphs, because this follows from the graph alone.
         let Some(outputs) = outputs_of(&graph) else { return evaluate(graph) };
         let failed = tag(Role::Unfolded, &[]);
         if self.is_next(failed) {
@@ -149,6 +152,7 @@ impl Store {
         }
         let mut known = Vec::with_capacity(outputs.len());
         for output in &outputs {
+            // `None` means that the entry is being written, so no output is known.
             let Some(bytes) = self.take(output.tag(), output.len)? else { break };
             known.push(output.tensor(bytes).inspect_err(|problem| self.end(problem))?);
         }
@@ -157,6 +161,7 @@ impl Store {
         }
         let tensors = evaluate(graph).inspect_err(|problem| self.failed(problem, failed))?;
         for (output, tensor) in outputs.iter().zip(&tensors) {
+            // Replay expects the inferred type and shape, so an entry with others would be useless.
             let bytes = tensor.bytes().filter(|bytes| bytes.len() == output.len && output.is(tensor));
             let bytes = bytes.ok_or_else(|| error!(Fail, "a folded constant has another shape"));
             let bytes = bytes.inspect_err(|problem| self.end(problem))?;

@@ -63,6 +63,7 @@ impl FileWatch {
             return Ok(());
         }
         let now = self.now();
+        // A change that was seen stays an error, even if the times look right again.
         if self.changed.get().is_none() && now < self.next.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -70,6 +71,7 @@ impl FileWatch {
         let end = self.now();
         let took = Duration::from_nanos(end.saturating_sub(now));
         let pause = took.saturating_mul(PAUSE_PER_LOOK).clamp(LEAST_PAUSE, MOST_PAUSE);
+        // Relaxed is enough: two threads may both check, which only costs time.
         self.next.store(end.saturating_add(pause.as_nanos() as u64), Ordering::Relaxed);
         Ok(())
     }

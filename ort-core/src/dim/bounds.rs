@@ -47,6 +47,7 @@ impl Dim {
 }
 
 fn add(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+    // An overflow leaves the side open, which is always true.
     a?.checked_add(b?)
 }
 

@@ -14,7 +14,9 @@ impl fmt::Display for Dim {
                 (_, false) => " + ",
                 (_, true) => " - ",
             })?;
+            // `unsigned_abs` also holds for the smallest `i64`, whose negative does not fit.
             let size = coefficient.unsigned_abs();
+            // A factor of 1 is left out, as in `n` for `1*n`.
             match (size, monomial.is_unit()) {
                 (_, true) => write!(f, "{size}")?,
                 (1, false) => write!(f, "{monomial}")?,

@@ -69,6 +69,7 @@ impl Dim {
             let mut product = i128::from(coefficient);
             for (atom, exponent) in monomial.factors() {
                 let value = self.evaluate_atom(atom, bindings)?;
+                // The weight limit of expressions bounds exponents, so the loop is short.
                 for _ in 0..*exponent {
                     product = product.checked_mul(value.into()).ok_or_else(overflow)?;
                 }

@@ -43,6 +43,7 @@ impl Dim {
 /// Returns `a / b` rounded towards minus infinity. `None` for division by 0 and on overflow.
 pub(super) fn floor_div_numbers(a: i128, b: i128) -> Option<i128> {
     let quotient = a.checked_div(b)?;
+    // `checked_div` refused a divisor of 0 and `MIN / -1`, so `%` cannot panic.
     Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
 }
 
@@ -100,6 +101,7 @@ fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
     let (mut whole, mut rest, mut constant) = (Terms::new(), Terms::new(), 0);
     let mut common = divisor.unsigned_abs();
     for (monomial, coefficient) in numerator.terms() {
+        // Euclidean division, so that every coefficient that stays in the fraction is at least 0.
         accumulate(&mut whole, monomial.clone(), coefficient.div_euclid(divisor))?;
         let left = coefficient.rem_euclid(divisor);
         if monomial.is_unit() {
@@ -177,6 +179,7 @@ fn modulo(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
         Some(c) if c > 0 => {
             let mut terms = Terms::new();
             for (monomial, coefficient) in numerator.terms() {
+                // Multiples of the divisor do not change the remainder: (n + k*c) mod c = n mod c.
                 accumulate(&mut terms, monomial.clone(), coefficient.rem_euclid(c))?;
             }
             build(terms)?
@@ -205,6 +208,7 @@ fn max_or_min(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
     // Sorted, because `max(a, b)` and `max(b, a)` must have one normal form.
     flat.sort_by(|left, right| left.0.cmp(&right.0));
     flat.dedup();
+    // Dominance is tested for each pair, so the list must stay short.
     if flat.len() > ARGUMENT_LIMIT {
         return None;
     }

@@ -57,6 +57,7 @@ fn tokenize(text: &str) -> Option<Vec<Token>> {
             first.len_utf8()
         } else if first.is_ascii_digit() {
             let length = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            // An integer beyond 64 bits fails to parse, which makes the whole text a name.
             tokens.push(Token::Integer(rest.get(..length)?.parse().ok()?));
             length
         } else if first.is_alphabetic() || first == '_' {

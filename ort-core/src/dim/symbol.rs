@@ -101,6 +101,7 @@ impl Bindings {
     }
 
     fn position(&self, symbol: &Symbol) -> Result<usize, usize> {
+        // `insert` keeps the list sorted, and few symbols make a list faster than a map.
         self.0.binary_search_by(|entry| entry.0.cmp(symbol))
     }
 

@@ -84,6 +84,8 @@ pub fn convert(
     elements: usize,
     options: CastOptions,
 ) -> Result<(), ConvertError> {
+    // Every loop below zips blocks and stops at the shorter buffer, so a wrong length must fail
+    // here.
     for (dtype, bytes) in [(from, src.len()), (to, dst.len())] {
         match dtype.byte_len(elements) {
             Some(expected) if expected == bytes => {}
@@ -97,6 +99,8 @@ pub fn convert(
     }
     match (from, to) {
         (DType::C64 | DType::C128, _) if !to.is_complex() => Err(ConvertError::Unsupported { from, to }),
+        // `to` is the other complex type. The product cannot overflow: `byte_len` counted more
+        // bytes than that.
         (DType::C64, _) => convert(DType::F32, src, DType::F64, dst, elements * 2, options),
         (DType::C128, _) => convert(DType::F64, src, DType::F32, dst, elements * 2, options),
         (_, DType::C64 | DType::C128) => real_to_complex(from, src, to, dst, elements),
@@ -144,6 +148,8 @@ fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize
             read_integers(from, src, block);
             if to.is_float() {
                 for (float, integer) in floats.iter_mut().zip(block.iter()) {
+                    // A uint64 is read as the `i64` of equal bits. Only conversions to floats tell
+                    // the two apart.
                     *float = if from == DType::U64 { *integer as u64 as f64 } else { *integer as f64 };
                 }
                 match to {
@@ -199,6 +205,7 @@ pub(super) fn read_integers(from: DType, src: &[u8], block: &mut [i64]) {
         DType::I32 => read::<i32, i64>(src, block),
         DType::U64 => read::<u64, i64>(src, block),
         DType::I64 => read::<i64, i64>(src, block),
+        // Any byte but 0 is true, because bytes from a file need not be 0 or 1.
         DType::Bool => block.iter_mut().zip(src).for_each(|(value, byte)| *value = i64::from(*byte != 0)),
         _ => {
             let mut codes = [0; BLOCK];
@@ -230,14 +237,18 @@ pub(super) fn write_floats(to: DType, block: &[f64], dst: &mut [u8], options: Ca
     match to {
         DType::F32 => write(block, dst, |x| x as f32),
         DType::F64 => write(block, dst, |x| x),
+        // A plain cast to `f32` would round twice.
         DType::F16 => write(block, dst, |x| f16::from_f32(round_to_odd(x))),
         DType::BF16 => write(block, dst, |x| bf16::from_f32(round_to_odd(x))),
         DType::Bool => write(block, dst, |x| u8::from(x != 0.0)),
+        // 32-bit conversion, whose low bits are the result, is what x86 compilers emit for narrow
+        // integers.
         DType::U8 => write(block, dst, |x| truncate_32(x) as u8),
         DType::I8 => write(block, dst, |x| truncate_32(x) as i8),
         DType::U16 => write(block, dst, |x| truncate_32(x) as u16),
         DType::I16 => write(block, dst, |x| truncate_32(x) as i16),
         DType::I32 => write(block, dst, truncate_32),
+        // x86 before AVX-512 converts to 64 bits and keeps the low half.
         DType::U32 => write(block, dst, |x| truncate_64(x) as u32),
         DType::I64 => write(block, dst, truncate_64),
         DType::U64 => write(block, dst, truncate_unsigned_64),
@@ -253,6 +264,7 @@ pub(super) fn write_floats(to: DType, block: &[f64], dst: &mut [u8], options: Ca
 
 pub(super) fn write_integers(to: DType, block: &[i64], dst: &mut [u8]) {
     match to {
+        // `Cast` to bool tests for zero. Truncation would make 256 false.
         DType::Bool => write(block, dst, |x| u8::from(x != 0)),
         DType::U16 | DType::I16 => write(block, dst, |x| x as u16),
         DType::U32 | DType::I32 => write(block, dst, |x| x as u32),
@@ -264,17 +276,21 @@ pub(super) fn write_integers(to: DType, block: &[i64], dst: &mut [u8]) {
 /// Truncates towards zero. Out-of-range values become the smallest number, as in x86 conversion
 /// instructions.
 fn truncate_32(value: f64) -> i32 {
+    // Truncated before the test: -2147483648.5 is in range.
     let whole = value.trunc();
     if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
 }
 
 fn truncate_64(value: f64) -> i64 {
     const LIMIT: f64 = 9_223_372_036_854_775_808.0;
+    // Doubles of this size have no fraction, so the bounds hold without truncation.
     if (-LIMIT..LIMIT).contains(&value) { value as i64 } else { i64::MIN }
 }
 
 fn truncate_unsigned_64(value: f64) -> u64 {
     const LIMIT: f64 = 9_223_372_036_854_775_808.0;
+    // The x86 sequence before AVX-512: subtract 2^63, convert, flip the top bit. From 2^64 on the
+    // result is 0.
     if value >= LIMIT { truncate_64(value - LIMIT) as u64 ^ (1 << 63) } else { truncate_64(value) as u64 }
 }
 
@@ -284,9 +300,12 @@ fn truncate_unsigned_64(value: f64) -> u64 {
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);
+    // A double that overflows here overflows both half-width types, so infinity is right.
     if back == value || !nearest.is_finite() || nearest.to_bits() & 1 == 1 {
         return nearest;
     }
+    // `value` lies between `nearest` and a neighbour. Neighbours alternate, so that one has an odd
+    // last bit.
     let bits = nearest.to_bits();
     match (back.abs() > value.abs(), nearest == 0.0) {
         (true, false) => f32::from_bits(bits - 1),

@@ -93,7 +93,10 @@ impl Format {
     /// Returns the bit pattern of the largest finite number.
     const fn max_code(self) -> u32 {
         match self.special {
+            // The all-ones exponent with a mantissa of zero is infinity; the code before it is the
+            // largest number.
             Special::Ieee => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
+            // All bits set is NaN, so 0x7e, not 0x7f: 448 in E4M3FN.
             Special::OnlyNan => (1 << self.magnitude_bits()) - 2,
             Special::NanForNegativeZero | Special::Finite => (1 << self.magnitude_bits()) - 1,
         }
@@ -114,6 +117,7 @@ impl Format {
         }
         let (exponent, mantissa) =
             (magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1));
+        // Subnormals have no implicit bit and the exponent of the smallest normals.
         let significand = if exponent == 0 { mantissa } else { mantissa | 1 << self.mantissa_bits };
         let scale = exponent.max(1) as i32 - self.bias - self.mantissa_bits as i32;
         (f64::from(significand) * power_of_two(scale)) as f32 * sign
@@ -132,6 +136,7 @@ impl Format {
         let overflow = || match self.special {
             Special::Ieee if !saturate => (sign | (self.max_code() + 1)) as u8,
             Special::OnlyNan | Special::NanForNegativeZero if !saturate => self.nan(sign),
+            // Formats without infinity and NaN saturate always.
             _ => (sign | self.max_code()) as u8,
         };
         if value.is_infinite() {
@@ -192,6 +197,8 @@ pub fn encode_scale(value: f64, saturate: bool, mode: RoundMode) -> u8 {
         let reaches = mode == RoundMode::Up && magnitude > power_of_two(-128);
         return if reaches { 0 } else { out_of_range(0) };
     }
+    // Infinity has exponent 1024, which `power_of_two` cannot represent. Its code exceeds the
+    // largest anyway.
     let fraction = magnitude / power_of_two(exponent.min(1023));
     let round_up = match mode {
         RoundMode::Up => fraction > 1.0,

@@ -9,9 +9,11 @@
 /// assert_eq!(codes, [1, 2, 3]);
 /// ```
 pub fn unpack(packed: &[u8], bits: u32, codes: &mut [u8]) {
+    // In 32 bits, because `bits` may be 8.
     let mask = ((1_u32 << bits) - 1) as u8;
     let (mut window, mut filled) = (0_u32, 0);
     let mut bytes = packed.iter();
+    // The first element is in the low bits, as ONNX packs 4-bit types. 6-bit elements cross bytes.
     for code in codes {
         if filled < bits {
             let Some(byte) = bytes.next() else { return };

@@ -15,6 +15,7 @@ use super::element::DType;
 pub struct TypeSet(u32);
 
 const fn bit(dtype: DType) -> u32 {
+    // ONNX's codes are 1 to 28, so 32 bits hold all.
     1 << (dtype as u32 - 1)
 }
 

@@ -55,11 +55,13 @@ pub fn format_float(value: f64) -> String {
     let scientific = format!("{:.*e}", DIGITS as usize - 1, value);
     let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);
+    // C's rule for `%g`: scientific if the exponent is less than -4 or not less than the precision.
     if (-4..DIGITS).contains(&exponent) {
         let plain = format!("{:.*}", (DIGITS - 1 - exponent) as usize, value);
         return without_trailing_zeros(&plain).to_string();
     }
     let sign = if exponent < 0 { '-' } else { '+' };
+    // C prints an exponent of at least two digits.
     format!("{}e{sign}{:02}", without_trailing_zeros(mantissa), exponent.abs())
 }
 
@@ -123,11 +125,13 @@ fn parse_integer(text: &str, to: DType) -> Result<i64, ConvertError> {
         return Ok(value);
     }
     if let Ok(value) = trimmed.parse::<u64>() {
+        // Blocks of integers carry a uint64 as the `i64` of equal bits.
         return Ok(value as i64);
     }
     // Not an integer literal: convert it like a numeric cast from double.
     let value =
         parse_float(text, DType::F64).map_err(|_| ConvertError::Text { text: text.to_string(), to })?;
+    // Truncation to an integer would make 0.5 false.
     if to == DType::Bool {
         return Ok(i64::from(value != 0.0));
     }

@@ -108,6 +108,8 @@ impl Attributes {
                 value.kind(),
                 known.kind
             );
+            // Duplicates fail here, so the list never outgrows the record and a linear search is
+            // enough.
             ensure!(
                 !attributes.iter().any(|(other, _)| *other == known.name),
                 InvalidGraph,

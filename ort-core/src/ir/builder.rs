@@ -98,6 +98,7 @@ impl GraphBuilder {
     /// verifies it.
     pub fn finish(mut self, outputs: &[ValueId]) -> Result<Graph> {
         self.graph.outputs = outputs.to_vec();
+        // Inference visits nodes in order, so they are sorted first.
         self.graph.sort()?;
         infer_graph(&mut self.graph)?;
         super::verify::verify(&self.graph)?;

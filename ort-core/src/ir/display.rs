@@ -16,6 +16,7 @@ impl Graph {
         let typed = |id: &ValueId| format!("%{}: {}", self.value(*id).name, self.value(*id).ty);
         let inputs: Vec<String> = self.inputs.iter().map(typed).collect();
         writeln!(f, "{indent}graph {}({}) {{", self.name, inputs.join(", "))?;
+        // The elements of constants are left out, because weights may be gigabytes.
         for (id, tensor) in &self.constants {
             let shape = tensor.shape();
             writeln!(f, "{indent}  %{} = constant {}{shape:?}", self.value(*id).name, tensor.dtype().name())?;

@@ -202,6 +202,7 @@ impl Graph {
     pub fn producers(&self) -> Vec<Option<NodeId>> {
         let mut producers = vec![None; self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {
+            // Of two producers the later one is kept. `verify` refuses such a graph.
             for output in node.outputs.iter().flatten() {
                 producers
                     .get_mut(output.index())
@@ -242,6 +243,7 @@ impl Graph {
             .nodes
             .iter()
             .map(|node| {
+                // Inputs and constants have no producer and are ready from the start.
                 let mut needed: Vec<NodeId> = node.reads().filter_map(|v| producers[v.index()]).collect();
                 needed.sort_unstable();
                 needed.dedup();
@@ -261,6 +263,8 @@ impl Graph {
             woken.sort_unstable();
             woken.dedup();
             for reader in woken {
+                // A reader counted this producer once, and each producer leaves `ready` once, so no
+                // count wraps.
                 waits[reader.index()] -= 1;
                 if waits[reader.index()] == 0 {
                     ready.insert(reader.index());
@@ -268,6 +272,7 @@ impl Graph {
             }
         }
         if order.len() < self.nodes.len() {
+            // Nodes after a cycle wait as well, although they are not on it.
             let stuck = (0..self.nodes.len()).filter(|index| waits[*index] > 0);
             let names: Vec<String> = stuck.take(5).map(|index| self.nodes[index].place()).collect();
             return Err(error!(InvalidGraph, "the graph has a cycle through {}", names.join(", ")));

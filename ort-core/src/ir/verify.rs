@@ -37,6 +37,7 @@ impl Graph {
 fn one_origin(graph: &Graph) -> Result<()> {
     let mut seen = vec![false; graph.value_count()];
     let produced = graph.nodes.iter().flat_map(|node| node.outputs.iter().flatten().copied());
+    // Inputs and constants are definitions, too: no node may write them.
     let given = graph.inputs.iter().copied().chain(graph.constants.keys().copied());
     for id in given.chain(produced) {
         let name = &graph.value(id).name;

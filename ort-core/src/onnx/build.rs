@@ -200,6 +200,8 @@ impl<'m> Loader<'m> {
         let (opsets, attributes) = (outer.opsets.clone(), outer.attributes.clone());
         self.open_graph(proto, opsets, attributes, false)?;
         for input in &proto.input {
+            // The enclosing node sets the types of its subgraph's inputs, so a bad declaration is
+            // as none.
             let ty = input.r#type.as_ref().and_then(|ty| type_from_proto(ty, &|_| Dim::unknown()).ok());
             let id = self.declare(input.name(), ty.unwrap_or_default(), None)?;
             self.top().graph.inputs.push(id);
@@ -226,6 +228,7 @@ impl<'m> Loader<'m> {
             node_names: Names::default(),
             other_names: Names::default(),
         });
+        // Of two declarations of one name, that of the output counts.
         let infos = proto.value_info.iter().chain(&proto.output);
         self.open_scope(Scope {
             graph: self.graphs.len() - 1,
@@ -490,6 +493,7 @@ impl<'m> Loader<'m> {
     /// Returns the error for an undefined name. `what` says whose name it is.
     pub(super) fn unknown_value(&self, what: &str, name: &str) -> Error {
         let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
+        // Names outside of the innermost closed scope cannot be meant.
         let visible = self.scopes.iter().skip(closed);
         let names = visible.flat_map(|scope| scope.names.keys().map(|name| &**name));
         let advice = match nearest(name, names) {
@@ -568,6 +572,8 @@ fn is_read<'g>(graph: &'g GraphProto, name: &str, read: &mut Option<HashSet<&'g 
         let mut names = HashSet::new();
         let mut work = vec![graph];
         while let Some(graph) = work.pop() {
+            // A name that an inner graph defines itself counts, too: then missing data is an error,
+            // not a warning.
             names.extend(graph.output.iter().map(|output| output.name()));
             for node in &graph.node {
                 names.extend(node.input.iter().map(String::as_str));

@@ -58,6 +58,7 @@ const MESSAGES: [Message; 17] = [
     Message(size_of::<SparseTensorProto>(), &[(1, TENSOR), (2, TENSOR)]),
     Message(size_of::<ValueInfoProto>(), &[(2, TYPE), (4, ENTRY)]),
     Message(size_of::<TypeProto>(), &[(1, TENSOR_TYPE), (4, NESTED_TYPE), (5, MAP_TYPE), (8, TENSOR_TYPE), (9, NESTED_TYPE)]),
+    // Size 0: these types are stored inside of `TypeProto`, whose size contains them.
     Message(0, &[(2, SHAPE)]),
     Message(0, &[(1, TYPE)]),
     Message(size_of::<TensorShapeProto>(), &[(1, DIMENSION)]),
@@ -85,6 +86,7 @@ pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
         "messages are nested {} levels deep or more, at most {DECODER_DEPTH} are allowed: about 30 subgraphs",
         count.depth
     );
+    // Large files may take more than the fixed limit, in proportion to their length.
     let allowed = limits.bytes.max(FACTOR.saturating_mul(bytes.len() as u64));
     let taken = count.taken;
     if taken <= allowed {

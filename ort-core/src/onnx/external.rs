@@ -111,6 +111,7 @@ impl Location {
 /// Normalizes `a/../b` to `b` without looking at `a`, so no link is followed on the way. Returns
 /// `None` if nothing changes or the path leaves the folder.
 fn without_parents(path: &str) -> Option<String> {
+    // `check_path` refuses absolute paths and backslashes, so they are left as they are.
     if path.starts_with('/') || path.contains('\\') || !path.split('/').any(|part| part == "..") {
         return None;
     }
@@ -239,12 +240,14 @@ impl ExternalData {
                 );
             }
             None => {
+                // Keyed by the resolved path, so that two locations of one file share its mapping.
                 let file = self.read_opened(&path)?;
                 self.files.entry(path).or_insert(file)
             }
         };
         let file = &file.bytes;
         let start = usize::try_from(location.offset).ok();
+        // Offset and length come from the file, so their sum may overflow.
         let range = start.and_then(|start| Some(start..start.checked_add(expected)?));
         match range {
             Some(range) if range.end <= file.len() => Ok(file.slice(range)),
@@ -303,6 +306,7 @@ impl ExternalData {
             error!(NoSuchFile, "the model was loaded from memory, so its data files cannot be found")
                 .help("load the model from its path, or give the folder")
         })?;
+        // An absolute location would replace the root here. The resolved path is what is checked.
         let path = folder.root.join(location);
         let real = path.canonicalize().map_err(|problem| match problem.kind() {
             std::io::ErrorKind::NotFound => {
@@ -315,6 +319,7 @@ impl ExternalData {
             return Ok(real);
         }
         ensure!(
+            // Whole components are compared: `/models-2` is not in `/models`.
             real.starts_with(&folder.root),
             InvalidGraph,
             help = "replace the link by the file itself",
@@ -442,6 +447,7 @@ impl DataFile {
 fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let same = |other: &std::fs::Metadata| (other.dev(), other.ino()) == (metadata.dev(), metadata.ino());
+    // The one name of a file without further links is the one it was opened by.
     if metadata.nlink() < 2 || metadata.is_dir() {
         return Ok(());
     }
@@ -450,6 +456,7 @@ fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
     // Bound the search, so that a model in the root folder does not walk the whole disk.
     let mut entries_left = 10_000;
     while let Some(folder) = folders.pop() {
+        // Unreadable folders and entries count as outside, so the check errs towards refusing.
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             entries_left -= 1;
             if entries_left == 0 {

@@ -55,6 +55,7 @@ pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
     let metadata = file.metadata().map_err(|problem| cannot_open(&problem))?;
     check_kind(&metadata)?;
     ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
+    // Taken before the bytes, so that a change during the reading shows.
     let identity = Identity::of(&file);
     if map {
         let mapping = MappedFile::open_file(file)
@@ -63,6 +64,7 @@ pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
     }
     let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     let mut bytes = Vec::new();
+    // A file larger than memory is an error here; growing the vector would abort the process.
     bytes.try_reserve_exact(length).map_err(|_| error!(OutOfMemory, "{length} bytes for the file"))?;
     file.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the file: {problem}"))?;
     Ok(FileBytes { bytes: bytes.into(), mapping: None, identity })

@@ -228,6 +228,7 @@ pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<L
     loaded.strict = source.is_strict();
     loaded.mappings.extend(source.mapping().cloned());
     loaded.contents.insert(0, source.content());
+    // Only a mapping shows later writes; bytes that were read are a copy.
     if let (Some(path), Some(_)) = (source.path(), source.mapping()) {
         loaded.watch.add(path, source.identity());
     }
@@ -360,7 +361,9 @@ fn is_operator(
     (domain, name, overload): FunctionKey<'_>,
 ) -> bool {
     let is_of_domain = |import: &&OperatorSetIdProto| canonical_domain(import.domain()) == domain;
+    // The last import of a domain counts, as in `opsets_of`.
     let version = imports.iter().rfind(is_of_domain).map(|import| import.version());
+    // Operators have no overloads, so a function with one is not shadowed.
     let record = registry.find(domain, name).filter(|_| overload.is_empty() && domain != RUNTIME);
     record.zip(version).is_some_and(|(record, version)| record.first <= version)
 }
@@ -435,6 +438,7 @@ fn describe(unknown: &[UnknownOperator]) -> String {
         let UnknownOperator { op, count, first_node, .. } = operator;
         format!("{op} of domain {domain} ({count} {nodes}, first '{first_node}')")
     };
+    // A model of another framework may have hundreds of unknown operators.
     let shown: Vec<String> = unknown.iter().take(20).map(one).collect();
     let more = unknown.len() - shown.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };

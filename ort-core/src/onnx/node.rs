@@ -123,6 +123,8 @@ impl<'m> Loader<'m> {
                 self.warnings.add(WarningKind::Attribute, || format!("node '{name}'"), text)?;
                 continue;
             }
+            // Only rewrites set internal attributes. A file that has one is refused as if it were
+            // unknown.
             let is_internal = spec.internal_attrs.iter().any(|attr| attr.name == attr_name);
             if is_internal {
                 return Err(unknown_attribute(spec, attr_name));
@@ -158,6 +160,7 @@ impl<'m> Loader<'m> {
             }
         }
         let nodes = draft.finish()?;
+        // An upgrade may have left out an input that its new form requires.
         nodes.iter().try_for_each(|node| node.spec.check_arity(node))?;
         self.top().graph.nodes.extend(nodes);
         Ok(())
@@ -331,7 +334,10 @@ impl<'m> Loader<'m> {
         // A function imports the domains it uses. For one that is missing, fall back to the model's
         // import.
         let mut opsets = (*self.scope().opsets).clone();
+        // Only for a model does a missing import mean version 1, so no function counts as older
+        // than IR version 3.
         opsets.extend(opsets_of(&function.opset_import, i64::MAX, self.warnings)?);
+        // Inputs that the call leaves out at the end are omitted ones of the function.
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
         let names = function.input.iter().zip(arguments);
         let names = names.map(|(name, id)| (name.as_str().into(), Meaning::given(id))).collect();
@@ -347,6 +353,8 @@ impl<'m> Loader<'m> {
         // others.
         let mut promised = HashMap::new();
         for &(name, id) in wanted.iter().filter(|(name, _)| produced.contains(name)) {
+            // A name may be listed as two outputs. The first is written directly, the second by
+            // `deliver`.
             promised.entry(name).or_insert(id);
         }
         let graph = self.scope().graph;

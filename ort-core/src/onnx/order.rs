@@ -53,6 +53,7 @@ pub(super) fn schedule(
         return Ok(Order::AsGiven);
     }
     // Kahn's algorithm. The ready set is ordered, so the node first in the file goes first.
+    // Built nodes need nothing and have the lowest indices, so they leave `ready` first.
     let mut needs: Vec<Vec<usize>> = vec![Vec::new(); built];
     needs.extend(nodes.iter().skip(built).map(|node| needed_nodes(node, &writer)));
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
@@ -102,6 +103,7 @@ fn find_cycle(start: usize, needs: &[Vec<usize>], waits: &[usize]) -> Vec<usize>
         if let Some(&place) = places.get(&next) {
             let mut cycle = path.split_off(place);
             cycle.push(next);
+            // The walk went from readers to writers. Messages follow the data.
             cycle.reverse();
             return cycle;
         }
@@ -115,6 +117,7 @@ fn find_cycle(start: usize, needs: &[Vec<usize>], waits: &[usize]) -> Vec<usize>
 fn needed_nodes(node: &NodeProto, writer: &impl Fn(&str) -> Option<usize>) -> Vec<usize> {
     let mut needs = Vec::new();
     for_each_read(node, &mut |name| needs.extend(writer(name)));
+    // Each writer once, because it wakes a reader once.
     needs.sort_unstable();
     needs.dedup();
     needs
@@ -139,6 +142,7 @@ pub(super) fn for_each_subgraph<'a>(node: &'a NodeProto, visit: &mut impl FnMut(
 /// Adds the names that `graph` captures: those it reads but does not define.
 fn outer_reads<'a>(graph: &'a GraphProto, names: &mut Vec<&'a str>) {
     let mut own: HashSet<&str> = graph.input.iter().map(|value| value.name()).collect();
+    // Names that the graph defines hide those of the graphs around it.
     own.extend(graph.initializer.iter().map(|tensor| tensor.name()));
     own.extend(graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)));
     let mut read: Vec<&str> = graph.output.iter().map(|value| value.name()).collect();

@@ -28,11 +28,13 @@ const FORMATS: &[Format] = &[
     Format(Sign::At(0, b"\xfd7zXZ\0"), "an xz archive", UNPACK),
     Format(Sign::At(0, b"BZh"), "a bzip2 archive", UNPACK),
     Format(Sign::At(0, b"7z\xbc\xaf\x27\x1c"), "a 7z archive", UNPACK),
+    // A POSIX tar header has its magic at offset 257.
     Format(Sign::At(257, b"ustar"), "a tar archive", UNPACK),
     Format(Sign::Looks(is_pickle), "a Python pickle, as PyTorch checkpoints are", EXPORT),
     Format(Sign::Looks(is_safetensors), "a safetensors file: weights without a graph", EXPORT),
     Format(Sign::At(0, b"GGUF"), "a GGUF file", EXPORT),
     Format(Sign::At(0, b"\x89HDF"), "an HDF5 file, as Keras writes", EXPORT),
+    // FlatBuffers begin with a 4-byte offset; the file identifier follows.
     Format(Sign::At(4, b"TFL3"), "a TensorFlow Lite model", EXPORT),
     Format(Sign::At(4, b"ORTM"), "an ORT-format model", "use the .onnx file that it was made from"),
     Format(Sign::At(0, b"ORTCACHE"), "a compiled model of this runtime", "load it from its file, which is mapped"),
@@ -67,6 +69,7 @@ pub(super) fn why_undecodable(bytes: &[u8], problem: &prost::DecodeError) -> Err
         .help("download or copy it again");
     }
     known_format(bytes).unwrap_or_else(|| {
+        // prost tells the kind of a decode error only in its text.
         if problem.to_string().contains("UTF-8") {
             return error!(InvalidProtobuf, "a name or text of the model is not UTF-8: {problem}")
                 .help("write it as UTF-8, or copy the file again if it is damaged");
@@ -97,6 +100,7 @@ fn missing_bytes(mut bytes: &[u8]) -> Option<u64> {
     let mut fields = 0;
     while bytes.has_remaining() {
         let (tag, wire_type) = decode_key(&mut bytes).ok()?;
+        // Another field or wire type proves that these are not the bytes of a model.
         if !MODEL_FIELDS.contains(&(tag, wire_type)) {
             return None;
         }
@@ -111,6 +115,7 @@ fn missing_bytes(mut bytes: &[u8]) -> Option<u64> {
                 // A length larger than any file is corruption, not truncation.
                 return (fields > 0 && number < 1 << 48).then(|| number - remaining);
             }
+            // The cast is exact: the number is at most the length of a slice.
             bytes.advance(number as usize);
         }
         fields += 1;
@@ -120,6 +125,7 @@ fn missing_bytes(mut bytes: &[u8]) -> Option<u64> {
 
 fn trimmed(bytes: &[u8]) -> &[u8] {
     let head = bytes.get(..bytes.len().min(512)).unwrap_or(bytes);
+    // A text may start with the byte order mark of UTF-8.
     head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start()
 }
 
@@ -136,6 +142,7 @@ fn is_pickle(bytes: &[u8]) -> bool {
 }
 
 fn is_safetensors(bytes: &[u8]) -> bool {
+    // A safetensors file is a little-endian length, a JSON header of that length, and the data.
     let Some((length, header)) = bytes.split_first_chunk::<8>() else { return false };
     header.first() == Some(&b'{') && u64::from_le_bytes(*length) <= header.len() as u64
 }

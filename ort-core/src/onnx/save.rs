@@ -85,6 +85,7 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
     let write =
         |(path, parts): (PathBuf, Vec<(u64, Bytes)>)| write_aside(&path, |file| write_parts(file, &parts));
     let data = data.map(write).transpose()?;
+    // Both files are written before either gets its name: a full disk leaves the old pair in place.
     let wire = model.encode_to_vec();
     let model = write_aside(path, |file| file.write_all(&wire))?;
     match data {
@@ -99,8 +100,10 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
 fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, Bytes)> {
     let mut parts = Vec::new();
     let mut end = 0u64;
+    // Initializers of subgraphs stay in the model file.
     let initializers = model.graph.iter_mut().flat_map(|graph| graph.initializer.iter_mut());
     for tensor in initializers {
+        // There is nothing to move of an empty tensor. Strings have no raw data and stay inside.
         let Some(raw) = tensor.raw_data.take_if(|raw| raw.len() >= least.max(1)) else { continue };
         let alignment = if raw.len() as u64 >= PAGE { PAGE } else { ALIGNMENT };
         let offset = end.next_multiple_of(alignment);
@@ -121,6 +124,7 @@ fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, B
 fn write_parts(file: &mut NewFile, parts: &[(u64, Bytes)]) -> std::io::Result<()> {
     let mut written = 0;
     for (offset, bytes) in parts {
+        // Less than a page, because each offset is the next multiple of at most a page.
         let gap = vec![0; (offset - written) as usize];
         file.write_all(&gap)?;
         file.write_all(bytes)?;
@@ -160,6 +164,8 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
     let (ir_version, standard) = versions_with(writer.newest_type);
     let opset = |(domain, needs): (&str, OpsetNeeds)| {
         let loaded = info.opsets.iter().find(|(name, _)| canonical_domain(name) == domain);
+        // The version of the file is kept if it suffices, so that a saved model runs where the old
+        // one did.
         let version = loaded.map_or(needs.newest, |(_, version)| needs.upgraded.max(*version));
         let version = if domain == ONNX { version.max(standard) } else { version };
         OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
@@ -223,6 +229,7 @@ struct Writer<'i> {
 type ConstantKey = (usize, DType, Vec<usize>);
 
 fn memory_of(tensor: &Tensor) -> Option<ConstantKey> {
+    // Empty tensors may share an address without being one constant.
     let bytes = tensor.bytes().filter(|bytes| !bytes.is_empty())?;
     Some((bytes.as_ptr().addr(), tensor.dtype(), tensor.shape().to_vec()))
 }
@@ -252,6 +259,8 @@ impl Writer<'_> {
         for (&copy, &original) in &copies {
             self.name(graph, original, &mut names);
             let name = name_of(&names, original).to_string();
+            // Each output needs a name of its own, so a copy that is an output goes through an
+            // `Identity`.
             if graph.outputs.contains(&copy) {
                 handed_on.push((copy, name));
             } else {
@@ -266,6 +275,7 @@ impl Writer<'_> {
             ..GraphProto::default()
         };
         let mut defaults: Vec<(&ValueId, &Tensor)> = graph.input_defaults.iter().collect();
+        // The order of a `HashMap` is random, and the same graph must give the same file.
         defaults.sort_unstable_by_key(|(id, _)| **id);
         for (id, tensor) in graph.constants.iter().chain(defaults) {
             let memory = memory_of(tensor);
@@ -281,6 +291,7 @@ impl Writer<'_> {
                 let info = self.info(graph, *id, &names);
                 proto.value_info.push(ValueInfoProto { metadata_props: vec![buffer_mark()], ..info });
             }
+            // A caller may override a default, so no constant is written as a reference to one.
             let constant = graph.constants.contains_key(id);
             self.shared.extend(memory.filter(|_| constant).map(|memory| (memory, name.to_string())));
         }
@@ -293,6 +304,7 @@ impl Writer<'_> {
                 proto.value_info.extend(info.r#type.is_some().then_some(info));
             }
         }
+        // Only subgraphs see the constants of this graph, not the graphs beside it.
         self.shared = around;
         Ok(proto)
     }
@@ -458,6 +470,7 @@ fn is_default(spec: &OpSpec, name: &str, value: &Attribute) -> bool {
     let default = spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.default);
     match (default, value) {
         (Some(AttrDefault::Int(default)), Attribute::Int(value)) => default == *value,
+        // By bits: -0.0 is not the default 0.0, and NaN is equal to itself.
         (Some(AttrDefault::Float(default)), Attribute::Float(value)) => default.to_bits() == value.to_bits(),
         (Some(AttrDefault::String(default)), Attribute::String(value)) => default == value,
         (Some(AttrDefault::Ints(default)), Attribute::Ints(value)) => default == value,

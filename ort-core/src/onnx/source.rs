@@ -49,10 +49,12 @@ impl Source {
         let place = || format!("model '{name}'");
         let FileBytes { bytes, mapping, identity } = read_file(path, access.map).within(place)?;
         let compiled = CompiledModel::open(&bytes, mapping.as_ref()).within(place)?.map(Arc::new);
+        // The first file of a compiled model is the ONNX model itself.
         let own = compiled.as_ref().and_then(|compiled| compiled.files().first()?.bytes().cloned());
         let bytes = own.unwrap_or(bytes);
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
+            // A bare file name has the empty path as its parent, which `canonicalize` refuses.
             _ => PathBuf::from("."),
         };
         let path = Some(path.to_path_buf());
@@ -96,6 +98,7 @@ impl Source {
     /// Errors: reading fails, or there are more bytes than a protobuf message may have, 2 GiB.
     pub fn from_reader(reader: impl Read) -> Result<Source> {
         let mut bytes = Vec::new();
+        // One byte more than allowed, to recognize a longer input.
         let read = reader.take(LARGEST_MESSAGE + 1).read_to_end(&mut bytes);
         read.map_err(|problem| error!(Fail, "cannot read the model: {problem}"))?;
         if bytes.len() as u64 > LARGEST_MESSAGE {
@@ -196,6 +199,7 @@ impl Source {
         let nodes = check_expansion(&self.bytes, &self.limits)?;
         // Reserve the node list up front, because growing it would move large messages repeatedly.
         let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
+        // Without nodes the decoder decides: a file without a graph must not seem to have one.
         let mut model = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
         match model.merge(self.bytes.clone()) {
             Ok(()) if model.graph.is_some() => Ok(model),

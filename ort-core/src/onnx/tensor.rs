@@ -29,11 +29,14 @@ fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor
     let shape = shape_of(&proto.dims)?;
     let external_code = DataLocation::External as i32;
     match proto.data_location() {
+        // `byte_count` comes from type and shape, never from the entry's `length`, which is only
+        // compared.
         code if code == external_code => {
             let location = Location::parse(&proto.external_data)?;
             from_raw(dtype, &shape, external.read(&location, byte_count(dtype, &shape)?)?)
         }
         0 if dtype == DType::String => read_strings(&shape, &proto.string_data),
+        // Empty raw data beside a typed field counts as not set.
         0 => match proto.raw_data.clone().filter(|raw| !raw.is_empty() || !has_typed_data(&proto)) {
             Some(raw) => from_raw(dtype, &shape, raw),
             None => read_typed(dtype, &shape, proto),
@@ -104,6 +107,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
     let count = element_count(shape)?;
     match dtype {
         DType::F32 => whole(dtype, shape, count, proto.float_data),
+        // Saturates: no list has that many entries, so `whole` refuses it.
         DType::C64 => whole(dtype, shape, count.saturating_mul(2), proto.float_data),
         DType::F64 => whole(dtype, shape, count, proto.double_data),
         DType::C128 => whole(dtype, shape, count.saturating_mul(2), proto.double_data),
@@ -111,6 +115,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
         DType::U64 => whole(dtype, shape, count, proto.uint64_data),
         DType::I32 => whole(dtype, shape, count, proto.int32_data),
         DType::U32 => {
+            // ONNX stores uint32 in `uint64_data`.
             let narrow = |&value: &u64| u32::try_from(value).map_err(|_| out_of_range(dtype, value));
             whole(dtype, shape, count, proto.uint64_data.iter().map(narrow).collect::<Result<Vec<u32>>>()?)
         }
@@ -120,6 +125,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
         }
         DType::F6E2M3 | DType::F6E3M2 => six_bit(dtype, shape, count, &proto.int32_data),
         _ if dtype.bits() == Some(16) => {
+            // ONNX stores 16-bit types in `int32_data`; floats as their bits.
             let narrow = |&value: &i32| low_bits(dtype, value, 16).map(|bits| bits as u16);
             whole(dtype, shape, count, proto.int32_data.iter().map(narrow).collect::<Result<Vec<u16>>>()?)
         }
@@ -154,6 +160,8 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
     );
     // The decoder grows vectors by doubling, so up to half of the memory is unused.
     data.shrink_to_fit();
+    // `data` has the type it is stored in, such as `u16` for bfloat16. The bytes then get their
+    // own.
     let plain = Tensor::from_vec(&[expected], data)?;
     let bytes = plain.bytes().cloned().unwrap_or_default();
     Tensor::from_bytes(dtype, shape, bytes).map_err(as_invalid_graph)
@@ -175,6 +183,8 @@ fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<
             ensure!((0..64).contains(&value), InvalidGraph, "{value} does not fit in 6 bits");
             word |= (value as u32) << (6 * index);
         }
+        // Four elements fill three bytes. A shorter last group takes only the bytes that it
+        // reaches.
         bytes.extend(word.to_le_bytes().into_iter().take((group.len() * 6).div_ceil(8)));
     }
     Tensor::from_bytes(dtype, shape, bytes.into()).map_err(as_invalid_graph)
@@ -218,6 +228,7 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
     let shape = shape_of(&proto.dims)?;
     let count = values.shape().first().copied().unwrap_or(1);
     ensure!(values.shape().len() == 1, InvalidGraph, "sparse values have shape {:?}", values.shape());
+    // ONNX allows both forms: one offset per value, or one coordinate per axis.
     let linear = indices.shape() == [count];
     ensure!(
         indices.dtype() == DType::I64 && (linear || indices.shape() == [count, shape.len()]),

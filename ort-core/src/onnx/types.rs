@@ -33,6 +33,7 @@ fn type_at_depth(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim, depth: usize
         help = "no operator takes more: declare a plainer type",
         "a type is nested more than {DEPTH_LIMIT} deep"
     );
+    // A container may leave its element type open.
     let inner = |element: &Option<Box<TypeProto>>| -> Result<Box<ValueType>> {
         let element = element.as_deref().map(|element| type_at_depth(element, unnamed, depth + 1));
         Ok(Box::new(element.transpose()?.unwrap_or_default()))
@@ -43,6 +44,7 @@ fn type_at_depth(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim, depth: usize
     };
     Ok(match &proto.value {
         None => ValueType::Unknown,
+        // An undefined element type declares nothing, so inference decides.
         Some(Value::TensorType(ty)) if ty.elem_type() == 0 => ValueType::Unknown,
         Some(Value::TensorType(ty)) => ValueType::Tensor(tensor(ty.elem_type(), &ty.shape)?),
         Some(Value::SparseTensorType(ty)) => ValueType::Sparse(tensor(ty.elem_type(), &ty.shape)?),
@@ -57,6 +59,7 @@ fn shape_from_proto(shape: &TensorShapeProto, unnamed: &dyn Fn(usize) -> Dim) ->
     let dim = |(axis, dim): (usize, &Dimension)| match &dim.value {
         // Some old exporters write a negative number for an unknown size.
         Some(dimension::Value::DimValue(value)) if *value >= 0 => Dim::constant(*value),
+        // Equal names are equal sizes, but an empty name and `?` name nothing.
         Some(dimension::Value::DimParam(name)) if !matches!(name.trim(), "" | "?") => {
             match Dim::parse(name) {
                 // `parse` reads digits as a constant, but a dim_param is a name.

@@ -71,6 +71,7 @@ fn kind_of(code: i32) -> Result<Kind> {
 }
 
 fn read_sequence(proto: SequenceProto, element: Option<&ValueType>) -> Result<Value> {
+    // Inner sequences get no declared type: their elements show it.
     let elements: Result<Vec<Value>> = match kind_of(proto.elem_type())? {
         Kind::Undefined => Ok(Vec::new()),
         Kind::Tensor => proto.tensor_values.into_iter().map(read_tensor).collect(),
@@ -87,6 +88,7 @@ fn read_sequence(proto: SequenceProto, element: Option<&ValueType>) -> Result<Va
 fn read_optional(proto: OptionalProto, element: Option<&ValueType>) -> Result<Value> {
     let inner = match kind_of(proto.elem_type())? {
         Kind::Undefined => None,
+        // A kind whose field is not set counts as empty.
         Kind::Tensor => proto.tensor_value.map(|inner| read_tensor(*inner)),
         Kind::SparseTensor => proto.sparse_tensor_value.map(|inner| read_sparse(*inner)),
         Kind::Sequence => proto.sequence_value.map(|inner| read_sequence(*inner, None)),
@@ -133,6 +135,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
     let Some(dtype) = tensors.first().map(|tensor| tensor.dtype()) else {
         return Ok(Value::Sequence(values));
     };
+    // Packed elements would have to be shifted to share bytes.
     let single =
         |tensor: &&Tensor| tensor.dtype() == dtype && tensor.element_count() == 1 && !dtype.is_packed();
     if !tensors.iter().all(single) {
@@ -143,6 +146,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
         let strings: Result<Vec<&[String]>> = tensors.iter().map(|tensor| tensor.strings()).collect();
         Tensor::from_strings(&shape, strings?.concat())?
     } else {
+        // Tensors of a data file are in host memory, so none is skipped.
         let bytes: Vec<&[u8]> = tensors.iter().filter_map(|tensor| tensor.bytes().map(|b| &b[..])).collect();
         Tensor::from_bytes(dtype, &shape, bytes.concat().into())?
     };
@@ -151,6 +155,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
 
 fn element_type(declared: Option<&ValueType>, first: Option<&Value>) -> ValueType {
     match declared {
+        // The declared type comes first, because an empty sequence has no element to show one.
         Some(declared) if *declared != ValueType::Unknown => declared.clone(),
         _ => first.map(type_of).unwrap_or_default(),
     }
@@ -191,6 +196,7 @@ fn name_field(name: &str) -> Option<String> {
 }
 
 fn write_sequence(name: &str, sequence: &SequenceValue) -> Result<SequenceProto> {
+    // The elements decide, because the declared type may be unknown.
     let first = sequence.elements.first().map(type_of);
     let kind = kind_of_type(first.as_ref().unwrap_or(&sequence.element_type));
     let mut proto =
@@ -219,6 +225,7 @@ fn write_sparse(sparse: &SparseTensor) -> Result<SparseTensorProto> {
 fn write_optional(name: &str, optional: &OptionalValue) -> Result<OptionalProto> {
     let mut proto = OptionalProto { name: name_field(name), ..OptionalProto::default() };
     let Some(element) = &optional.element else {
+        // ONNX marks an empty optional by the kind `Undefined`.
         proto.elem_type = Some(Kind::Undefined as i32);
         return Ok(proto);
     };
@@ -234,6 +241,7 @@ fn write_optional(name: &str, optional: &OptionalValue) -> Result<OptionalProto>
 }
 
 fn write_map(name: &str, map: &MapValue) -> Result<MapProto> {
+    // The file holds a sequence of values, whether they are stacked here or not.
     let values = match &*map.values {
         Value::Sequence(sequence) => write_sequence("", sequence)?,
         Value::Tensor(tensor) => write_sequence("", &unstack(tensor)?)?,

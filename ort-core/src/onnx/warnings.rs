@@ -102,12 +102,15 @@ impl Warnings {
     ) -> Result<()> {
         // The text contains names from the file: escape and bound them.
         let text = shown(&text.into(), NAME_BYTES).into_owned();
+        // Strict loading stops at the first deviation, so it collects nothing.
         if self.strict {
             let place = place();
             let problem = error!(InvalidGraph, "{text}")
                 .help("strict loading refuses what ONNX does not allow; load without it to only be warned");
             return Err(problem).within(|| if place.is_empty() { "the model".to_string() } else { place });
         }
+        // The place is built only for the first of equal warnings: a large model may have one per
+        // node.
         if let Some(known) = self.found.get_mut(&(kind, text.clone())) {
             known.count += 1;
         } else if self.found.len() < MOST_WARNINGS {
@@ -154,6 +157,7 @@ fn contradict(declared: &ValueType, computed: &ValueType) -> bool {
     let (ValueType::Tensor(declared), ValueType::Tensor(computed)) = (declared, computed) else {
         return false;
     };
+    // An open shape agrees with every shape.
     let (Some(said), Some(is)) = (&declared.shape, &computed.shape) else {
         return declared.dtype != computed.dtype;
     };

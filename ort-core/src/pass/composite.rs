@@ -57,6 +57,7 @@ fn replace(graph: &mut Graph, ids: &[NodeId], readers: Vec<(NodeId, Vec<Node>)>)
             graph.nodes.extend(parts);
             continue;
         }
+        // `forward` is in graph order, and so are the ids: the binary search is valid.
         let lower = node.spec.lower.filter(|_| ids.binary_search(&NodeId(index as u32)).is_ok());
         let Some(lower) = lower else {
             graph.nodes.push(node);

@@ -167,6 +167,7 @@ pub(super) fn backward(
 /// Adds the backward nodes of one `Gradient` node and writes its outputs.
 fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Result<()> {
     let given: Vec<ValueId> = gradient.inputs.iter().flatten().copied().collect();
+    // An omitted input would shift the pairs of tensors and given values.
     ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
     let xs = point.get(..request.count).unwrap_or(&point);
@@ -229,6 +230,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
         node.inputs.iter_mut().flatten().for_each(|input| *input = now(*input));
         let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
         captures.for_each(|capture| capture.outer = now(capture.outer));
+        // Names are unique in a graph, so a copy gets the name of its `Gradient` node in front.
         node.name = format!("{}/forward/{}", gradient.name, node.name).into();
         for output in node.outputs.iter_mut().flatten() {
             let name = format!("{}/forward/{}", gradient.name, graph.value(*output).name);

@@ -12,6 +12,8 @@ impl<T: Element> TryFrom<ArrayD<T>> for Tensor {
     /// Takes over the array's memory if it is in standard layout, else copies it.
     fn try_from(array: ArrayD<T>) -> Result<Tensor> {
         let shape = array.shape().to_vec();
+        // `into_raw_vec` returns memory order, so transposed or reversed views are made row-major
+        // first.
         let array = if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned() };
         let (elements, offset) = array.into_raw_vec_and_offset();
         let count: usize = shape.iter().product();

@@ -42,6 +42,7 @@ impl TensorBuffer {
     ///
     /// The type has no fixed size, or the allocation fails.
     pub fn new(dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
+        // 64 bytes are a cache line and an AVX-512 register.
         let buffer = HostAllocator::global().allocate(byte_count(dtype, shape)?, 64)?;
         TensorBuffer::from_buffer(dtype, shape, buffer)
     }
@@ -62,6 +63,8 @@ impl TensorBuffer {
             dtype.name(),
             buffer.len()
         );
+        // The host has no address of device memory, so its alignment is left to the device's
+        // allocator.
         if buffer.bytes().is_none() {
             return Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() });
         }
@@ -70,6 +73,7 @@ impl TensorBuffer {
                 error!(InvalidArgument, "the buffer is read-only").help("give memory that can be written")
             );
         };
+        // Packed types are read byte by byte and fit any address.
         let alignment = dtype.byte_size().unwrap_or(1);
         ensure!(
             (bytes.as_ptr() as usize).is_multiple_of(alignment),
@@ -154,6 +158,7 @@ impl TensorBuffer {
                 .help("drop that tensor first, or copy what you want to keep")
         };
         if self.memory.as_slice().is_none() {
+            // Only proves that no tensor shares the memory: device memory has no bytes to lend.
             self.memory.get_mut().ok_or_else(held)?;
             return Ok(TensorMut::device(self.dtype, &self.shape, self.device_range()));
         }
@@ -173,6 +178,7 @@ impl TensorBuffer {
     ///
     /// None in practice: the memory of a buffer is always long enough.
     pub fn tensor(&self) -> Result<Tensor> {
+        // The tensor shares the memory, which makes `get_mut` refuse until it is dropped.
         let data = match self.memory.bytes() {
             Some(bytes) => Data::Host(bytes.slice(self.range())),
             None => {
@@ -191,6 +197,7 @@ impl TensorBuffer {
     /// The new range need not lie in the old one.
     pub(crate) fn part(self, start: usize, shape: &[usize]) -> Result<TensorBuffer> {
         let len = byte_count(self.dtype, shape)?;
+        // Device memory counts as empty, so parts exist in host memory only.
         let memory = self.memory.as_slice().map_or(0, <[u8]>::len);
         let fits = start.checked_add(len).is_some_and(|end| end <= memory);
         ensure!(fits, Fail, "{len} bytes at offset {start} are out of range for a memory of {memory} bytes");
@@ -207,6 +214,7 @@ impl TensorBuffer {
 
     /// Returns the same memory under another shape of equal byte size.
     pub(crate) fn with_shape(self, shape: &[usize]) -> Result<TensorBuffer> {
+        // Bytes, not elements, because the range of the memory stays as it is.
         ensure!(
             byte_count(self.dtype, shape)? == self.len,
             Fail,

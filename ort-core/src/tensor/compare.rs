@@ -89,6 +89,7 @@ fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> 
         }
         _ => {
             let (actual, expected) = (actual.view().bytes()?, expected.view().bytes()?);
+            // Compared as bytes: a conversion to doubles would merge neighbours beyond 2^53.
             let differs = actual.iter().zip(expected).position(|(a, e)| a != e);
             differs.map_or(Ok(()), |byte| {
                 let count = actual.iter().zip(expected).filter(|(a, e)| a != e).count();
@@ -100,6 +101,7 @@ fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> 
 
 fn compare_numbers(actual: &[f64], expected: &[f64], tolerance: Tolerance) -> Result<()> {
     let close = |a: f64, e: f64| {
+        // Equality catches infinities of one sign, whose difference is NaN.
         a == e
             || (a.is_nan() && e.is_nan())
             || (a - e).abs() <= tolerance.absolute + tolerance.relative * e.abs()
@@ -108,6 +110,7 @@ fn compare_numbers(actual: &[f64], expected: &[f64], tolerance: Tolerance) -> Re
     let far: Vec<(usize, (f64, f64))> = pairs.filter(|(_, (a, e))| !close(*a, *e)).collect();
     let Some(&(first, (a, e))) = far.first() else { return Ok(()) };
     let distance = |(_, (a, e)): &(usize, (f64, f64))| (a - e).abs();
+    // `total_cmp` sorts a positive NaN last, so NaN against a number is the worst difference.
     let worst = far.iter().copied().max_by(|one, other| distance(one).total_cmp(&distance(other)));
     let (worst, (worst_a, worst_e)) = worst.unwrap_or((first, (a, e)));
     Err(error!(

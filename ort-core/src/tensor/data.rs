@@ -25,6 +25,8 @@ pub(crate) struct Texts {
 
 impl Texts {
     pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
+        // `from_held_strings` and `slice` keep the range inside the list, so the fallback is never
+        // taken.
         self.texts.get(range.clone()).unwrap_or(&[])
     }
 }

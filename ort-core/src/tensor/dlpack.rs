@@ -9,6 +9,8 @@ use crate::{Result, ensure, error};
 /// Our types with DLPack's type code and the bits of one lane. Sub-byte types are missing, because
 /// DLPack does not define the order of elements in a byte.
 const TYPES: &[(DType, u8, u8)] = &[
+    // Codes of `DLDataTypeCode`: 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool. 3 is a
+    // handle.
     (DType::I8, 0, 8),
     (DType::I16, 0, 16),
     (DType::I32, 0, 32),
@@ -24,6 +26,7 @@ const TYPES: &[(DType, u8, u8)] = &[
     (DType::C64, 5, 64),
     (DType::C128, 5, 128),
     (DType::Bool, 6, 8),
+    // 7 to 9 are 8-bit floats that ONNX lacks: e3m4, e4m3 with infinities, e4m3b11fnuz.
     (DType::F8E4M3FN, 10, 8),
     (DType::F8E4M3FNUZ, 11, 8),
     (DType::F8E5M2, 12, 8),
@@ -42,6 +45,7 @@ fn to_dlpack(dtype: DType) -> Result<DLDataType> {
 
 fn from_dlpack(dtype: DLDataType) -> Result<DType> {
     let DLDataType { code, bits, lanes } = dtype;
+    // More than one lane is a vector type, whose elements would be an inner dimension.
     let row = TYPES.iter().find(|row| (row.1, row.2) == (code, bits) && lanes == 1);
     row.map(|row| row.0).ok_or_else(|| {
         error!(
@@ -56,9 +60,11 @@ fn from_dlpack(dtype: DLDataType) -> Result<DType> {
 fn describe(managed: &Managed) -> Result<(DType, Shape)> {
     let dtype = from_dlpack(managed.dtype())?;
     let sizes = managed.shape();
+    // The struct is foreign and stores sizes as `i64`, so they may be negative.
     let shape: Option<Shape> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
     let shape =
         shape.ok_or_else(|| error!(InvalidArgument, "a DLPack tensor has the invalid shape {sizes:?}"))?;
+    // Refuses sizes that overflow before anything takes a length from them.
     byte_count(dtype, &shape)?;
     ensure!(
         managed.is_compact(),
@@ -103,6 +109,8 @@ impl Tensor {
     /// Strings, sub-byte types, device memory and unaligned memory cannot be lent.
     pub fn to_dlpack(&self) -> Result<Managed> {
         let dtype = to_dlpack(self.dtype)?;
+        // Consumers cast the pointer to the element type, but weights of a mapped file may start at
+        // any byte.
         let bytes = self.bytes().filter(|_| self.is_aligned()).ok_or_else(|| {
             error!(InvalidArgument, "a tensor that is not aligned in memory of the host cannot be lent")
                 .help("lend a copy: `to_owned_copy`")

@@ -65,12 +65,15 @@ impl Tensor {
     /// Creates a tensor that takes over a buffer in host or device memory.
     pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Result<Tensor> {
         let expected = byte_count(dtype, shape)?;
+        // No bytes means device memory, which a tensor need not fill.
         if buffer.bytes().is_none() {
             ensure!(buffer.len() >= expected, InvalidArgument, "a device buffer is smaller than its tensor");
             return Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer.freeze(), 0) });
         }
         let bytes = buffer.freeze().bytes().ok_or_else(|| error!(Fail, "a host buffer is not the host's"))?;
         ensure!(bytes.len() >= expected, InvalidArgument, "a buffer is smaller than its tensor");
+        // The slice drops the rest of a buffer that is longer, because `byte_count` reads this
+        // length.
         Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes.slice(..expected)) })
     }
 
@@ -101,6 +104,8 @@ impl Tensor {
 
     /// Creates a tensor that takes over `elements` without a copy.
     pub fn from_vec<T: Element>(shape: &[usize], elements: Vec<T>) -> Result<Tensor> {
+        // `Bytes` takes byte vectors only. An owner keeps the elements where they are, and so their
+        // alignment.
         struct Owner<T>(Vec<T>);
         impl<T: Element> AsRef<[u8]> for Owner<T> {
             fn as_ref(&self) -> &[u8] {
@@ -135,6 +140,8 @@ impl Tensor {
             "a string tensor of shape {shape:?} has {expected} elements, got {}",
             elements.len()
         );
+        // The reservation lives in the list, so it ends with the last tensor that shares the
+        // strings.
         let data = Data::Strings(Arc::new(Texts { texts: elements, _held: held }), 0..expected);
         Ok(Tensor { dtype: DType::String, shape: shape.into(), data })
     }
@@ -210,6 +217,7 @@ impl Tensor {
     /// ```
     pub fn to_doubles(&self) -> Result<Vec<f64>> {
         let (dtype, count) = match self.dtype() {
+            // A complex element is two floats in a row, and `convert` refuses complex to real.
             DType::C64 => (DType::F32, self.element_count() * 2),
             DType::C128 => (DType::F64, self.element_count() * 2),
             dtype => (dtype, self.element_count()),
@@ -235,6 +243,7 @@ impl Tensor {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     pub fn for_each_double(&self, mut visit: impl FnMut(f64)) -> Result<()> {
+        // 8 KiB of doubles stay in L1. A multiple of 8, so blocks of packed types start on a byte.
         const AT_ONCE: usize = 1 << 10;
         let (dtype, count) = match self.dtype() {
             DType::C64 => (DType::F32, self.element_count() * 2),
@@ -243,6 +252,7 @@ impl Tensor {
         };
         let (view, mut doubles) = (self.view(), vec![0f64; AT_ONCE.min(count)]);
         let step = dtype.byte_len(AT_ONCE).unwrap_or(1).max(1);
+        // `first < count` by construction of the range, so `count - first` does not wrap.
         for (bytes, first) in view.bytes()?.chunks(step).zip((0..count).step_by(AT_ONCE)) {
             let some = doubles.get_mut(..AT_ONCE.min(count - first)).unwrap_or(&mut []);
             let to = bytemuck::cast_slice_mut(some);
@@ -284,6 +294,8 @@ impl Tensor {
                 Data::Strings(texts.clone(), start..end)
             }
             Data::Device(buffer, offset) => {
+                // Only `from_device_at` makes tensors inside a device buffer, because it checks the
+                // range.
                 ensure!(element_offset == 0, Fail, "a device tensor is not sliced in the middle");
                 Data::Device(buffer.clone(), *offset)
             }

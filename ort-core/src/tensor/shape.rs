@@ -25,6 +25,8 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
     let mut others = shape.iter().filter(|&&size| size != 0);
     let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
     match (extent, shape.contains(&0)) {
+        // The product is taken without the zeros: `[0, 2^40, 2^40]` has no elements, but kernels
+        // loop over the others.
         (Some(extent), true) if extent <= EMPTY_EXTENT => Ok(0),
         (Some(count), false) => Ok(count),
         _ => Err(error!(InvalidArgument, "a shape of {shape:?} has too many elements to address")
@@ -55,6 +57,7 @@ pub(crate) fn element_byte_range(dtype: DType, offset: usize, count: usize) -> R
     let no_bytes = || error!(Fail, "elements {offset}+{count} of {} are not whole bytes", dtype.name());
     let bits = dtype.bits().ok_or_else(no_bytes)? as usize;
     let start = offset.checked_mul(bits).ok_or_else(no_bytes)?;
+    // Only types of less than 8 bits can fail here; a shift of all bits would need a copy.
     ensure!(start % 8 == 0, Fail, "a view of {} starts inside a byte", dtype.name());
     let len = dtype.byte_len(count).ok_or_else(no_bytes)?;
     Ok(start / 8..start / 8 + len)

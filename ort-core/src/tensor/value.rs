@@ -71,14 +71,19 @@ pub struct SparseTensor {
 impl SparseTensor {
     /// Converts to a dense tensor.
     pub fn to_dense(&self) -> Result<Tensor> {
+        // Both counts are computed before `positions`: they refuse shapes that overflow, so its
+        // arithmetic cannot.
         let count = super::element_count(&self.shape)?;
         let width = self.values.dtype().byte_size();
         let width =
             width.ok_or_else(|| error!(NotImplemented, "sparse {} tensors", self.values.dtype().name()))?;
         let source = self.values.view().bytes()?;
         let total = super::byte_count(self.values.dtype(), &self.shape)?;
+        // Absent elements are zero, which is all bits clear (float8e8m0 has no zero).
         let mut dense = vec![0u8; total];
         for (index, position) in self.positions()?.into_iter().enumerate() {
+            // `positions` bounds coordinates by their dimensions, but takes linear offsets as they
+            // are.
             ensure!(
                 position < count,
                 InvalidGraph,
@@ -86,6 +91,7 @@ impl SparseTensor {
                 "a sparse index points outside shape {:?}",
                 self.shape
             );
+            // Files state values and indices separately, so their numbers may differ.
             let from = source.get(index * width..(index + 1) * width);
             let from = from.ok_or_else(|| error!(InvalidGraph, "more sparse indices than values"))?;
             let to = dense.get_mut(position * width..(position + 1) * width);
@@ -103,15 +109,20 @@ impl SparseTensor {
                 "an index is the offset of an element in the dense tensor, or one coordinate for each axis",
             )
         };
+        // ONNX's `SparseTensorProto.indices` has rank 1 for linear offsets and rank 2 for
+        // coordinates.
         if self.indices.shape().len() < 2 {
             return indices.into_iter().map(|i| usize::try_from(i).map_err(|_| outside())).collect();
         }
         let row = |coordinates: &[i64]| {
             coordinates.iter().zip(&self.shape).try_fold(0usize, |linear, (&i, &size)| {
                 let i = usize::try_from(i).ok().filter(|&i| i < size).ok_or_else(outside)?;
+                // Each coordinate is less than its size, so the offset is less than the element
+                // count.
                 Ok(linear * size + i)
             })
         };
+        // `chunks` panics at 0, and a sparse scalar has no coordinates.
         indices.chunks(rank.max(1)).map(row).collect()
     }
 }
@@ -163,6 +174,8 @@ impl Value {
             Value::Map(map) => {
                 Value::Map(MapValue { keys: map.keys.clone(), values: Box::new(map.values.to_aligned()?) })
             }
+            // An aligned tensor is shared, not copied: a clone only counts one more owner of its
+            // memory.
             other => other.clone(),
         })
     }

@@ -29,6 +29,7 @@ impl<'a> ValueView<'a> {
     /// tensors' memory.
     pub fn to_value(&self) -> Result<Value> {
         match self {
+            // A view borrows from a slab or another tensor, and an owned value must outlive both.
             ValueView::Tensor(view) => Ok(Value::Tensor(view.to_tensor()?)),
             ValueView::Value(value) => Ok((*value).clone()),
         }

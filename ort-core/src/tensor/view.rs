@@ -61,6 +61,8 @@ impl<'a> TensorView<'a> {
             Data::Device(buffer, offset) => {
                 // The buffer may be longer than this tensor.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
+                // `Tensor::slice` does not check the size of a device tensor, so the range is cut
+                // to the buffer.
                 let len = bytes.min(buffer.len().saturating_sub(*offset));
                 ViewData::Device(DeviceRange { buffer, offset: *offset, len })
             }
@@ -107,6 +109,8 @@ impl<'a> TensorView<'a> {
             T::DTYPE.name(),
             self.dtype.name()
         );
+        // The checked cast also refuses a `bool` whose byte is neither 0 nor 1, as files may
+        // contain.
         bytemuck::checked::try_cast_slice(self.bytes()?).map_err(|_| {
             error!(Fail, "a {} tensor is not aligned in memory, or not valid", self.dtype.name())
         })
@@ -115,6 +119,8 @@ impl<'a> TensorView<'a> {
     /// Returns the elements, copied only if they are not aligned for `T`.
     pub fn to_cow<T: Element>(&self) -> Result<Cow<'a, [T]>> {
         match self.as_slice() {
+            // `as_slice` cannot copy, so any failure leads to `to_vec`, which reports the actual
+            // fault.
             Ok(slice) => Ok(Cow::Borrowed(slice)),
             Err(_) => Ok(Cow::Owned(self.to_vec()?)),
         }
@@ -134,6 +140,7 @@ impl<'a> TensorView<'a> {
             bytemuck::checked::try_pod_read_unaligned(chunk)
                 .map_err(|_| error!(InvalidArgument, "an element is not a valid {}", T::DTYPE.name()))
         };
+        // `spending` counts the elements, so that a deadline interrupts the copy of a large tensor.
         spending(1, bytes.chunks_exact(size_of::<T>())).map(read).collect()
     }
 
@@ -159,6 +166,7 @@ impl<'a> TensorView<'a> {
         }
         let bytes = self.bytes()?;
         Ok(match self.dtype {
+            // ONNX stores `raw_data` in little-endian order.
             DType::I64 => each(bytes, i64::from_le_bytes),
             DType::I32 => each(bytes, |element| i32::from_le_bytes(element).into()),
             DType::I16 => each(bytes, |element| i16::from_le_bytes(element).into()),
@@ -167,6 +175,7 @@ impl<'a> TensorView<'a> {
             DType::U16 => each(bytes, |element| u16::from_le_bytes(element).into()),
             DType::U32 => each(bytes, |element| u32::from_le_bytes(element).into()),
             DType::U64 => {
+                // Saturates: a wrapped number would pass for a negative axis or size.
                 each(bytes, |element| i64::try_from(u64::from_le_bytes(element)).unwrap_or(i64::MAX))
             }
             other => return Err(error!(InvalidArgument, "expected integers, got {}", other.name())),
@@ -304,6 +313,8 @@ impl<'a> TensorMut<'a> {
     pub(crate) fn check_length(&self) -> Result<()> {
         if let MutData::Host(bytes) = &self.data {
             let expected = self.dtype.byte_len(element_count(self.shape)?);
+            // Kernels index outputs by shape, so a shorter buffer would fail in the middle of a
+            // kernel.
             ensure!(expected == Some(bytes.len()), Fail, "an output's buffer does not fit its shape");
         }
         Ok(())

@@ -79,6 +79,8 @@ impl GroupLayout {
         let SdpaSizes { batch, queries, size, .. } = self.problem.sizes;
         let (cos, sin) = (cx.input(7)?, cx.input(8)?);
         let (rows, half) = (cos.size(0), cos.size(1));
+        // [positions, pairs]. With fewer pairs than half a head, a part of each head stays as it
+        // is.
         let fits = cos.rank() == 2 && cos.shape == sin.shape && cos.count() > 0 && half <= size / 2;
         let shapes = [&cos.shape, &sin.shape];
         ensure!(fits, InvalidArgument, "cos_cache and sin_cache have shapes {shapes:?} for heads of {size}");
@@ -154,7 +156,9 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, rotated_type: DType) -> Result<Attention
     let layout = GroupLayout::new(cx, rotated_type)?;
     let SdpaSizes { batch, heads, queries, size, .. } = layout.problem.sizes;
     let total = layout.problem.total(cx.ints(6)?.first().copied().unwrap_or(-1))?;
+    // A shared buffer may be longer than the run needs: it has room for later tokens.
     let capacity = layout.problem.past.max(total);
+    // `seqlens_k` is the number of keys less 1, which `more` adds.
     let counts = cx.input(5)?;
     ensure!(
         counts.count() == batch,

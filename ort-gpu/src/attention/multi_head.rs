@@ -40,6 +40,7 @@ fn buffers<L>(cx: &OpCx<'_, L>, problem: &MultiHeadProblem) -> Result<([Option<O
     let (SdpaSizes { batch, heads, .. }, dtype) = (problem.sizes, cx.input(0)?.dtype);
     let mut taken = 0;
     let buffers = [1, 2].map(|which| {
+        // Keys and values may have rows of different sizes.
         let shape = [batch, heads, problem.capacity(), problem.row_size(which)];
         let wanted = !problem.reads_inputs() && cx.find_output(which).is_none();
         wanted.then(|| cx.workspace(&mut taken, dtype, &shape))
@@ -123,6 +124,7 @@ fn keys_of<'a, L>(
     let Some(to) = cx.find_output(which).or(buffer.as_ref()) else { return Ok(incoming) };
     let SdpaSizes { batch, heads, keys, .. } = problem.sizes;
     let sizes = [batch, heads, keys, problem.row_size(which)];
+    // `past_key` and `past_value` are inputs 6 and 7.
     let old = cx.find_input(which + 5);
     // An aliased past is in place already: only new rows are written.
     let is_in_place = old.is_some_and(|old| old.arg == Arg::Output(which));
@@ -137,6 +139,7 @@ fn keys_of<'a, L>(
         keeps: is_in_place,
         ..Placing::new(sizes, incoming.clone(), to, problem.capacity())
     };
+    // The output is written all the same, but the attention need not wait for it.
     let rows = if problem.reads_inputs() { incoming } else { placing.to.clone() };
     placings.push(placing);
     Ok(rows)

@@ -88,6 +88,7 @@ impl<'a> Placing<'a> {
     /// The rows per head that are written.
     pub fn written(&self) -> usize {
         let [_, _, fresh, _] = self.sizes;
+        // A target that keeps nothing is written in full: its old content is undefined.
         if self.keeps { fresh } else { self.capacity }
     }
 

@@ -47,7 +47,9 @@ impl StandardLayout {
         let (mut taken, keys) = (0, problem.sizes().keys);
         let mut cache = |which: usize, layout: HeadLayout, dtype: DType| {
             let shape = [layout.batch, layout.heads, keys, layout.size];
+            // Without a past the input has all rows, and an output holds them anyway.
             let joins = problem.past > 0 && cx.find_output(which).is_none();
+            // Only if the two types differ, and only the one that is not float32 yet.
             let widens = takes_one_type && types != [dtype; 2] && dtype != DType::F32;
             let joined = if joins { Some(cx.workspace(&mut taken, dtype, &shape)) } else { None };
             let in_f32 = if widens { Some(cx.workspace(&mut taken, DType::F32, &shape)) } else { None };
@@ -100,6 +102,7 @@ pub fn plan<'a, L>(cx: &'a OpCx<'_, L>, takes_one_type: bool) -> Result<Attentio
             placings.push(placing);
         }
         if let Some(to) = in_f32 {
+            // All rows are converted, past and new: [batch, heads, keys, size].
             let [batch, heads, _, size] = layout.sizes();
             let placing = Placing::new([batch, heads, sizes.keys, size], rows, to, sizes.keys);
             rows = placing.to.clone();

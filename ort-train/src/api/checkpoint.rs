@@ -169,6 +169,7 @@ impl Shared {
     /// Returns the trainer's tensors if there is one of this name among them.
     fn changing(&mut self, name: &str) -> Option<&mut State> {
         let trainer = self.trainer.as_mut()?;
+        // The attached stage owns its tensors until then.
         trainer.detach();
         Some(&mut trainer.state).filter(|state| state.get(name).is_ok())
     }

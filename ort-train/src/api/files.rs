@@ -120,6 +120,7 @@ fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -
     let stored = |(name, tensor): (&'_ String, &'_ Tensor)| Ok((name.clone(), stored_dtype(tensor.dtype())?));
     let types = tensors.iter().map(stored).collect::<Result<Vec<_>>>()?;
     let views = types.iter().zip(tensors.values()).map(|((name, dtype), tensor)| {
+        // All tensors are copies on the host, so the fallback is never taken.
         let bytes = tensor.bytes().map_or(&[][..], |bytes| bytes.as_ref());
         (name.as_str(), Stored { dtype: *dtype, shape: tensor.shape(), bytes })
     });
@@ -151,6 +152,7 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
     let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
     let mut found = BTreeMap::new();
     for (name, view) in tensors.iter() {
+        // `slice_ref` shares the mapping and keeps it alive.
         let tensor = Tensor::from_bytes(dtype_of(view.dtype())?, view.shape(), bytes.slice_ref(view.data()))?;
         found.insert(name.to_string(), tensor);
     }

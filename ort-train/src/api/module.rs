@@ -285,6 +285,7 @@ impl Module {
 fn keep_only(graph: &mut Graph, outputs: Vec<ValueId>) {
     let mut needed: BTreeSet<ValueId> = outputs.iter().copied().collect();
     let nodes = std::mem::take(&mut graph.nodes);
+    // In reverse, the readers of a node come before it.
     for node in nodes.into_iter().rev() {
         if node.outputs.iter().flatten().any(|output| needed.contains(output)) {
             needed.extend(node.reads());

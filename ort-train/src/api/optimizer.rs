@@ -54,9 +54,11 @@ impl Optimizer {
         }
         let trainer = shared.trainer()?;
         trainer.set_optimizer(description.optimizer, description.clip_norm)?;
+        // `restore` overwrites it if the checkpoint has a rate.
         trainer.set_learning_rate(INITIAL_LEARNING_RATE)?;
         restore(&mut shared).within(|| "the checkpoint's optimizer".to_string())?;
         shared.has_optimizer = true;
+        // The guard borrows `state`, which moves into the result.
         drop(shared);
         Ok(Optimizer { state })
     }

@@ -259,6 +259,7 @@ impl Edit {
             && node.inputs.first().copied().flatten().is_some_and(|value| others.contains(&value));
         let graph = self.builder.graph();
         let follows = |value: &ValueId| match graph.constants.get(value) {
+            // A constant that overflows in 16 bits keeps the node in float32.
             Some(number) if number.element_count() == 1 => fits(number, self.dtype),
             constant => {
                 is_linear && (constant.is_some() || self.inputs.contains(value)) && rank(graph, *value) == 1

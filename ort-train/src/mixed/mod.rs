@@ -81,6 +81,7 @@ impl LossScale {
     pub(crate) fn check(self) -> Result<()> {
         let scale = self.initial();
         ensure!(
+            // Gradients are multiplied by the reciprocal, which must not flush to 0.
             scale.is_normal() && scale > 0.0 && (1.0 / scale).is_normal(),
             InvalidArgument,
             help = "65536 is usual",

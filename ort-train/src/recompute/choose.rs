@@ -99,6 +99,7 @@ pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
         let made = joint.steps[step].makes.iter().filter(|made| joint.droppable[made.block]);
         let before = since;
         since += made.map(|made| made.bytes).sum::<u64>();
+        // The first index wraps to one that `get` does not find. A missing neighbour is no lower.
         let is_low = at[index] <= middle
             && at.get(index.wrapping_sub(1)).is_none_or(|earlier| *earlier >= at[index])
             && at.get(index + 1).is_none_or(|later| *later >= at[index]);
@@ -146,6 +147,7 @@ fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
         step.reads.iter().for_each(|block| last[*block] = index);
     }
     for (block, dropped) in dropped.iter_mut().enumerate() {
+        // The first cut behind the maker. What is read at or beyond it crosses it and is kept.
         let next = joint.maker[block].and_then(|made| cuts.get(cuts.partition_point(|cut| *cut <= made)));
         *dropped &= next.is_none_or(|cut| last[block] < *cut);
     }
@@ -221,6 +223,7 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
             if best.as_ref().is_some_and(|(worth, ..)| *worth >= entry.0) {
                 break;
             }
+            // The second call restores what the first toggled.
             change(&mut choice.dropped, &entry.1);
             let after = joint.outcome(&choice.dropped, target);
             change(&mut choice.dropped, &entry.1);

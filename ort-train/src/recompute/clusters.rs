@@ -58,6 +58,7 @@ impl PlanRequest {
     pub fn read(path: impl AsRef<Path>) -> Result<Vec<PlanRequest>> {
         let path = path.as_ref();
         let place = || format!("memory optimizer configuration '{}'", path.display());
+        // A configuration is a short list. The bound keeps a wrong path from filling the memory.
         let text = ort_core::files::read_text(path, 1 << 20)
             .map_err(|problem| error!(NoSuchFile, "{problem}"))
             .within(place)?;
@@ -152,6 +153,7 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
             by_maker.entry(maker).or_default().push(*block);
         }
     }
+    // Steps are numbered in execution order, and a request counts subgraphs in that order.
     by_maker.sort_unstable_keys();
     for (maker, entry) in by_maker {
         for strategy in [Strategy::Recompute, Strategy::Compromised] {
@@ -176,6 +178,7 @@ fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BT
     let mut work: Vec<usize> = entry.to_vec();
     let mut stopped = false;
     while let Some(block) = work.pop() {
+        // A block without a producer is an input, which is there anyway.
         let Some(maker) = joint.maker[block] else { continue };
         let stops = strategy == Strategy::Compromised && widens(joint, maker);
         stopped |= stops;
@@ -201,6 +204,7 @@ fn widens(joint: &Joint<'_>, step: usize) -> bool {
     let node = parts.node.and_then(|node| joint.graph.nodes.get(node));
     let read: u64 = parts.reads.iter().map(|block| joint.bytes[*block]).sum();
     let made: u64 = parts.makes.iter().map(|made| made.bytes).sum();
+    // A cast keeps the number of elements, so more bytes mean wider elements.
     node.is_some_and(|node| node.spec.name == "Cast") && read < made
 }
 
@@ -223,6 +227,7 @@ fn bytes_of(joint: &Joint<'_>, block: usize) -> Dim {
         let elements = ty.shape()?.iter().fold(Dim::constant(1), |product, dim| &product * dim);
         Some(&elements * &Dim::constant(ty.dtype()?.byte_size()? as i64))
     };
+    // Without a known shape, the bytes at the current sizes stand for the formula.
     known().unwrap_or_else(|| Dim::constant(joint.bytes[block] as i64))
 }
 

@@ -17,10 +17,12 @@ pub(super) fn seconds_of(node: &Node, shape_of: &dyn Fn(ValueId) -> Option<Vec<u
         return 0.0;
     }
     let count = |id: &ValueId| shape_of(*id).map_or(0.0, |shape| shape.iter().product::<usize>() as f64);
+    // Four bytes an element: the types of a model differ less than its sizes.
     let moved: f64 = node.inputs.iter().chain(&node.outputs).flatten().map(count).sum::<f64>() * 4.0;
     let made = node.outputs.first().copied().flatten();
     let mut operations = 0.0;
     if let (Cost::Compute, Some(made)) = (node.spec.cost, made) {
+        // A multiplication and an addition for each term of an inner product.
         operations = 2.0 * count(&made) * inner_size(node, made, shape_of);
     }
     START + moved / BYTES + operations / OPERATIONS

@@ -82,6 +82,8 @@ impl Edit<'_> {
                 continue;
             }
             if !ready {
+                // Pushed first, so that it comes up again once everything that it reads has a
+                // clone.
                 stack.push((value, true));
                 stack.extend(
                     original.reads().filter(|read| self.makers.contains_key(read)).map(|read| (read, false)),
@@ -95,6 +97,7 @@ impl Edit<'_> {
                     *value = *clone;
                 }
             };
+            // Nodes with subgraphs are never recomputed, so there are no captures to redirect.
             node.inputs.iter_mut().flatten().for_each(now);
             for (position, output) in node.outputs.iter_mut().enumerate() {
                 // Outputs that are kept need no clone, but every node must have its first output.

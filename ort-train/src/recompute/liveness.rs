@@ -70,6 +70,8 @@ impl<'g> Joint<'g> {
         let mut is_stashed = vec![false; count];
         let backward = steps.iter().zip(&is_forward).filter(|(_, forward)| !**forward);
         for block in backward.flat_map(|(step, _)| &step.reads) {
+            // Inputs and random values are read by the backward pass as well, but stay whatever is
+            // chosen.
             is_stashed[*block] = droppable[*block];
         }
         let stashed = (0..count).filter(|block| is_stashed[*block]).collect();

@@ -58,6 +58,8 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
     let mut by_entry: IndexMap<usize, Vec<(PatternOption, bool)>> = IndexMap::new();
     for ((cluster, strategy), Cluster { subgraphs, .. }) in clusters(joint) {
         for (entry, blocks) in subgraphs {
+            // Subgraphs may share blocks, so one counts as enabled only if all of its blocks are
+            // dropped.
             let is_on = blocks.iter().all(|block| dropped.get(*block).copied().unwrap_or(false));
             let activations = activations(joint, entry, &readers, &blocks);
             let option = PatternOption { cluster: cluster.clone(), strategy, applied: 0, activations };
@@ -67,6 +69,7 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
     let mut alike: IndexMap<Vec<PatternOption>, (usize, Vec<usize>)> = IndexMap::new();
     for options in by_entry.into_values() {
         let (options, on): (Vec<PatternOption>, Vec<bool>) = options.into_iter().unzip();
+        // `applied` stays 0 in the key, because nodes of one pattern may differ in it.
         let (frequency, applied) = alike.entry(options).or_insert_with(|| (0, vec![0; on.len()]));
         *frequency += 1;
         applied.iter_mut().zip(on).for_each(|(applied, on)| *applied += usize::from(on));
@@ -101,6 +104,7 @@ fn activations(
             readers: readers.get(made.block).copied().unwrap_or(0),
             elements: value.and_then(|value| elements(joint, value)).unwrap_or_else(|| "unknown".to_string()),
             bytes_per_element: value.and_then(|value| joint.graph.value(value).ty.dtype()?.byte_size()),
+            // The share that is kept instead may exceed the whole, and saves nothing then.
             saved_percent: 100 - (100 * kept.min(all)).checked_div(all).unwrap_or(0),
         }
     };
@@ -193,6 +197,7 @@ fn status(recompute: &Recompute, option: &PatternOption) -> String {
     }
     let asked = match recompute {
         Recompute::Plans(requests) => {
+            // The last entry for a cluster wins, as in `requested`.
             let own = requests.iter().rev().find(|request| request.cluster == option.cluster);
             own.and_then(|request| request.count).map_or("-1".to_string(), |count| count.to_string())
         }

@@ -156,6 +156,7 @@ fn lowered(
 ) -> Result<Result<Planned, usize>> {
     let own = request.limit.map(|limit| limit.saturating_sub(request.kept));
     while least > 0 {
+        // One byte less than what suffices, which only a better choice meets.
         let below = Request { limit: Some(least - 1), ..*request };
         let found = match search(graph, build, own, &below) {
             Ok(found) if request.limit.is_none_or(|limit| found.needed <= limit) => return Ok(Ok(found)),
@@ -261,6 +262,7 @@ fn chosen(
         let session = make(recomputed(&joint, &choice.dropped))?;
         let peak = peak_of(&session, request)?;
         let values = choice.dropped.iter().filter(|dropped| **dropped).count();
+        // A graph of free nodes has no time to compare with.
         let extra_time = choice.outcome.seconds / joint.all_seconds().max(f64::MIN_POSITIVE);
         let report = RecomputeReport { peak_before: before, peak, values, extra_time, sliced: 0 };
         let (rows, patterns) = table(&choice.dropped);

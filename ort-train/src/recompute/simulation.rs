@@ -105,6 +105,7 @@ struct Memory<'t> {
 impl Memory<'_> {
     /// Allocates a block. If anything reads it, it reuses the first of its sources that is dead.
     fn make(&mut self, to: usize, bytes: u64, mut sources: impl Iterator<Item = usize>) {
+        // A source with bytes and without readers dies in this step.
         let dead = sources.find(|block| self.pending[*block] == 0 && self.held[*block] > 0);
         match dead.filter(|_| self.pending[to] > 0) {
             Some(from) => self.held[to] = std::mem::take(&mut self.held[from]),
@@ -164,6 +165,7 @@ impl Simulation {
             let read_at = |block: &u32| place(dropped, reads_clones, *block);
             let made_at = |made: &Made| made.block as usize + if is_clone { dropped.len() } else { 0 };
             let (reads, makes) = (step.reads.of(&self.reads), step.makes.of(&self.makes));
+            // `count_reads` counted each read of this order, so nothing wraps.
             reads.iter().for_each(|block| memory.pending[read_at(block)] -= 1);
             for made in makes {
                 let to = made_at(made);
@@ -176,6 +178,7 @@ impl Simulation {
             outcome.peak = outcome.peak.max(alive);
             outcome.excess += alive.saturating_sub(target) as f64;
             outcome.seconds += if is_clone { step.seconds } else { 0.0 };
+            // Freed only after the peak was taken: a step's inputs and outputs are live together.
             memory.release(reads.iter().map(read_at).chain(makes.iter().map(made_at)));
         }
         outcome
@@ -196,6 +199,8 @@ impl Simulation {
                     if ready {
                         order.push((maker, true));
                     } else if !std::mem::replace(&mut cloned[maker as usize], true) {
+                        // The step comes back as ready once all steps that it reads from are in the
+                        // order.
                         stack.push((maker, true));
                         let makers = self.dropped_makers(&self.steps[maker as usize], dropped);
                         stack.extend(makers.filter(|maker| !cloned[*maker as usize]).map(|it| (it, false)));

@@ -64,6 +64,7 @@ fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
     let update = |node: &Node| {
         let gradient = node.inputs.get(1).copied().flatten().filter(|_| is_elementwise(node))?;
         let maker = producers.get(gradient.index()).copied().flatten()?.index();
+        // Another reader, such as a global norm, needs the whole gradient.
         let is_read_once = consumers.get(gradient.index())?.len() == 1 && !outputs.contains(&gradient);
         let (factor, axis) = graph.nodes.get(maker).filter(|_| is_read_once).and_then(factor_of)?;
         let is_convolution = graph.nodes.get(maker)?.spec.name == CONV_GRAD_WEIGHTS;
@@ -155,6 +156,7 @@ impl Update {
         *factor = builder.node("Slice", &[*factor, first_row, end_row, axis], &[])?;
         if maker.spec.name == CONV_GRAD_WEIGHTS {
             let mut shape: Vec<i64> = self.shape.iter().map(|size| *size as i64).collect();
+            // The operator takes the shape of its result as an input, so each slice needs its own.
             shape.iter_mut().take(1).for_each(|rows| *rows = (end - first) as i64);
             let shape = builder.constant(Tensor::from_slice(&[shape.len()], &shape)?);
             inputs.iter_mut().skip(2).take(1).for_each(|input| *input = Some(shape));

@@ -59,8 +59,10 @@ pub fn memory_table(recompute: &Recompute, plans: &[PlanRow]) -> String {
         }
         (true, recompute) => format!("Memory Optimization Level: [{}]", recompute.level_name()),
     };
+    // The last of the eight columns needs no width, because lines are not padded at their end.
     let widths: Vec<usize> = (0..7)
         .map(|column| {
+            // The feature's own line shares the columns, and its title may be the widest.
             let least = if column == 0 { "Memory Optimizer".len() } else { 0 };
             let cells = rows.iter().filter_map(|row| row.get(column)).map(String::len);
             cells.max().unwrap_or(0).max(least) + 2

@@ -168,6 +168,7 @@ impl Trainer {
     fn state_bytes_of(&self, parameter: &Parameter) -> usize {
         let (dtype, shape) = (parameter.tensor.dtype(), parameter.tensor.shape());
         let states = self.options.optimizer.states(dtype, shape);
+        // A size that overflows counts as more than any limit.
         let bytes =
             |dtype: DType, shape: &[usize]| ort_core::tensor::byte_count(dtype, shape).unwrap_or(usize::MAX);
         states.iter().fold(0, |sum: usize, state| sum.saturating_add(bytes(state.dtype, &state.shape)))

@@ -127,6 +127,7 @@ impl Trainer {
 
     /// Returns the learning rate of the next update.
     pub fn learning_rate(&self) -> f32 {
+        // In doubles, so that the product is rounded once.
         (f64::from(self.options.learning_rate) * self.options.schedule.factor(self.updates)) as f32
     }
 
@@ -152,6 +153,7 @@ impl Trainer {
         let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };
         options.check()?;
         let before = std::mem::replace(&mut self.options, options);
+        // Checked before the old state is dropped, so that a refusal changes nothing.
         if let Err(problem) = self.check_state_fits(&[]) {
             self.options = before;
             return Err(problem);

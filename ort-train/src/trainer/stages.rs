@@ -36,6 +36,7 @@ impl Trainer {
     pub(super) fn ready_at(&mut self, kind: StageKind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         let is_asked = self.waits_for_sizes() || self.tabulates;
         let recomputes = matches!(kind, StageKind::Step | StageKind::Accumulate) && is_asked;
+        // A compiled stage keeps the choice that was made for its sizes.
         if !recomputes || self.stages.get(kind).is_some() {
             return self.ready(kind);
         }
@@ -67,6 +68,7 @@ impl Trainer {
         };
         let settings = self.settings(limit);
         match self.options.mixed_precision {
+            // Only these two have a backward pass in which casts are repeated.
             Some(_) if matches!(kind, StageKind::Step | StageKind::Accumulate) => {
                 Stage::recasting(graph, &settings)
             }

@@ -39,6 +39,7 @@ impl Trainer {
         self.update_inputs(&mut given, 1.0)?;
         let loss = self.run(StageKind::Step, given)?;
         self.end_update(StageKind::Step)?;
+        // Counted last: a batch that failed draws the same random numbers again.
         self.batches += 1;
         Ok(loss)
     }
@@ -121,6 +122,7 @@ impl Trainer {
             help = advise("additional outputs", name, known.iter().map(String::as_str)),
             "the training run has no additional output '{name}'"
         );
+        // An update has no forward pass, and attaching it has taken the buffers of the batch.
         let kind = self.stages.attached.filter(|kind| *kind != StageKind::Apply);
         let kind = kind.ok_or_else(|| {
             error!(InvalidArgument, "output '{name}' is not available")
@@ -159,6 +161,7 @@ impl Trainer {
         let scale = scale / self.loss_scale().unwrap_or(1.0);
         given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
         given.push((LEARNING_RATE, Tensor::scalar(self.learning_rate())?.into()));
+        // From 1, because bias correction divides by 1 - beta^step.
         given.push((STEP, Tensor::scalar(self.updates as i64 + 1)?.into()));
         Ok(())
     }

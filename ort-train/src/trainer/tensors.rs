@@ -30,6 +30,7 @@ impl Trainer {
             "there are no gradients"
         );
         self.detach();
+        // The accumulators hold a sum over the batches, of gradients of the scaled loss.
         let scale = 1.0 / (self.pending as f64 * f64::from(self.loss_scale().unwrap_or(1.0)));
         let mut found = Vec::with_capacity(self.training.parameters.len());
         for Parameter { name, .. } in &self.training.parameters {
@@ -61,6 +62,7 @@ impl Trainer {
             let value = values.get(name.as_str()).copied();
             let value = value.ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
             let tensor = self.state.tensor(name)?;
+            // A default stays a default, so that the trained model has the inputs of the original.
             match graph.input_defaults.get_mut(&value) {
                 Some(default) => *default = tensor,
                 None => drop(graph.constants.insert(value, tensor)),
@@ -103,6 +105,7 @@ impl Trainer {
         }
         for Parameter { name, tensor, .. } in &self.training.parameters {
             let sum = gradient_name(name);
+            // Existing accumulators keep their sums, to which later batches add.
             if !self.state.holds(&sum) {
                 self.state.insert(sum, TensorBuffer::new(tensor.dtype(), tensor.shape())?);
             }

@@ -44,6 +44,7 @@ impl Scale {
 
     fn y(&self, bytes: usize) -> f64 {
         let height = HEIGHT - TOP - BOTTOM;
+        // The y axis of SVG points down, and bytes grow upwards.
         TOP + height - height * bytes as f64 / self.bytes.max(1) as f64
     }
 }
@@ -80,6 +81,7 @@ pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
 
 /// Returns a bar for each value with memory, and for each workspace.
 fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
+    // The chart stacks the slabs, each on top of those before it.
     let mut bases = Vec::new();
     let mut top = 0usize;
     for bytes in &report.slabs {
@@ -131,6 +133,7 @@ fn of_value(value: &PlannedValue, offset: usize, bytes: usize, index: usize) -> 
 }
 
 fn rectangle(bar: &Bar<'_>, scale: &Scale) -> Rectangle {
+    // A value lives through its last step, so its bar ends where the next step starts.
     let (left, right) = (scale.x(bar.first), scale.x(bar.last + 1));
     let (top, bottom) = (scale.y(bar.offset.saturating_add(bar.bytes)), scale.y(bar.offset));
     let steps = format!("steps {} to {}", bar.first, bar.last);
@@ -185,6 +188,7 @@ fn headline(model: &str, report: &PlanReport) -> Group {
 fn memory_axis(scale: &Scale) -> Group {
     let bytes = scale.bytes as f64;
     let unit = unit_of(bytes);
+    // The smallest step is 0.1, because labels have at most one decimal.
     let step = nice((bytes / unit.1 / 8.0).max(0.1));
     let digits = if step < 1.0 { 1 } else { 0 };
     let mut axis = Group::new();
@@ -221,6 +225,7 @@ fn step_axis(scale: &Scale) -> Group {
 fn alive(report: &PlanReport, scale: &Scale) -> Polyline {
     let points = report.steps.iter().enumerate().flat_map(|(index, step)| {
         let y = round(scale.y(step.live_bytes));
+        // Live bytes are constant within a step, so the line has a level for each.
         [index, index + 1].map(|place| format!("{},{y}", round(scale.x(place))))
     });
     let points: Vec<String> = points.collect();

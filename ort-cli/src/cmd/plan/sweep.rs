@@ -33,6 +33,7 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
             (report.peak_bytes, report.planned_bytes, fits_whole(&report));
         // The largest combination is the one that needs the most bytes.
         let is_larger = largest.and_then(|index: usize| all.get(index));
+        // Of equal plans the last counts: sizes are usually listed in ascending order.
         let is_larger = is_larger.is_none_or(|best: &Planned| planned_bytes >= best.planned_bytes);
         if fits && is_larger {
             largest = Some(all.len());
@@ -53,6 +54,7 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
 
 /// Returns the Cartesian product of the sizes. The last dimension varies fastest.
 fn combinations(dims: &[(String, Vec<i64>)]) -> Result<Vec<Vec<(String, i64)>>> {
+    // The number is checked first, because the product may be too large to list.
     let count = dims.iter().try_fold(1usize, |count, (_, sizes)| count.checked_mul(sizes.len()));
     ensure!(count.is_some_and(|count| count <= MOST_PLANS), "--dim asks for more than {MOST_PLANS} plans");
     let mut all = vec![Vec::new()];
@@ -89,6 +91,7 @@ fn print(all: &[Planned], best: Option<&Planned>, limit: Option<usize>) -> Resul
     let numbers = header.len() - 1;
     let mut rows = table(&header);
     for planned in all {
+        // Values of unknown size are not in the plan, so the peak is a lower bound.
         let open = if planned.peak_bytes.is_none() { "+" } else { "" };
         let sizes = planned.dims.iter().map(|(_, size)| size.to_string());
         let fits = if planned.fits { "yes" } else { "no" };

@@ -52,6 +52,7 @@ fn bytes(bytes: usize) -> String {
 fn kinds(report: &PlanReport) -> Table {
     let mut rows = table(&["kind", "bytes", "", "symbolic"]);
     for entry in &report.kinds {
+        // An expression for a kind without bytes would only take space.
         let symbolic = entry.symbolic.clone().filter(|_| entry.bytes > 0).unwrap_or_default();
         rows.add_row([
             entry.kind.name().replace('_', " "),

@@ -61,6 +61,7 @@ pub(super) fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result
     let mut random = Pcg64::seed_from_u64(args.model.seed.wrapping_add(number as u64));
     let mut model_args = args.model.clone();
     for (name, low, high) in &args.random_dims {
+        // A size drawn for this run replaces the one of an earlier `--dim`.
         model_args.dims.retain(|(known, _)| known != name);
         model_args.dims.push((name.clone(), vec![random.random_range(*low..=*high)]));
     }
@@ -70,6 +71,7 @@ pub(super) fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result
 pub(super) fn bits_of(outputs: Vec<(String, Value)>) -> Result<Vec<Vec<u8>>> {
     let bytes = outputs.iter().filter_map(|(_, value)| value.tensor().ok().and_then(Tensor::bytes));
     let bytes: Vec<Vec<u8>> = bytes.map(|bytes| bytes.to_vec()).collect();
+    // Without outputs to compare, the test would pass whatever the runs return.
     ensure!(
         !bytes.is_empty(),
         "the model has no output that is a tensor of numbers, so that results cannot be compared"

@@ -76,6 +76,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         let held = one_cycle(args, &mut report)?;
         if last && args.hold {
             show(args, &report)?;
+            // An external tool keeps standard input open while it measures.
             std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
                 .context("waiting for the end of standard input")?;
             return Ok(ExitCode::SUCCESS);
@@ -143,6 +144,7 @@ fn run_callers(
     fixed: Option<&[(String, Value)]>,
 ) -> Result<Vec<Option<u64>>> {
     let runs = args.runs.get();
+    // Fewer than ten runs cannot fill ten parts.
     let parts = runs.min(10);
     std::thread::scope(|scope| {
         let callers = (0..args.callers.get()).map(|caller| {
@@ -159,6 +161,7 @@ fn run_callers(
         });
         let callers: Vec<_> = callers.collect();
         let ran = (0..parts).map(|part| {
+            // Rounding down at both ends gives every run to exactly one part.
             let runs = runs * part / parts..runs * (part + 1) / parts;
             for (give, ..) in &callers {
                 give.send(runs.clone()).context("a caller has ended")?;
@@ -170,6 +173,7 @@ fn run_callers(
         });
         let ran: Result<Vec<Option<u64>>> = ran.collect();
         for (give, finished, thread) in callers {
+            // A caller ends its loop as soon as its sender is dropped.
             drop((give, finished));
             thread.join().map_err(|_| anyhow::anyhow!("a caller panicked"))?;
         }

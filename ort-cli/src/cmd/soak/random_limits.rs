@@ -79,6 +79,7 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
         let inputs = inputs_of(args, &model, number)?;
         everything.reset_peak();
         let expected = bits_of(whole.run(&given(&inputs))?)?;
+        // Building may need more memory than a run, and the limit applies to both.
         let largest = everything.peak().max(building);
         // Free what this run left, which would count in the peak of the next.
         whole.trim();
@@ -103,6 +104,7 @@ fn draw(seed: u64, largest: usize) -> usize {
     // The inputs are drawn from `seed`. Invert it, so that the limit does not follow from the same
     // numbers.
     let exponent: f64 = Pcg64::seed_from_u64(!seed).random_range(0.0..1.0);
+    // 1.2 × 50 is 60.
     (largest as f64 / 50.0 * 60f64.powf(exponent)) as usize
 }
 
@@ -126,6 +128,7 @@ impl Trial<'_> {
             Moment::Midway => &mut report.refused_midway,
         } += 1;
         let sufficient = self.least_limit(limit, (at, problem))?;
+        // The first limit was refused already, so there is nothing below it to try.
         match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
             Outcome::Refused { .. } => Ok(()),
             Outcome::Ran { .. } => {
@@ -210,6 +213,7 @@ impl Trial<'_> {
     /// for memory again is fine.
     fn next_request(&self, session: &Session) -> Result<()> {
         let mut args = self.args.model.clone();
+        // The lowest sizes are the most likely to fit the limit.
         for (name, low, _) in &self.args.random_dims {
             args.dims.retain(|(known, _)| known != name);
             args.dims.push((name.clone(), vec![*low]));

@@ -430,6 +430,7 @@ impl UpdateArgs {
         let sgd = self.optimizer == OptimizerKind::Sgd;
         only_with("--momentum", self.momentum.is_some(), sgd, "--optimizer sgd")?;
         only_with("--nesterov", self.nesterov, sgd, "--optimizer sgd")?;
+        // These betas are the defaults of both PyTorch and Hugging Face.
         let (beta1, beta2, decay) = (0.9, 0.999, self.weight_decay.unwrap_or(0.0));
         Ok(match self.optimizer {
             OptimizerKind::Sgd => Optimizer::Sgd {
@@ -447,6 +448,7 @@ impl UpdateArgs {
             }
             OptimizerKind::Lamb => Optimizer::Lamb { beta1, beta2, epsilon: 1e-6, weight_decay: decay },
             OptimizerKind::Adafactor => {
+                // The exponent -0.8 and the clip threshold 1 are the values of the Adafactor paper.
                 Optimizer::Adafactor { beta2_decay: -0.8, clip_threshold: 1.0, weight_decay: decay }
             }
         })
@@ -482,6 +484,7 @@ impl UpdateArgs {
         let warmup = self.warmup.unwrap_or(0);
         let name = name_of(self.schedule);
         match self.schedule {
+            // This rate does not depend on the length, so a resumed run may ask for more epochs.
             ScheduleKind::Constant => name,
             ScheduleKind::Linear | ScheduleKind::Cosine => {
                 format!("{name} --warmup {warmup} --epochs {}", self.epochs)

@@ -16,6 +16,7 @@ use crate::output::{Table, say, say_json};
 /// whole training graph.
 pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
     let path = args.model.display();
+    // The number of updates is unknown without data, and no gradient depends on it.
     let options = args.options(args.update.warmup_at_least())?;
     // The trainer's constructor stops at the first problem. This call finds all operators at once.
     let findings = match TrainingGraph::blocking(model, &options) {

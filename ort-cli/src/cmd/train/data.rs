@@ -61,6 +61,7 @@ impl DataSet {
                 std::iter::once(rows.len()).chain(array.shape().iter().skip(1).copied()).collect();
             let mut buffer = TensorBuffer::new(array.dtype(), &shape)?;
             let bytes = array.view().bytes()?;
+            // This is the size of one sample; it is 0 if another axis is 0.
             let size = bytes.len() / self.rows.max(1);
             if size > 0 {
                 for (&row, to) in rows.iter().zip(buffer.bytes_mut()?.chunks_exact_mut(size)) {
@@ -90,6 +91,7 @@ impl DataSet {
     pub(super) fn check_each(&self, name: &str, right: fn(f64) -> bool, advice: &str) -> Result<()> {
         let Some(array) = self.array(name) else { return Ok(()) };
         if let Some((place, number)) = first_wrong(array, right)? {
+            // The index counts elements in row-major order, so the quotient is the sample.
             let row = place / (array.element_count() / self.rows).max(1);
             bail!("{}: array '{name}' has {number} in row {row}; {advice}", self.path.display());
         }

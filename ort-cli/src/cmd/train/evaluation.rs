@@ -81,10 +81,12 @@ fn hits(
 /// Returns the class with the highest score for each position. Scores of one position are `inner`
 /// elements apart.
 fn largest<T: PartialOrd + Copy>(scores: &[T], classes: usize, inner: usize) -> Vec<usize> {
+    // The scores are [.., classes, inner], so each group holds one index of the outer axes.
     let groups = scores.chunks_exact((classes * inner).max(1));
     let of_group = |group: &[T]| -> Vec<usize> {
         let column = |place: usize| {
             let scores = group.iter().skip(place).step_by(inner.max(1)).enumerate();
+            // Of equal scores the first class counts, as in NumPy's argmax.
             let best = scores.reduce(|best, next| if next.1 > best.1 { next } else { best });
             best.map_or(0, |(class, _)| class)
         };

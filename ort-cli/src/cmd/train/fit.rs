@@ -64,6 +64,7 @@ impl Fit {
             }
         }
         let scores = type_of(training.output()).and_then(ValueType::shape);
+        // A symbolic number of classes leaves the labels unchecked here.
         let classes = scores.and_then(|shape| shape.get(loss.class_axis(shape.len())?)?.as_constant());
         Ok(Fit { taken, classes, ignored, is_binary: *loss == Loss::BceWithLogits })
     }
@@ -77,6 +78,7 @@ impl Fit {
             let advice = advise("arrays", name, names());
             bail!("{path}: the training takes no array '{name}'; {advice}");
         }
+        // All arrays share the bindings, so a symbol has one size across them.
         let mut bindings = Bindings::new();
         for taken in &self.taken {
             let found = data.array(&taken.name).with_context(|| {

@@ -61,6 +61,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         skipped_in_a_row: 0,
         profile: args.results.profile.map(|_| Arc::new(Profile::new())),
     };
+    // A checkpoint is read before the report, which tells where training resumes.
     training.begin()?;
     if !args.results.json {
         report::before(&facts, &training)?;
@@ -79,6 +80,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         false => report::after(&facts, &mut training)?,
     }
     if let (Some(profile), Some(nodes)) = (&training.profile, args.results.profile) {
+        // The first batch warms up and is not in the profile.
         let batches = training.history.losses.len().saturating_sub(1);
         ensure!(batches > 0, "--profile: there was one batch, and the first is not profiled");
         print_tables(&profile.events(), batches, nodes)?;

@@ -101,6 +101,7 @@ fn losses(history: &History) -> Group {
     let validation: Vec<(f64, f64)> =
         ends.filter_map(|epoch| Some((epoch.batches as f64, epoch.validation.loss?))).collect();
     let values = all.iter().chain(epochs.iter().chain(&validation).map(|(_, loss)| loss));
+    // A loss that is NaN is skipped by `max`, and one that is 0 must not scale the axis to 0.
     let most = values.copied().fold(f64::MIN_POSITIVE, f64::max);
     let [(top, height), _] = CHARTS;
     // Leave some room above the curve.
@@ -147,6 +148,7 @@ fn memory(history: &History) -> Group {
 fn thinned(values: &[f64]) -> Vec<(f64, f64)> {
     let group = values.len().div_ceil(MOST_POINTS).max(1);
     let mean = |(index, values): (usize, &[f64])| {
+        // Batches count from 1, and a group stands at the mean of its batches.
         let place = (index * group) as f64 + (values.len() + 1) as f64 / 2.0;
         (place, values.iter().sum::<f64>() / values.len() as f64)
     };

@@ -53,6 +53,7 @@ impl Progress {
     /// Prints a line of results above the bar.
     pub(super) fn line(&self, text: &str) -> Result<()> {
         match &self.bar {
+            // Without this, the line would be drawn over by the next refresh of the bar.
             Some(bar) => bar.suspend(|| say!("{text}")),
             None => say!("{text}"),
         }

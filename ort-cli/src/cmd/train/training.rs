@@ -23,6 +23,7 @@ const MANIFEST: &str = "training.json";
 /// Checks that a checkpoint can be written: creates the folder and a temporary file in it. An
 /// obstacle should show before an epoch is spent.
 fn can_be_written(folder: &Path) -> Result<()> {
+    // The temporary file is dropped at once, which deletes it.
     let made = std::fs::create_dir_all(folder).and_then(|()| NewFile::create_in(folder, MANIFEST));
     made.map(drop).with_context(|| format!("checkpoint {} cannot be written", folder.display()))
 }
@@ -198,6 +199,7 @@ impl Training<'_> {
         let batch = self.data.batch(rows)?;
         if is_all_ignored(&batch, self.args.ignored_label())? {
             self.warn_of_ignored();
+            // Gradients of earlier batches must not leak into the next epoch.
             if is_last && self.trainer.pending() > 0 {
                 self.trainer.apply()?;
             }
@@ -296,6 +298,7 @@ impl Training<'_> {
 
     /// Returns whether this process has made the updates of `--stop-after`.
     fn is_enough(&self) -> bool {
+        // A resumed run counts from its own start, so the same command can be repeated.
         let made = self.trainer.updates().saturating_sub(self.updates_before);
         self.args.run.stop_after.is_some_and(|most| made >= most)
     }

@@ -46,6 +46,7 @@ impl BackwardPass<'_> {
         for (_, node) in self.forward {
             if node.reads().any(|value| varying.contains(&value)) {
                 let outputs = node.outputs.iter().flatten().copied();
+                // A boundary value counts as independent, even if a node of the pass computes it.
                 varying.extend(outputs.filter(|id| !boundary.contains(id) && is_continuous(graph, *id)));
             }
         }
@@ -64,9 +65,12 @@ impl BackwardPass<'_> {
         let boundary: HashSet<ValueId> = self.boundary.iter().copied().collect();
         let varying = self.varying(graph);
         let mut totals: HashMap<ValueId, ValueId> = HashMap::new();
+        // Other seeds would only add nodes without a reader.
         for &(value, seed) in seeds.iter().filter(|(value, _)| varying.contains(value)) {
             add(graph, &mut totals, (value, seed), "seed")?;
         }
+        // In reverse, every reader of an output comes before its producer, so its total is
+        // complete.
         for (id, node) in self.forward.iter().rev() {
             // Gradients of boundary values are results, so they do not flow into the producers.
             let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
@@ -174,6 +178,7 @@ pub(crate) fn prune(graph: &mut Graph, start: usize, roots: impl IntoIterator<It
     let added = graph.nodes.split_off(start.min(graph.nodes.len()));
     let mut kept = Vec::with_capacity(added.len());
     for node in added.into_iter().rev() {
+        // In reverse, the readers of a node are visited before it.
         if node.outputs.iter().flatten().any(|id| needed.contains(id)) {
             needed.extend(node.reads());
             kept.push(node);

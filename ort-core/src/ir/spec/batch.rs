@@ -68,6 +68,7 @@ impl<'a> BatchCx<'a> {
         let known = node.inputs.iter().map(|input| input.map(&fact));
         let inputs = known.clone().map(|known| known.map(|fact| fact.unwrap_or(BatchFact::Independent)));
         let constants = known.map(|known| matches!(known, Some(None)));
+        // A constant is the same for all items. An omitted input has no fact.
         let (inputs, constants) = (inputs.collect(), constants.collect());
         BatchCx {
             graph,
@@ -92,6 +93,7 @@ impl<'a> BatchCx<'a> {
 
     /// Returns the positions of the inputs that are not omitted.
     pub fn given(&self) -> impl Iterator<Item = usize> + use<> {
+        // Collected, so that the iterator does not borrow the context that the rule changes.
         let given: SmallVec<[usize; 8]> =
             self.inputs.iter().enumerate().filter_map(|(index, fact)| fact.map(|_| index)).collect();
         given.into_iter()
@@ -154,6 +156,7 @@ impl<'a> BatchCx<'a> {
     pub fn ints(&self, index: usize) -> Option<Vec<i64>> {
         let value = self.node.inputs.get(index).copied().flatten()?;
         match &self.graph.value(value).symbolic {
+            // A constant need not be tracked: its elements are in the graph.
             Some(symbolic) => symbolic.as_ints(),
             None => crate::spec::known_ints(self.graph.constants.get(&value).map(|tensor| tensor.view())),
         }
@@ -206,6 +209,7 @@ pub fn elementwise(cx: &mut BatchCx<'_>) -> BatchResult {
     let output = cx.output(0)?;
     let given: SmallVec<[usize; 8]> = cx.given().collect();
     // Broadcasting aligns shapes at the last axis.
+    // Broadcasting never lowers the rank, so the difference is exact.
     let aligned = |index: usize, axis: usize| Ok(axis + output.len().saturating_sub(cx.shape(index)?.len()));
     let axes = given.iter().filter_map(|&index| cx.axis(index).map(|axis| aligned(index, axis)));
     let axes: Vec<usize> = axes.collect::<Result<_, String>>()?;
@@ -227,6 +231,7 @@ pub fn broadcasts(cx: &BatchCx<'_>, index: usize, (shape, axis): (&[Dim], usize)
     // `None` if the input has too few dimensions to reach the batch axis.
     let place = (axis + own.len()).checked_sub(shape.len());
     let size = place.and_then(|place| own.get(place));
+    // Sizes are compared as expressions: a symbolic size equal to the batch is proven, not assumed.
     let fits = match (cx.axis(index), size) {
         (Some(own_axis), size) => Some(own_axis) == place && size == shape.get(axis),
         (None, size) => size.is_none_or(|size| size.as_constant() == Some(1)),

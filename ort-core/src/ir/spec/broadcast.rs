@@ -20,10 +20,12 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut result: Shape = std::iter::repeat_n(1, rank).collect();
     for shape in shapes {
+        // `rank` is the largest, so nothing wraps here.
         let start = rank - shape.len();
         for (size, &other) in result.iter_mut().skip(start).zip(*shape) {
             match (*size, other) {
                 (a, b) if a == b => {}
+                // A size of 1 broadcasts to 0 as well: the result is empty.
                 (1, b) => *size = b,
                 (_, 1) => {}
                 _ => {

@@ -81,6 +81,7 @@ fn negative(x: ScalarExpr) -> ScalarExpr {
 fn product(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
     match (&a, &b) {
         (ScalarExpr::Constant(a), ScalarExpr::Constant(b)) => constant(a * b),
+        // Exact: the derivative of a constant is 0 even if the other factor is infinite.
         _ if is(&a, 0.0) || is(&b, 0.0) => constant(0.0),
         _ if is(&a, 1.0) => b,
         _ if is(&b, 1.0) => a,
@@ -102,8 +103,10 @@ fn choice(condition: ScalarExpr, then: ScalarExpr, otherwise: ScalarExpr) -> Sca
 fn unary(function: UnaryFn, x: &ScalarExpr) -> ScalarExpr {
     let of = |function| x.clone().apply(function);
     let square = || x.clone() * x.clone();
+    // Rules use the function itself where they can: `bind_operands` then reads the node's output.
     match function {
         UnaryFn::Neg => constant(-1.0),
+        // 0 at 0, which is a subgradient.
         UnaryFn::Abs => of(UnaryFn::Sign),
         UnaryFn::Reciprocal => -(of(UnaryFn::Reciprocal) * of(UnaryFn::Reciprocal)),
         UnaryFn::Sqrt => constant(0.5) / of(UnaryFn::Sqrt),
@@ -146,9 +149,11 @@ fn binary(
         BinaryFn::Sub => difference(da, db),
         BinaryFn::Mul => sum(product(da, b), product(a, db)),
         BinaryFn::Div => {
+            // (a / b) / b, because a / b is the node's output and b * b may overflow.
             let by_b = if is(&db, 0.0) { db } else { product(quotient(a / b.clone(), b.clone()), db) };
             difference(quotient(da, b), by_b)
         }
+        // At a tie `b` gets the whole gradient, so that `max(x, 0)` has derivative 0 at 0.
         BinaryFn::Min => choice(a.less(b), da, db),
         BinaryFn::Max => choice(b.less(a), da, db),
         BinaryFn::Pow => power((a, b), (da, db)),

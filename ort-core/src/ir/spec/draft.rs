@@ -130,6 +130,7 @@ impl<'g> Draft<'g> {
 
     /// Adds a constant to the graph.
     pub fn constant(&mut self, tensor: Tensor) -> ValueId {
+        // Each constant adds a value, so the count makes the name unique.
         let name = format!("{}.constant_{}", self.name, self.graph.value_count());
         self.graph.add_constant(name, tensor)
     }
@@ -230,6 +231,7 @@ impl<'g> Draft<'g> {
             *slot = Some(output);
             // Emitted nodes that read the value follow the rename.
             for node in &mut self.emitted {
+                // Emitted nodes have no subgraphs, so no capture reads the value.
                 for input in &mut node.inputs {
                     if *input == Some(*value) {
                         *input = Some(output);
@@ -243,6 +245,8 @@ impl<'g> Draft<'g> {
 
     /// Returns the canonical nodes, in order.
     pub fn finish(mut self) -> Result<Vec<Node>> {
+        // The emitted nodes write the outputs, so the draft's own operator and attributes do not
+        // matter.
         if self.replaced {
             return Ok(self.emitted);
         }

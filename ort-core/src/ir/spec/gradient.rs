@@ -85,6 +85,7 @@ impl<'a> GradCx<'a> {
     /// Sets the gradients to those of nodes that `build` adds. These compute the node's outputs
     /// again, and `build` returns them in order.
     pub fn through(&mut self, build: impl FnOnce(&mut GradCx<'a>) -> Result<Vec<ValueId>>) -> Result<()> {
+        // Nodes are only appended, so those of `build` are the ones from here on.
         let start = self.pen.graph.nodes.len();
         let outputs = build(self)?;
         let added = self.pen.graph.nodes.iter().enumerate().skip(start);
@@ -98,6 +99,7 @@ impl<'a> GradCx<'a> {
         // A gradient of an output without a counterpart would be dropped silently.
         let missing = self.upstream.iter().skip(outputs.len()).any(Option::is_some);
         ensure!(!missing, NotImplemented, "{} has a gradient for some outputs only", self.node.spec.name);
+        // The pass stops at the node's inputs, because what lies before them is the caller's.
         let boundary: Vec<ValueId> = self.node.inputs.iter().flatten().copied().collect();
         let xs: Vec<ValueId> = boundary.iter().copied().filter(|x| self.varying.contains(x)).collect();
         let mut obstacles = Vec::new();
@@ -105,6 +107,8 @@ impl<'a> GradCx<'a> {
         let mut totals = pass.accumulate(self.pen.graph, &seeds, &mut obstacles)?;
         NotDifferentiable::refuse(&obstacles)?;
         for (input, gradient) in self.node.inputs.iter().zip(&mut self.gradients) {
+            // `remove` gives the total of a value that is read twice, as in `Mul(x, x)`, to one
+            // position only.
             *gradient = input.and_then(|input| totals.remove(&input));
         }
         // Only some of the recomputed nodes feed the gradients.
@@ -190,6 +194,7 @@ impl<'a> GradCx<'a> {
         if let Some(slot) = node.outputs.get_mut(index) {
             *slot = Some(value);
         }
+        // The type of the new output follows from the node's inputs.
         self.infer_again(self.id)?;
         Ok(value)
     }
@@ -203,6 +208,7 @@ impl<'a> GradCx<'a> {
     pub fn upstream(&self) -> Result<ValueId> {
         match self.upstream {
             [Some(first), rest @ ..] if rest.iter().all(Option::is_none) => Ok(*first),
+            // A gradient of another output would be dropped silently.
             _ => Err(error!(NotImplemented, "{} has a gradient for one output only", self.node.spec.name)),
         }
     }
@@ -359,6 +365,7 @@ fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
         let mut operands = vec![upstream];
         let derivative = bind_operands(cx, &derivative, formula, &mut operands)?;
         let gradient = cx.formula(&times(&derivative), &operands)?;
+        // The exponent of `Pow` may have another type than the base and the output.
         let own = cx.dtype(cx.input(index)?)?;
         let gradient = cx.cast(gradient, own)?;
         cx.set_broadcast(index, gradient)?;
@@ -390,6 +397,8 @@ fn bind_operands(
             return Ok(ScalarExpr::Select(over(condition)?, over(then)?, over(otherwise)?));
         }
     };
+    // The first operand is the gradient, which `times` multiplies by. Each other operand is bound
+    // once.
     let place = operands.iter().skip(1).position(|known| *known == operand).map(|place| place + 1);
     Ok(ScalarExpr::Input(place.unwrap_or_else(|| {
         operands.push(operand);
@@ -406,6 +415,7 @@ fn times(factor: &ScalarExpr) -> ScalarExpr {
         ScalarExpr::Constant(1.0) => upstream,
         ScalarExpr::Constant(-1.0) => -upstream,
         ScalarExpr::Unary(UnaryFn::Neg, x) => -times(x),
+        // A division rounds once, a product with a reciprocal twice.
         ScalarExpr::Unary(UnaryFn::Reciprocal, x) => upstream / (**x).clone(),
         ScalarExpr::Select(condition, then, otherwise) => {
             ScalarExpr::select((**condition).clone(), times(then), times(otherwise))

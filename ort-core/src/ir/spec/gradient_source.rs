@@ -80,6 +80,8 @@ impl OpSpec {
 
     fn may_hold_floats(&self, param: &Param) -> bool {
         let is_float = |types: &Types| {
+            // Gradients are tensors, or sequences and optionals of them; maps and sparse tensors
+            // have none.
             let sets = [types.tensor, types.sequence, types.optional, types.optional_sequence];
             sets.iter().any(|set| !set.intersection(TypeSet::FLOATS).is_empty())
         };

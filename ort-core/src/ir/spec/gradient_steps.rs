@@ -94,6 +94,7 @@ impl GradCx<'_> {
     pub fn sizes(&mut self, value: ValueId, start: usize, end: usize) -> Result<ValueId> {
         let shape = self.pen.shape(value)?;
         let known = shape.get(start..end).unwrap_or_default().iter().map(Dim::as_constant);
+        // Constant sizes become a constant: no node has to read `value` for them.
         if let Some(known) = known.collect::<Option<Vec<i64>>>() {
             return self.ints(&known);
         }
@@ -189,17 +190,22 @@ impl GradCx<'_> {
         ensure!(axis < rank, InvalidGraph, "axis {axis} is out of range for rank {rank}");
         let size = self.sizes(data, axis, axis + 1)?;
         let (before, behind) = (self.sizes(data, 0, axis)?, self.sizes(data, axis + 1, rank)?);
+        // [size, before, behind]
         let shape = self.join(&[size, before, behind])?;
         // `ScatterND` indexes leading dimensions, so the scattered axis moves to the front.
         let moved = axis..axis + depth;
+        // `updates` is [before, indices, behind] and becomes [indices, before, behind].
         let order: Vec<usize> = moved.chain(0..axis).chain(axis + depth..rank - 1 + depth).collect();
         let updates = self.transpose(updates, &order)?;
         let indices = self.cast(indices, DType::I64)?;
         let last = self.ints(&[depth as i64])?;
+        // [indices, 1]: `ScatterND` takes coordinates from the last axis.
         let indices = self.emit("Unsqueeze", &[indices, last], &[])?;
         let zeros = self.zeros(shape, self.dtype(updates)?)?;
+        // Gradients of an element that was gathered more than once add up.
         let add = [("reduction", Attribute::String("add".to_string()))];
         let sum = self.emit("ScatterND", &[zeros, indices, updates], &add)?;
+        // [before, size, behind]
         let back: Vec<usize> = (1..=axis).chain([0]).chain(axis + 1..rank).collect();
         self.transpose(sum, &back)
     }
@@ -209,5 +215,6 @@ impl GradCx<'_> {
 pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
     let rank = rank as i64;
     ensure!((-rank..rank).contains(&axis), InvalidGraph, "axis {axis} is out of range for rank {rank}");
+    // A scalar has no valid axis and returned above; `max` only keeps the divisor from being 0.
     Ok(axis.rem_euclid(rank.max(1)) as usize)
 }

@@ -36,6 +36,7 @@ impl<'a> InputFacts<'a> {
         let shape = view.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         InputFacts {
             ty: Cow::Owned(ValueType::tensor(view.dtype(), Some(shape))),
+            // Elements in device memory cannot be read here.
             known: view.is_host().then_some(view),
             symbolic: None,
         }
@@ -196,6 +197,7 @@ impl<'a> InferCx<'a> {
     /// Infers a branch that may never be taken. If inference fails, this returns `None` and stores
     /// the error in the branch, where it is raised once the branch is taken.
     pub fn infer_branch(&mut self, index: usize) -> Option<Vec<ValueType>> {
+        // A branch of `If` has no inputs, only captures.
         let inferred = self.infer_subgraph(index, &[]);
         let graph = &mut self.subgraphs.get_mut(index)?.graph;
         match inferred {
@@ -302,6 +304,7 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
     let outputs = infer_node(node, &inputs, &mut subgraphs)
         .map_err(|problem| problem.help(inputs_in_words(graph, node)))
         .within(|| node.place())?;
+    // The facts borrow the graph, which changes below.
     drop(inputs);
     for (position, (ty, symbolic)) in outputs.into_iter().enumerate() {
         let id = graph.nodes.get(index).and_then(|node| node.outputs.get(position).copied().flatten());
@@ -312,6 +315,7 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
             compare(value, &ty)?;
             value.ty = ty;
         }
+        // Also if there are none: elements of an earlier inference need not hold for these inputs.
         value.symbolic = symbolic;
     }
     if let Some(node) = graph.nodes.get_mut(index) {
@@ -346,6 +350,7 @@ fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
     for capture in &subgraph.captures {
         let outer = graph.value(capture.outer);
         let constant = graph.constants.get(&capture.outer).map(|tensor| tensor.view());
+        // The subgraph has no copy of the constant, so its elements travel as expressions.
         let symbolic = match &outer.symbolic {
             Some(symbolic) => Some(symbolic.clone()),
             None => constant.and_then(|view| SymTensor::from_view(&view)).map(Arc::new),
@@ -363,6 +368,7 @@ pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
 /// Infers the outputs of a node at run time. The shape is `None` if it depends on more than
 /// inference sees.
 pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
+    // Without subgraphs: callers handle control flow, whose output shapes only running it tells.
     let outputs = infer_node(node, inputs, &mut [])?;
     let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {
         let Some(tensor) = ty.as_tensor() else { return Ok(None) };

@@ -438,6 +438,7 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
         );
     }
     for (index, param) in params.iter().enumerate() {
+        // All values from this parameter on: a variadic one comes last and takes them all.
         let given = values.len().saturating_sub(index);
         let least = match param.arity {
             Arity::Single => 1,

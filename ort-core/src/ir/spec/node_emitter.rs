@@ -61,6 +61,7 @@ impl NodeEmitter<'_> {
         outputs: usize,
     ) -> Result<(Node, Vec<ValueId>)> {
         let spec = Registry::global()?.operator(domain, op)?;
+        // Each node adds a value, so the count makes the name unique.
         let name = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count());
         self.graph.new_node(spec, name.into(), inputs, attrs, outputs)
     }
@@ -120,6 +121,7 @@ impl NodeEmitter<'_> {
         let tensor = match dtype {
             DType::F64 => Tensor::scalar(value)?,
             DType::F32 => Tensor::scalar(value as f32)?,
+            // Directly from the double: through `f32` it would be rounded twice.
             DType::F16 => Tensor::scalar(half::f16::from_f64(value))?,
             DType::BF16 => Tensor::scalar(half::bf16::from_f64(value))?,
             other => return Err(error!(NotImplemented, "{} has no gradients", other.name())),
@@ -130,6 +132,7 @@ impl NodeEmitter<'_> {
     /// Adds a tensor filled with one number, of the shape and type of `like`.
     pub(crate) fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
         let number = self.number(value, self.dtype(like)?)?;
+        // Through `Shape`, because only the run may know the sizes.
         let shape = self.emit("Shape", &[like], &[])?;
         self.emit("Expand", &[number, shape], &[])
     }
@@ -155,6 +158,7 @@ impl NodeEmitter<'_> {
         }
         let rank = from.len();
         ensure!(to.len() <= rank, Fail, "a gradient of rank {rank} for a value of rank {}", to.len());
+        // Broadcasting adds leading axes and stretches axes of size 1.
         let lead = rank - to.len();
         let pairs = || from.iter().skip(lead).zip(&to);
         // Only the run knows whether two symbolic sizes agree, so the operator decides then.

@@ -48,6 +48,7 @@ impl Render<'_, '_> {
 
     /// Emits the formula as a float tensor.
     fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+        // A linear search: formulas are short, and floats have no hash.
         if let Some((_, known)) = self.known.iter().find(|(formula, _)| formula == x) {
             return Ok(*known);
         }
@@ -88,6 +89,7 @@ impl Render<'_, '_> {
     /// with a boolean result.
     fn shifted(&mut self, function: UnaryFn, inner: &ScalarExpr, x: &ScalarExpr) -> Result<ValueId> {
         match function {
+            // ONNX has no `Expm1` and no `Log1p`. These forms lose digits near 0.
             UnaryFn::Expm1 => {
                 let (power, one) = (self.number(&inner.clone().apply(UnaryFn::Exp))?, self.one()?);
                 self.draft.emit("Sub", &[power, one], &[])
@@ -130,6 +132,7 @@ impl Render<'_, '_> {
                 self.draft.emit(if *function == UnaryFn::IsNan { "IsNaN" } else { "IsInf" }, &[x], &[])
             }
             ScalarExpr::Input(index) => self.operand(*index, DType::Bool),
+            // Any number but 0 is true, as in `Select`.
             number => {
                 let number = self.number(number)?;
                 self.cast(number, DType::Bool)

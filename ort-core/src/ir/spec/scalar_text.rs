@@ -78,6 +78,7 @@ impl fmt::Display for ScalarExpr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ScalarExpr::Input(index) => write!(f, "x{index}"),
+            // `{:?}` would print `NaN`, which `number` does not read.
             ScalarExpr::Constant(value) if value.is_nan() => f.write_str("nan"),
             // `{:?}` prints the shortest digits that parse back to the same number.
             ScalarExpr::Constant(value) => write!(f, "{value:?}"),
@@ -102,6 +103,7 @@ impl FromStr for ScalarExpr {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<ScalarExpr> {
+        // Each part of a formula takes at least a byte of text, so this bounds the parsed tree.
         ensure!(
             text.len() <= LONGEST,
             InvalidGraph,
@@ -167,6 +169,7 @@ impl<'t> Reader<'t> {
         ensure!(depth < DEEPEST, InvalidGraph, "a formula nests more than {DEEPEST} deep");
         let place = self.at;
         let word = self.word();
+        // `xor` has no digits after its first letter and is found in the table.
         if let Some(index) = word.strip_prefix('x').and_then(|digits| digits.parse::<usize>().ok()) {
             ensure!(index < MOST_INPUTS, InvalidGraph, "a formula has an input {index}");
             return Ok(ScalarExpr::Input(index));

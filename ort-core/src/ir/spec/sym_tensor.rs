@@ -53,6 +53,7 @@ impl SymTensor {
         if !SymTensor::follows(view.dtype(), SymTensor::extent(view.shape())) || !view.is_host() {
             return None;
         }
+        // `follows` admits integers and booleans only, so the conversion is exact.
         let elements = view.to_ints().ok()?.into_iter().map(Dim::constant).collect();
         Some(SymTensor { shape: view.shape().into(), elements })
     }
@@ -67,6 +68,7 @@ impl SymTensor {
     pub fn to_tensor(&self, dtype: DType, ints: &[i64]) -> Option<Tensor> {
         match dtype {
             DType::I64 => Tensor::from_slice(&self.shape, ints).ok(),
+            // Expressions are 64 bits wide, and a sum of two `int32` may exceed that type.
             DType::I32 => {
                 let narrow: Option<Vec<i32>> = ints.iter().map(|&v| i32::try_from(v).ok()).collect();
                 Tensor::from_vec(&self.shape, narrow?).ok()

@@ -108,6 +108,7 @@ pub fn bind_types<'a>(
     for (index, _) in node.inputs.iter().enumerate().filter(|(_, input)| input.is_some()) {
         let Some(param) = spec.input_param(index) else { continue };
         let ty = input_type(index);
+        // An unknown type binds nothing: another input may still decide the variable.
         if *ty != ValueType::Unknown {
             bind_one(spec, param, ty, &mut bound)?;
         }
@@ -174,6 +175,7 @@ fn same_element(a: &ValueType, b: &ValueType) -> bool {
         (ValueType::Sequence(a), ValueType::Sequence(b)) => same_element(a, b),
         (ValueType::Optional(a), ValueType::Optional(b)) => same_element(a, b),
         (ValueType::Unknown, _) | (_, ValueType::Unknown) => true,
+        // Equal kinds here are maps or sparse tensors, whose element types are not compared.
         (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
@@ -194,6 +196,8 @@ pub(super) fn bound_dtype(
         return Ok(dtype);
     }
     let found = bound.iter().find(|(name, _)| *name == param.ty).and_then(|(_, ty)| ty.dtype());
+    // A variable with one type needs no input to bind it, so outputs of node types without inputs
+    // have one.
     let only = || {
         let set = spec.type_var(param.ty)?.types.tensor;
         let mut types = set.iter();

@@ -206,6 +206,8 @@ pub struct AttributeProto {
     #[prost(message, optional, boxed, tag = "6")]
     pub g: Option<Box<GraphProto>>,
     /// A list of floats.
+    // ONNX is proto2, which packs a list only if it says so; prost would pack. Decoding accepts
+    // both.
     #[prost(float, repeated, packed = "false", tag = "7")]
     pub floats: Vec<f32>,
     /// A list of integers.
