@@ -108,6 +108,7 @@ pub(crate) fn run(workspace: &Workspace, options: &AllocatorsOptions) -> Result<
 /// heap that is a cargo feature.
 fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
     let system = workspace.build_ort()?;
+    // Only glibc reads `GLIBC_TUNABLES`.
     let count = if cfg!(all(target_os = "linux", target_env = "gnu")) { TUNABLES.len() } else { 1 };
     let of_system = |(name, tunables): &(&'static str, &'static str)| Candidate {
         name,
@@ -143,6 +144,7 @@ impl Candidate {
             serde_json::from_str(times.trim()).context("cannot read the times")?;
         let [_, load] = large.loading();
         let found = &mut self.found;
+        // `None` is less than every `Some`, so a missing number replaces none.
         found.left = found.left.max(loads.left());
         found.shapes = found.shapes.max(shapes.growth());
         found.trimmed = found.trimmed.max(shapes.trimmed());

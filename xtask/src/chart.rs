@@ -89,10 +89,12 @@ fn panel(table: &str, title: &str, column: &str, left: f64) -> Result<Group> {
     let mut group = Group::new().add(Text::new(title).set("x", left).set("y", 44).set("font-weight", "bold"));
     for (row, model) in MODELS.into_iter().enumerate() {
         let values = cell(table, model, column)?;
+        // The numbers are in the order of `RUNTIMES`: the second is ONNX Runtime's.
         let one = values[1];
         for (bar, (value, (_, colour))) in values.into_iter().zip(RUNTIMES).enumerate() {
             let share = value / one;
             let (x, y) = (left, TOP + ROW * row as f64 + BAR * bar as f64);
+            // 60 units remain for the label to the right of the bar.
             let length = (share.min(LONGEST) * (PANEL - 60.0) / LONGEST).round();
             let label = format!("{share:.2}");
             group = group

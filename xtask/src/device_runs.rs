@@ -68,6 +68,7 @@ pub(crate) fn run(workspace: &Workspace, options: &DeviceRunsOptions) -> Result<
     // Run all models before failing, so that one error names every model that differs.
     let mut wrong = Vec::new();
     for row in rows {
+        // A model of the table is either made or converted, and these are in different folders.
         let own = models::folder(workspace).join(format!("{}.onnx", row.model));
         let model = if own.exists() { own } else { converted.join(format!("{}.onnx", row.model)) };
         let mut command = Command::new(&example);

@@ -133,6 +133,7 @@ fn covered(operator: &Operator, versions: &ByOperator<i64>, cases: &ByOperator<i
         // An operator outside the standard has one version, which every case covers.
         return vec![(operator.since, opsets.is_some_and(|opsets| !opsets.is_empty()))];
     };
+    // A version is current until the next one changes the operator.
     let ends = versions.iter().skip(1).copied().chain([i64::MAX]);
     let has_case = |from: i64, to: i64| opsets.is_some_and(|opsets| opsets.range(from..to).next().is_some());
     versions.iter().zip(ends).map(|(&from, to)| (from, has_case(from, to))).collect()
@@ -158,6 +159,7 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
             sums[1] += covered.iter().filter(|(_, case)| *case).count();
             for variable in operator.providers.get(COUNTED).into_iter().flat_map(|answer| &answer.variables) {
                 sums[2] += variable.runs.len() + variable.refused.len();
+                // Loading removes these operators, so no provider has to run them.
                 sums[3] += if operator.replaced || operator.constant { 0 } else { variable.refused.len() };
             }
             let marks =
@@ -241,6 +243,7 @@ fn variable_types(variable: &Variable) -> String {
     match (runs, variable.refused.len()) {
         (_, 0) => format!("{name}: all {runs}"),
         (0, _) => format!("{name}: none"),
+        // The shorter of both lists keeps the cell readable.
         (_, refused) if refused <= runs => format!("{name}: all but {}", variable.refused.join(", ")),
         _ => format!("{name}: only {}", variable.runs.join(", ")),
     }

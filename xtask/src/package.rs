@@ -93,6 +93,7 @@ fn missing_code_hashes(packages: &[Package]) -> Vec<String> {
     };
     let mut problems = Vec::new();
     for package in packages.iter().filter(|package| has_hash(package)) {
+        // Only normal dependencies are compiled into the crate.
         for below in package.dependencies.iter().filter(|dependency| dependency.is_normal()) {
             let lacks = |other: &&Package| other.name == below.name && !has_hash(other);
             if let Some(other) = packages.iter().find(lacks) {

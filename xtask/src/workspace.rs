@@ -41,6 +41,7 @@ impl Package {
 
     /// Whether it may go to a registry.
     pub(crate) fn is_published(&self) -> bool {
+        // Cargo's metadata shows `publish = false` as an empty list.
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
 }
@@ -158,6 +159,7 @@ impl Workspace {
 }
 
 fn cargo() -> Command {
+    // Cargo sets `CARGO` for the programs that it runs, so the same toolchain builds everything.
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 

@@ -140,6 +140,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
 impl Allowed {
     fn is(&self, circle: &BTreeSet<String>) -> bool {
         let files = self.files.iter().map(|file| format!("{}/{file}", self.folder));
+        // Both sides are in alphabetical order: the table by its rule, the set by its type.
         files.eq(circle.iter().cloned())
     }
 }
@@ -196,6 +197,7 @@ impl<'a> Search<'a> {
             lowest = lowest.min(self.visit(target, edges));
         }
         self.visits.insert(file, (number, lowest));
+        // A file that reaches no earlier one on the stack is the root of its component.
         if lowest == number {
             let component: BTreeSet<_> = self.stack.drain(depth..).map(str::to_owned).collect();
             self.circles.extend((component.len() > 1).then_some(component));

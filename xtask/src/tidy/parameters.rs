@@ -68,6 +68,7 @@ fn values_of(parameter: &str) -> usize {
     let tuple = |text: &str| {
         let text = text.trim_start_matches(['&', ' ']);
         let text = text.strip_prefix("mut ").unwrap_or(text);
+        // The unit type counts as one value.
         text.starts_with('(').then(|| enclosed(text).map_or(1, |list| split(list).count().max(1)))
     };
     let ty = parameter.split_once(": ").map_or("", |(_, ty)| ty);
