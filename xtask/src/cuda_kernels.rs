@@ -352,7 +352,7 @@ fn resources(said: &str) -> Vec<Resources> {
         if let Some(file) = line.strip_prefix("file ") {
             sm = file.split_whitespace().last().unwrap_or_default().to_owned();
         } else if line.contains("Compiling entry function") {
-            // `Compiling entry function 'NAME' for 'sm_80'`
+            // The line is `Compiling entry function 'NAME' for 'sm_80'`.
             let kernel = line.split('\'').nth(1).unwrap_or_default().to_owned();
             all.push(Resources { kernel, sm: sm.clone(), ..Resources::default() });
         } else if let Some(current) = all.last_mut() {

@@ -77,8 +77,8 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
             };
             let sides = timing.in_turn(&tools, options.runtimes(), options.rounds);
             let sides = match sides {
-                // A kernel that fails must not lose the measurements of the others.
                 Ok(sides) => sides,
+                // A kernel that fails must not lose the measurements of the others.
                 Err(error) => {
                     table.add_row([kernel.name.clone(), threads.to_string(), format!("{error:#}")]);
                     continue;
