@@ -201,6 +201,7 @@ impl Device for WgpuDevice {
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => match resolve(range)? {
                 Some(region) => self.state.upload(from, &region),
+                // An empty tensor has no region, and nothing to copy.
                 None => Ok(()),
             },
             (Some(range), None) => match resolve(range)? {

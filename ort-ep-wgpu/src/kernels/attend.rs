@@ -44,6 +44,7 @@ struct AttendDivision {
 
 impl AttendDivision {
     fn new(rows: usize, value_size: usize) -> AttendDivision {
+        // Blocks of 4 to 32 rows.
         let mut quads = rows.div_ceil(4).next_power_of_two().clamp(1, 8);
         loop {
             let columns = value_size.max(1).next_power_of_two().clamp(LANES / quads, LANES);
@@ -152,6 +153,7 @@ fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dis
 fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
     let SdpaSizes { batch, key_heads, value_size, .. } = sdpa.sizes;
     let cut = AttendDivision::new(sdpa.sizes.rows(), value_size);
+    // Only a block of four rows may exceed `KEPT`, which limits the size of heads.
     ensure!(cut.mine * cut.wide <= 4 * KEPT, NotImplemented, "heads of {value_size} elements");
     let blocks = blocks(&sdpa.sizes);
     let mut shader = Shader::new(cx);
@@ -171,6 +173,7 @@ fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result
     ] {
         shader = shader.constant(name, constant);
     }
+    // A whole result is divided by its sum. A part keeps its maximum and sum for `join`.
     let (result, line) = match splits {
         1 => ("set_y(place_of_result(pair, row) + c, quotient(result, sum));", ""),
         _ => (

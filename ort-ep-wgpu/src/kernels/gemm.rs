@@ -97,6 +97,7 @@ impl Product {
         }
         for part in &self.tensors {
             let count = part.strided.tensor.count();
+            // Shaders index elements with 32 bits.
             ensure!(u32::try_from(count).is_ok(), NotImplemented, "{} has {count} elements", part.name);
         }
         let walk = self.fold()?;
