@@ -74,6 +74,7 @@ impl Memory {
             let (handle, buffer) = table.idle.remove(0);
             freed += buffer.size() as usize;
             table.stats.total_allocated -= buffer.size() as usize;
+            // A cached bind group would keep the buffer's memory alive.
             self.groups.forget(handle);
         }
         freed
@@ -134,6 +135,7 @@ impl Allocator for Memory {
             // `resolve` returns `None` for an empty range, so nothing looks for a buffer.
             return Ok(Buffer::empty(self.id));
         }
+        // The padding lets shaders and copies access the last element as a whole word.
         let size = bytes.next_multiple_of(ALIGNMENT);
         let _exclusive = self.gpu.exclusive();
         let mut table = self.table.lock();

@@ -139,6 +139,7 @@ fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dis
     let SdpaSizes { heads, key_heads, value_size, batch, .. } = *sizes;
     let divides = heads.checked_rem(key_heads) == Some(0);
     ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
+    // Nothing is written, and the shaders divide by these sizes.
     if batch == 0 || sizes.rows() == 0 || value_size == 0 {
         return Ok(Vec::new());
     }
@@ -234,6 +235,7 @@ fn common_numbers(sdpa: &Sdpa<'_>, shader: Shader, splits: usize) -> Shader {
 
 fn numbers(sdpa: &Sdpa<'_>, mut shader: Shader) -> Shader {
     let SdpaSizes { batch, heads, keys, size, .. } = sdpa.sizes;
+    // If the queries are the last keys, their offset follows from the length alone.
     let (before, more) = match sdpa.lengths {
         KeyLengths::All { before } => (before, 0),
         KeyLengths::Each { before, more, .. } => (before, more),

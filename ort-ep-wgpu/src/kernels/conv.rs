@@ -120,6 +120,7 @@ impl Conv {
             let idles = *places > 1 && self.positions() <= LANES * places / 2;
             !idles && workgroups(*places, *fours) >= enough
         };
+        // `None` means that even the smallest tiles are too few to keep the device busy.
         let busy = choices.into_iter().find(fits);
         let (places, fours) = busy.unwrap_or((1, most.min(2)));
         // Each phase has its share of the taps.

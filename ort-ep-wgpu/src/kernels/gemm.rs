@@ -261,6 +261,7 @@ impl Product {
             .number("tiles_down", down)
             .number("tiles_across", across);
         let (a, b) = (self.tensor("a")?, self.tensor("b")?);
+        // The axis with the smaller step is contiguous, and adjacent lanes read along it.
         let near = [a.depth <= a.row, b.depth <= b.column];
         let code = self.common()? + include_str!("gemm.wgsl") + &tile.group(near);
         shader.groups(count(tile), tile.lanes(), &code)
