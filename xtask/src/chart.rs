@@ -130,6 +130,7 @@ fn legend() -> Group {
 fn cell(document: &str, model: &str, column: &str) -> Result<[f64; 3]> {
     let cells =
         |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    // A document may have several tables; the column names the one that is meant.
     let mut lines = document.lines().skip_while(|line| !line.starts_with('|') || !line.contains(column));
     let header = lines.next().with_context(|| format!("{TABLE} has no column '{column}'"))?;
     let place = cells(header).iter().position(|cell| cell == column);
@@ -142,6 +143,7 @@ fn cell(document: &str, model: &str, column: &str) -> Result<[f64; 3]> {
         place.and_then(|place| row.get(place)).with_context(|| format!("{TABLE}: row '{model}' is short"))?;
     let numbers: Vec<f64> = text.split('/').filter_map(|number| number.trim().parse().ok()).collect();
     ensure!(
+        // A runtime without a time shows as `-`, and no bar can be relative to it.
         numbers.len() == 3 && numbers.iter().all(|number| *number > 0.0),
         "{TABLE}: '{text}' of '{model}' is not three numbers"
     );

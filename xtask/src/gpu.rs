@@ -109,6 +109,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
         if let Some(built) = &artifact.executable {
             let is_example = artifact.is_example();
             if is_example || artifact.is_test {
+                // A test may have the name of an example, hence the prefix.
                 let name = if is_example { artifact.name } else { format!("test_{}", artifact.name) };
                 found.push(Program { name, built: built.clone() });
             }
@@ -124,6 +125,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
     }
     let has = |start: &str| found.iter().any(|program| program.name.starts_with(start));
     let has_library = |name: &str| found.iter().any(|program| program.name.contains(name));
+    // Missing programs would show only on the machine with the GPU.
     if !has("test_") || !has("cuda_cases") || !has_library(EMULATOR) || !has_library(LIBRARY) {
         bail!("the build made no tests, no example cuda_cases, no {EMULATOR} or no {LIBRARY}");
     }

@@ -90,6 +90,7 @@ pub(crate) fn convert(
     if names.is_empty() {
         return Ok(());
     }
+    // A conversion reads the model that it derives from.
     make(workspace, python, &sources)?;
     prepare_with(python.script("convert_models.py").arg(table).arg(folder(workspace)).arg(to).args(names))
 }

@@ -71,6 +71,7 @@ pub(crate) fn run(workspace: &Workspace, options: &OpsOptions) -> Result<()> {
     let page = page(&operators, &versions(workspace)?, &cases(workspace)?);
     let path = workspace.root.join(PAGE);
     if options.check {
+        // A missing page counts as stale.
         if fs::read_to_string(&path).unwrap_or_default() != page {
             bail!("{PAGE} is stale: run `cargo xtask ops`");
         }
@@ -93,6 +94,7 @@ fn versions(workspace: &Workspace) -> Result<ByOperator<i64>> {
     let path = workspace.root.join("ort-core/tests/data/onnx_schemas.json");
     let schemas: Vec<Json> = serde_json::from_str(&fs::read_to_string(path)?)?;
     let mut versions = ByOperator::new();
+    // A deprecated version only removes the operator.
     for schema in schemas.iter().filter(|schema| schema.get("deprecated").is_none()) {
         let key = (text(schema, "domain").to_owned(), text(schema, "name").to_owned());
         let version = schema.get("since_version").and_then(Json::as_i64);
@@ -231,6 +233,7 @@ fn types(operator: &Operator, answer: &Answer) -> String {
     }
     let asked = answer.variables.iter().filter(|variable| variable.runs.len() + variable.refused.len() > 0);
     let cells: Vec<String> = asked.map(variable_types).collect();
+    // An operator without type variables runs with all types, unless it is refused.
     match (&answer.refusal, cells.is_empty()) {
         (Some(_), _) => "none".to_owned(),
         (None, true) => "all".to_owned(),

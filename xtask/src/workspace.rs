@@ -133,6 +133,7 @@ impl Workspace {
 
     /// Builds the release binary `ort` and returns its path.
     pub(crate) fn build_ort(&self) -> Result<PathBuf> {
+        // A given binary may be that of another commit, so nothing is built.
         if let Some(given) = &self.ort {
             return Ok(given.clone());
         }

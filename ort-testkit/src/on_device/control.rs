@@ -37,11 +37,14 @@ impl Body {
     }
 
     pub(super) fn input(&mut self, name: &str) -> ValueId {
+        // ONNX lets the inputs of a body leave out their types, which follow from the node's
+        // inputs.
         self.builder.typed_input(name, ValueType::Unknown)
     }
 
     fn capture(&mut self, outer: ValueId) -> ValueId {
         let name = format!("captured_{}", self.captures.len());
+        // A captured value is no input: the graph outside supplies it under this value.
         let inner = self.builder.graph_mut().add_value(name, ValueType::Unknown);
         self.captures.push(Capture { outer, inner });
         inner

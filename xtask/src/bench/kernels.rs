@@ -132,6 +132,7 @@ impl Speed {
                 let operations = ours.and_then(|side| side.operations);
                 (operations.map_or(f64::NAN, |count| count as f64), limits.flops * speed)
             }
+            // The bandwidth depends on the cache that the bytes fit into.
             None => (kernel.bytes, limits.bandwidth(kernel.bytes)),
         };
         Speed {

@@ -55,6 +55,7 @@ impl Row {
 
     /// Returns our time divided by the fastest other runtime's.
     pub(crate) fn ratio(&self) -> Option<f64> {
+        // Side 0 is ours.
         let fastest = (1..self.sides.len()).filter_map(|index| self.median(index)).reduce(f64::min)?;
         Some(self.median(0)? / fastest)
     }
@@ -245,6 +246,7 @@ fn means(rows: &[Row]) -> Vec<Mean> {
             let of = rows.iter().filter(|row| row.threads == threads && counts(row));
             let ratios: Vec<(&str, f64)> =
                 of.filter_map(|row| Some((row.name.as_str(), ratio(row)?))).collect();
+            // No row has this ratio if the other runtimes were left out.
             let Some(value) = geometric_mean(ratios.iter().map(|(_, ratio)| *ratio)) else { continue };
             let worst = ratios.iter().max_by(|a, b| a.1.total_cmp(&b.1));
             let worst = worst.map_or((String::new(), f64::NAN), |(name, ratio)| ((*name).to_owned(), *ratio));

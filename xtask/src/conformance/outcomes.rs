@@ -135,6 +135,7 @@ pub(super) fn bless(
         .map(|(name, reason)| (name.as_str(), reason.clone()))
         .collect();
     for outcome in outcomes.iter().filter(|outcome| outcome.verdict != Verdict::Pass) {
+        // In the list, `#` separates a name from its reason.
         let found: String = outcome.why.replace('#', "").chars().take(REASON_LENGTH).collect();
         let found =
             if found.trim().is_empty() { "no reason given".to_owned() } else { found.trim().to_owned() };

@@ -130,6 +130,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
         }
     }
     let (source, _) = root.path.rsplit_once('/').unwrap_or_default();
+    // An allowed circle that does not exist would hide one that comes later.
     for allowed in ALLOWED.iter().filter(|allowed| allowed.folder.starts_with(source)) {
         if !circles.iter().any(|circle| allowed.is(circle)) {
             report(allowed.folder, "its allowed circle is gone: remove it from ALLOWED".to_owned());
@@ -200,6 +201,7 @@ impl<'a> Search<'a> {
         // A file that reaches no earlier one on the stack is the root of its component.
         if lowest == number {
             let component: BTreeSet<_> = self.stack.drain(depth..).map(str::to_owned).collect();
+            // A file alone is no circle, even if it names itself.
             self.circles.extend((component.len() > 1).then_some(component));
         }
         lowest
