@@ -136,7 +136,7 @@ fn mend(file: &mut [u8], fix: Fix) -> Option<()> {
         file.get_mut(record + 16..record + 24)?.copy_from_slice(&checksum);
     }
     let mut checksum = Xxh3::new();
-    // The checksum covers the header's numbers behind the magic bytes, the names, and the table.
+    // The checksum covers the header's numbers behind the magic bytes, the key, and the table.
     checksum.update(file.get(8..HEADER - 8)?);
     checksum.update(file.get(HEADER..HEADER.checked_add(number(file, 16)?)?)?);
     checksum.update(file.get(table)?);

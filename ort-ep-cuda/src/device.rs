@@ -127,8 +127,7 @@ impl Device for CudaDevice {
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
-        // Kernels compute the activation in their epilogue, and each supports a fixed list of
-        // them.
+        // Kernels compute a fused activation in their epilogue, which has code for some functions.
         if let Some(activation) = Activation::missing_of(node.node, kernels::has_activation) {
             return Err(format!("activation '{}' is no epilogue of its kernels", activation.name));
         }
