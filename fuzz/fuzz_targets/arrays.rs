@@ -15,6 +15,7 @@ fuzz_target!(|data: &[u8]| {
         // What was read can be written and read again.
         let mut file = Cursor::new(Vec::new());
         if write_npz(&mut file, &[("x".to_string(), tensor.clone().into())]).is_ok() {
+            // The test wrote this file itself, so its sizes need no bound.
             let again = Archive::open(file).and_then(|mut archive| archive.read("x", usize::MAX));
             assert_eq!(again.expect("an array").shape(), tensor.shape());
         }

@@ -30,12 +30,14 @@ fn known() -> Known {
         TrainingOptions { loss: Loss::Mse, optimizer: Optimizer::adamw(), threads: Some(1), ..TrainingOptions::default() };
     let trainer = Trainer::new(&model, options).expect("a trainer");
     let folder = top.path().join("checkpoint");
+    // A save that leaves its folder would change this file.
     fs::write(top.path().join("outside"), "kept").expect("a file");
     Known { top, folder, trainer }
 }
 
 fuzz_target!(|data: &[u8]| {
     static KNOWN: OnceLock<Mutex<Known>> = OnceLock::new();
+    // A panic ends the process of the fuzzer, so the lock is never poisoned.
     let mut known = KNOWN.get_or_init(|| Mutex::new(known())).lock().expect("no panic before");
     let Known { top, folder, trainer } = &mut *known;
     let _ = fs::remove_dir_all(&*folder);

@@ -86,7 +86,10 @@ fn outputs(session: &Session) -> Result<Vec<u8>> {
 /// Changes a file as the bytes say, five for each change: a place, what, and by which value.
 fn damage(file: &mut Vec<u8>, changes: &[u8]) {
     for [low, high, what, value, factor] in changes.as_chunks::<5>().0 {
+        // An earlier change may have emptied the file, and a remainder by 0 panics.
         let at = usize::from(u16::from_le_bytes([*low, *high])) % file.len().max(1);
+        // A shift by 64 or more would panic. Shifted values reach sizes near 2^64, where sums
+        // overflow.
         let number = u64::from(*value).wrapping_mul(1 << (factor % 64));
         match what % 5 {
             0 => file.iter_mut().skip(at).take(1).for_each(|byte| *byte = *value),
@@ -112,6 +115,7 @@ fn number(file: &[u8], at: usize) -> Option<usize> {
 
 /// Where the table is.
 fn table(file: &[u8]) -> Option<std::ops::Range<usize>> {
+    // The header's numbers at 24 and 32 are the table's start and its count of records.
     let (start, count) = (number(file, 24)?, number(file, 32)?);
     let range = start..start.checked_add(count.checked_mul(RECORD)?)?;
     (range.end <= file.len()).then_some(range)
@@ -132,6 +136,7 @@ fn mend(file: &mut [u8], fix: Fix) -> Option<()> {
         file.get_mut(record + 16..record + 24)?.copy_from_slice(&checksum);
     }
     let mut checksum = Xxh3::new();
+    // The checksum covers the header's numbers behind the magic bytes, the key, and the table.
     checksum.update(file.get(8..HEADER - 8)?);
     checksum.update(file.get(HEADER..HEADER.checked_add(number(file, 16)?)?)?);
     checksum.update(file.get(table)?);
@@ -141,6 +146,7 @@ fn mend(file: &mut [u8], fix: Fix) -> Option<()> {
 
 /// Puts a file in the place of another, which stays whole for whoever has mapped it.
 fn replace(path: &Path, bytes: &[u8]) {
+    // Removing the file keeps the mapping of an open session whole; a write into it would not.
     let _ = fs::remove_file(path);
     fs::write(path, bytes).expect("written");
 }
@@ -161,6 +167,8 @@ fn check_compiled(known: &Known, bytes: &[u8]) {
     let session =
         Model::load(&path).and_then(|model| Session::builder(&model).threads(1).memory_limit(BUDGET).build());
     if let Err(problem) = session.and_then(|session| outputs(&session)) {
+        // The checksums of a compiled model may be mended, so wrong numbers are allowed here, and
+        // panics are not.
         assert!(!problem.to_string().contains("panicked"), "{problem}");
     }
 }

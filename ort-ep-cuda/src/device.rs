@@ -58,6 +58,7 @@ impl CudaDevice {
         if limits.capability < OLDEST {
             return Err(too_old(limits.capability));
         }
+        // TF32 exists on tensor cores of compute capability 8.0 and newer.
         limits.tf32 = options.tf32 && limits.capability >= TENSOR_CORES;
         let (id, context) = (new_device_id(), Context::open(physical)?);
         let queue = Arc::new(Queue::open(&context, &options)?);
@@ -126,6 +127,7 @@ impl Device for CudaDevice {
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        // Kernels compute a fused activation in their epilogue, which has code for some functions.
         if let Some(activation) = Activation::missing_of(node.node, kernels::has_activation) {
             return Err(format!("activation '{}' is no epilogue of its kernels", activation.name));
         }
@@ -171,6 +173,7 @@ impl Device for CudaDevice {
                     bytes.len(),
                     range.len
                 );
+                // An empty range has no address, and there is nothing to copy.
                 address(id, range)?.map_or(Ok(()), |to| queue.upload(bytes, to))
             }
             (Some(range), None) => {

@@ -62,6 +62,7 @@ pub(crate) fn render(entry: &Entry<'_>) -> Result<String> {
         (0..entry.inputs.len()).map(|index| format!(".param .u64 x{index}")).collect();
     params.extend([".param .u64 y".to_owned(), ".param .u32 count".to_owned()]);
     let stepped = |source: &Source| matches!(source.place, InputPlace::Steps { .. });
+    // `computed` appends the sizes and the strides under the same condition and in this order.
     if entry.inputs.iter().any(stepped) {
         params.push(".param .align 4 .b8 sizes[32]".to_owned());
     }
@@ -142,6 +143,8 @@ fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option
             InputPlace::Steps { last } => Some(stepped(writer, (index, last, entry.rank), &along)),
         };
         if source.start > 0 {
+            // The first element of a tensor has no index register, but a start needs one to be
+            // added to.
             let place_of_all = place.take().unwrap_or_else(|| writer.emit('r', "mov.u32 $, 0;"));
             place = Some(writer.emit('r', &format!("add.u32 $, {place_of_all}, {};", source.start)));
         }
@@ -158,6 +161,7 @@ fn stepped(
 ) -> String {
     let mut place = writer.emit('r', "mov.u32 $, 0;");
     for (axis, along) in along {
+        // The last axis has stride 1 or 0, so its step needs neither a parameter nor a product.
         if axis + 1 < rank {
             let step = writer.emit('r', &format!("ld.param.u32 $, [steps{index}+{}];", 4 * axis));
             place = writer.emit('r', &format!("mad.lo.u32 $, {along}, {step}, {place};"));
@@ -179,6 +183,8 @@ impl Writer {
                 })
             }
             ScalarExpr::Constant(value) => Ok(self.constant(*value, number)),
+            // PTX predicates are no numbers, so a comparison selects 1 or 0 where a number is
+            // expected.
             _ if is_truth(formula) => {
                 let truth = self.condition(formula, number, inputs)?;
                 let (one, zero) = (self.constant(1.0, number), self.constant(0.0, number));
@@ -211,6 +217,8 @@ impl Writer {
             ScalarExpr::Unary(function @ (UnaryFn::IsNan | UnaryFn::IsInf), x) if number.is_float() => {
                 let (x, name) = (self.number(x, number, inputs)?, number.name());
                 if *function == UnaryFn::IsNan {
+                    // `setp.nan` is true if either operand is NaN, so one operand in both places
+                    // suffices.
                     return Ok(self.emit('p', &format!("setp.nan.{name} $, {x}, {x};")));
                 }
                 let size = self.emit(number.class(), &format!("abs.{name} $, {x};"));
@@ -231,6 +239,8 @@ impl Writer {
                     BinaryFn::Or => ("", "or"),
                     BinaryFn::Xor => ("", "xor"),
                     _ => {
+                        // `is_truth` excludes arithmetic, so `number` does not call back without
+                        // end.
                         let value = self.number(formula, number, inputs)?;
                         return Ok(self.truth(&value, number));
                     }

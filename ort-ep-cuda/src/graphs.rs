@@ -63,6 +63,8 @@ impl Graphs {
             // A failed capture is kept as `None`, so that we do not try it again on every run.
             let graph = graph.inspect_err(|problem| tracing::warn!("no CUDA graph: {problem}")).ok();
             self.kept.push_front(CachedGraph { hash, calls: calls.to_vec(), graph });
+            // The front is the most recently used, so this drops the graph that was unused
+            // longest.
             self.kept.truncate(MOST_GRAPHS);
         } else {
             self.seen.push_front(hash);

@@ -21,6 +21,7 @@ pub(crate) struct Hazards {
 impl Hazards {
     /// Adds a region that no call uses yet.
     pub(crate) fn add(&mut self, address: u64, bytes: usize) {
+        // Calls count from 1, so 0 means that no call has used the page.
         self.regions.insert(address, vec![0; (bytes as u64).div_ceil(PAGE) as usize]);
     }
 

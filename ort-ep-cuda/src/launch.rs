@@ -77,6 +77,7 @@ pub(crate) struct Launch {
 /// Returns the workspace bytes of a kernel's launches: the maximum over the library's and our own
 /// kernels. Only a run tells whether its tensors are aligned for libraries, so either may be used.
 pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> Result<usize> {
+    // A device without libraries has only our own kernels, whose alternatives are sized below.
     let has_library = cx.limits.libraries.is_some_and(Libraries::any);
     // Without both, none of the launches sized here takes a workspace.
     if !has_library && !cx.limits.has_warpgroups() {
@@ -163,6 +164,7 @@ impl Launch {
 
     /// Sets the grid to cover `count` threads, one per element, with [`THREADS`] threads per block.
     pub(crate) fn threads(self, count: usize) -> Result<Launch> {
+        // A grid of no blocks is an error in CUDA; the one block finds that no element is its own.
         let blocks = count.div_ceil(THREADS as usize).max(1);
         Ok(self.grid([blocks, 1, 1])?.block([THREADS, 1, 1]))
     }

@@ -36,6 +36,7 @@ impl Allocator for Regions {
 
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
         check_alignment(self.id, alignment)?;
+        // The driver refuses to allocate 0 bytes.
         if bytes == 0 {
             return Ok(Buffer::empty(self.id));
         }
@@ -49,6 +50,7 @@ impl Allocator for Regions {
         })?;
         let mut stats = self.stats.lock();
         count_allocation(&mut stats, bytes);
+        // Freed regions return to the driver at once, so none is held beyond those in use.
         stats.total_allocated = stats.in_use;
         let (queue, counted) = (self.queue.clone(), self.stats.clone());
         let release = move |address| {

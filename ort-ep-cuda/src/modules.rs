@@ -58,6 +58,8 @@ impl Modules {
     /// Raises a function's dynamic shared memory limit above the default 48 KiB. The limit never
     /// shrinks, because cached launches of other sizes still rely on it.
     fn allow_shared(&self, module: &Module, function: Function, bytes: u32) -> Result<()> {
+        // The lock is held across the driver's call. Otherwise a smaller limit could overwrite a
+        // larger one.
         let mut loaded = self.loaded.lock();
         let allowed = loaded.allowed.entry(function).or_default();
         if *allowed < bytes {

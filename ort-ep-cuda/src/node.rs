@@ -97,6 +97,7 @@ impl Node {
         let all = self.info.input_types.iter().zip(shapes.inputs);
         let all = all.chain(self.info.output_types.iter().zip(shapes.outputs));
         let bytes = |(dtype, shape): (&Option<DType>, &Option<Shape>)| match (dtype, shape) {
+            // A size that overflows counts as all memory, so that no library gets a workspace.
             (Some(dtype), Some(shape)) => dtype.byte_len(shape.iter().product()).unwrap_or(usize::MAX),
             _ => 0,
         };
@@ -116,6 +117,7 @@ impl Node {
     /// Whether all tensors are aligned for libraries and TMA maps.
     fn are_aligned(&self, given: &BoundTensors<'_>) -> Result<bool> {
         for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
+            // An empty tensor has no address that could be misaligned.
             if address(self.state.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
                 return Ok(false);
             }
@@ -142,6 +144,7 @@ impl Node {
         let shapes = (counted.shapes)(&self.op_cx(&given, None), count)?;
         let mut made = Vec::with_capacity(shapes.len());
         for (index, (shape, dtype)) in shapes.iter().zip(&self.info.output_types).enumerate() {
+            // An output that nothing reads gets no memory.
             made.push(match dtype.filter(|_| cx.wants(index)) {
                 Some(dtype) => Some(cx.allocate_in(self.state.id, dtype, shape)?),
                 None => None,
@@ -157,6 +160,7 @@ impl Node {
     /// Reads the count that the launches wrote. The download flushes the queue, so a CUDA graph
     /// ends here.
     fn read_count(&self, given: &BoundTensors<'_>) -> Result<usize> {
+        // Every counting kernel reserves its count first, so it is found at the workspace's start.
         let count = kernels::count(&self.op_cx(given, None), &mut 0);
         let (address, _) = self.place(count.arg, given)?;
         let mut bytes = [0; size_of::<u64>()];
@@ -184,6 +188,7 @@ impl Node {
             return Ok(steps);
         }
         let mut cx = self.op_cx(given, met.room);
+        // Only a run knows its tensors' alignment; the device's own bounds therefore exclude maps.
         cx.limits.has_maps = has_maps;
         let mut ways = match (phase, &self.kernel.counted) {
             (Phase::Counted(count), Some(counted)) => vec![(counted.write)(&cx, count)?],
@@ -208,6 +213,7 @@ impl Node {
     /// an input, timing would overwrite the input, so we time into separate outputs. If memory is
     /// short for those, we return the first candidate.
     fn find_fastest(&self, ways: &[Vec<Launch>], given: &BoundTensors<'_>, run: &RunCx<'_>) -> Result<usize> {
+        // An input that shares an output's memory is bound as that output.
         let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
         let times = if !given.inputs.iter().flatten().any(is_output) {
             self.time(ways, given)?
@@ -261,6 +267,8 @@ impl Node {
         let mut launched = Launched::new(entry.function, [launch.grid, launch.block], launch.shared);
         for param in &launch.params {
             match param {
+                // A pointer has 8 bytes on every device, and null means that the tensor is left
+                // out.
                 Param::Tensor(None) => launched.bytes(&[0; 8]),
                 Param::Tensor(Some(arg)) => {
                     let (address, bytes) = self.place(*arg, given)?;
@@ -287,6 +295,7 @@ impl Node {
         for param in &launch.params {
             tensors.push(match param {
                 Param::Tensor(Some(arg)) => self.place(*arg, given)?,
+                // A routine finds its tensors by position, so a missing one keeps its place.
                 _ => (0, 0),
             });
         }

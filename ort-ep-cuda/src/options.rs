@@ -96,6 +96,7 @@ pub(crate) struct Options {
 
 impl Options {
     pub(crate) fn parse(index: usize, options: &ProviderOptions) -> Result<Options> {
+        // An option that ONNX Runtime has gets this message, rather than that of an unknown name.
         if let Some(name) = options.keys().find(|name| NOT_YET.contains(&name.as_str())) {
             return Err(error!(NotImplemented, "the {NAME} provider has no option '{name}' yet")
                 .help(format!("leave this option of ONNX Runtime's out; there are {}", KNOWN.join(", "))));
@@ -164,8 +165,10 @@ impl Options {
             "enable_cuda_graph" => self.graphs = switch(value)?,
             "prefer_nhwc" => self.prefers_channels_last = switch(value)?,
             "use_tf32" => self.tf32 = switch(value)?,
+            // As in ONNX Runtime, address 0 means that the caller has no stream.
             "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
             _ => {
+                // `check_options` has refused unknown names, so this is `arena_extend_strategy`.
                 self.arena.extend = match value {
                     "kNextPowerOfTwo" => ExtendStrategy::PowerOfTwo,
                     "kSameAsRequested" => ExtendStrategy::SameAsRequested,

@@ -103,6 +103,7 @@ impl Shared {
     /// Allocates from the pool; if memory is short, it releases all free blocks and tries again.
     fn address(&self, bytes: usize) -> Result<u64> {
         match self.queue.allocate_in(&self.pool, bytes) {
+            // A second try can succeed only if the trim released something.
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory && self.trim_to(0) > 0 => {
                 self.queue.allocate_in(&self.pool, bytes)
             }
@@ -128,6 +129,7 @@ impl Allocator for PoolMemory {
         let rounded = bytes.checked_next_multiple_of(GRANULE).ok_or_else(|| out_of_memory(None))?;
         shared.take(bytes, rounded)?;
         let address = shared.address(rounded).map_err(|problem| {
+            // The bytes were charged before the allocation, so a failure returns them.
             shared.give_back(rounded);
             match problem.kind() {
                 ErrorKind::OutOfMemory => {
@@ -142,6 +144,8 @@ impl Allocator for PoolMemory {
         }
         let owner = shared.clone();
         let release = move |address| {
+            // The free follows the submitted work in stream order, so the host need not wait for
+            // it.
             owner.queue.free_in(&owner.pool, address, rounded);
             owner.give_back(rounded);
         };

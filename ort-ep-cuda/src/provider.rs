@@ -58,6 +58,8 @@ impl ExecutionProvider for CudaProvider {
         // free memory. A device whose context is broken is dropped from the list.
         static OPEN: Mutex<Vec<(Options, Weak<CudaDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(index, options)?;
+        // The lock is held while a device opens, so that two sessions cannot open the same one
+        // twice.
         let mut open = OPEN.lock();
         open.retain(|(_, device)| device.upgrade().is_some_and(|device| device.check().is_ok()));
         let same = open.iter().find(|(options, _)| *options == parsed);

@@ -41,6 +41,7 @@ impl Staging {
     /// Enqueues a copy to the device. The caller may overwrite the bytes when it returns.
     pub(crate) fn upload(&self, bytes: &[u8], to: u64, stream: &Stream) -> Result<()> {
         let (mut rest, mut to) = (bytes, to);
+        // The lock covers all parts, so that two threads never fill the same buffer.
         let mut ring = self.ring.lock();
         while !rest.is_empty() {
             let piece = ring.piece_for(rest.len(), &self.context)?;

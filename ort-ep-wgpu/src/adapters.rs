@@ -46,6 +46,7 @@ fn instance(backends: wgpu::Backends) -> wgpu::Instance {
 
 /// The adapters of an instance that support compute shaders.
 fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
+    // Enumeration is asynchronous only in browsers, so this does not wait.
     let mut found = pollster::block_on(instance.enumerate_adapters(backends));
     found.retain(|adapter| {
         let flags = adapter.get_downlevel_capabilities().flags;

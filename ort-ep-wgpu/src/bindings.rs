@@ -43,6 +43,7 @@ struct BindLayout {
 impl BindGroups {
     /// Creates an empty cache. `numbers` is the uniform buffer at binding 0 of every group.
     pub(crate) fn new(gpu: Arc<Gpu>, numbers: wgpu::Buffer) -> BindGroups {
+        // The counts include 0 and the device's limit.
         let layouts = (0..=gpu.limits.storage_buffers).map(|_| OnceLock::new()).collect();
         BindGroups { gpu, layouts, numbers, groups: Mutex::default() }
     }
@@ -111,6 +112,7 @@ fn layout(device: &wgpu::Device, count: usize) -> BindLayout {
         wgpu::BindGroupLayoutEntry {
             binding: place as u32,
             visibility: wgpu::ShaderStages::COMPUTE,
+            // The size of a binding varies by tensor, so wgpu checks it at each dispatch.
             ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None },
             count: None,
         }
@@ -121,6 +123,7 @@ fn layout(device: &wgpu::Device, count: usize) -> BindLayout {
     let pipeline = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
         label: None,
         bind_group_layouts: &[Some(&group)],
+        // Uniforms take the place of immediate data, which is an optional feature.
         immediate_size: 0,
     });
     BindLayout { group, pipeline }

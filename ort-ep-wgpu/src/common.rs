@@ -31,6 +31,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "bfloat_bits",
+        // A NaN keeps its upper bits and becomes quiet. Other numbers round to nearest, ties to
+        // even.
         "fn bfloat_bits(x: f32) -> u32 {
             let bits = bitcast<u32>(x);
             if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
@@ -39,6 +41,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "gelu_tanh",
+        // The first constant is sqrt(2 / pi).
         "fn gelu_tanh(x: f32) -> f32 {
             return 0.5 * x * (1.0 + tanh_(0.7978845608028654 * (x + 0.044715 * x * x * x)));
         }",
@@ -79,6 +82,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "pow_",
+        // IEEE 754 defines pow(x, 0) and pow(1, y) as 1, even if the other is a NaN. Small whole
+        // exponents multiply, which is exact for small integers.
         "fn pow_(a: f32, b: f32) -> f32 {
             if (b == 0.0 || a == 1.0) { return 1.0; }
             if (is_nan(a) || is_nan(b)) { return a + b; }
@@ -105,6 +110,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "powi",
+        // Exponentiation by squaring. A negative power is 0 unless the base is 1 or -1.
         "fn powi(a: i32, b: i32) -> i32 {
             if (b < 0) { return select(0, select(1, -1, (b & 1) != 0 && a == -1), abs(a) == 1); }
             var result = 1; var base = a; var rest = b;
@@ -118,6 +124,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "mod_",
+        // The remainder has the sign of the divisor, as in Python (ONNX, `Mod` without `fmod`).
         "fn mod_(a: f32, b: f32) -> f32 {
             let rest = fmod_(a, b);
             return select(rest, rest + b, rest != 0.0 && (rest < 0.0) != (b < 0.0));
@@ -125,6 +132,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "fmod_",
+        // The remainder has the sign of the dividend, as in C.
         "fn fmod_(a: f32, b: f32) -> f32 {
             if (b == 0.0 || is_inf(a) || is_nan(a) || is_nan(b)) { return nan(); }
             if (is_inf(b)) { return a; }
@@ -149,6 +157,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "sinh_",
+        // `expm1_` near 0, where the exponentials cancel. Beyond, exp(x / 2) is finite wherever
+        // sinh is.
         "fn sinh_(x: f32) -> f32 {
             if (abs(x) < 1.0) { let u = expm1_(x); return 0.5 * (u + u / (u + 1.0)); }
             let half = exp_(0.5 * abs(x));
@@ -158,10 +168,12 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "cosh_",
+        // exp(x / 2) is finite wherever cosh is.
         "fn cosh_(x: f32) -> f32 { let half = exp_(0.5 * abs(x)); return 0.5 * half * half + 0.5 / half / half; }",
     ),
     (
         "tanh_",
+        // `expm1_` near 0, where 1 - 2 / (e + 1) would cancel. Above 20 the result rounds to 1.
         "fn tanh_(x: f32) -> f32 {
             if (is_nan(x)) { return x; }
             let a = abs(x);
@@ -172,6 +184,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "asinh_",
+        // Above 1e9 asinh(x) is ln(2 x), and the square of x may overflow.
         "fn asinh_(x: f32) -> f32 {
             let a = abs(x);
             var size = log_(a) + 0.6931471805599453;
@@ -196,6 +209,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
             return 0.5 * log1p_(2.0 * x / (1.0 - x));
         }",
     ),
+    // 1 - x * x would cancel near 1.
     ("asin_", "fn asin_(x: f32) -> f32 { return atan2(x, sqrt((1.0 - x) * (1.0 + x))); }"),
     ("acos_", "fn acos_(x: f32) -> f32 { return atan2(sqrt((1.0 - x) * (1.0 + x)), x); }"),
     ("sigmoid_", "fn sigmoid_(x: f32) -> f32 { return 1.0 / (1.0 + exp_(-x)); }"),
@@ -243,6 +257,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
         "exp_",
         // Cody and Waite reduction: exp(x) = 2^k exp(r) with |r| <= ln(2) / 2, by its Taylor
         // series.
+        // Two powers of two, because 2^k alone may be infinite or subnormal.
         "fn exp_(x: f32) -> f32 {
             if (is_nan(x)) { return x; }
             if (x > 88.72284) { return infinity(); }

@@ -72,6 +72,8 @@ impl WgpuDevice {
         })?;
         let info = describe(&adapter);
         let gpu = Arc::new(Gpu::open(&adapter, options.minimum_limits)?);
+        // One uniform buffer serves all programs, because dynamic offsets select a dispatch's
+        // part.
         let numbers = gpu.buffer(ALL_NUMBERS, wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST)?;
         let nothing = gpu.buffer(NUMBERS as usize, wgpu::BufferUsages::STORAGE)?;
         let groups = Arc::new(BindGroups::new(gpu.clone(), numbers.clone()));
@@ -201,6 +203,7 @@ impl Device for WgpuDevice {
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => match resolve(range)? {
                 Some(region) => self.state.upload(from, &region),
+                // An empty tensor has no region, and nothing to copy.
                 None => Ok(()),
             },
             (Some(range), None) => match resolve(range)? {
@@ -243,6 +246,7 @@ impl DeviceState {
         ensure!(to.len() == from.len, Fail, "cannot copy {} bytes into {} bytes", from.len, to.len());
         let at = |offset| At { buffer: &from.buffer, offset };
         // Copies move whole words: read from the word boundary before, then cut the bytes out.
+        // A view of narrow elements may begin inside of a word.
         let skipped = from.offset % 4;
         if skipped == 0 && to.len().is_multiple_of(4) {
             return self.recorder.read(at(from.offset), to);

@@ -48,6 +48,7 @@ pub(crate) fn render(
         ScalarExpr::Binary(function, a, b) => binary(*function, number, &inner(a)?, &inner(b)?),
         ScalarExpr::Select(condition, then, otherwise) => {
             let (condition, then, otherwise) = (inner(condition)?, inner(then)?, inner(otherwise)?);
+            // WGSL's `select` takes the value for false first.
             format!("select({otherwise}, {then}, {condition} != {}(0))", number.name())
         }
     })
@@ -76,6 +77,7 @@ fn unary(function: UnaryFn, number: Number, x: &str) -> Result<String> {
     let called = |name: &str| Ok(format!("{name}({x})"));
     let float = number == Number::Float;
     match function {
+        // WGSL has no negation of `u32`.
         UnaryFn::Neg if number == Number::Unsigned => Ok(format!("(0u - {x})")),
         UnaryFn::Neg => Ok(format!("(-({x}))")),
         UnaryFn::Abs => called("abs"),
@@ -136,6 +138,7 @@ fn binary(function: BinaryFn, number: Number, a: &str, b: &str) -> String {
         BinaryFn::Fmod if float => format!("fmod_({a}, {b})"),
         BinaryFn::Mod if number == Number::Signed => format!("mod_int({a}, {b})"),
         BinaryFn::Fmod if number == Number::Signed => format!("fmod_int({a}, {b})"),
+        // Operands without a sign need no correction.
         BinaryFn::Mod | BinaryFn::Fmod => operator("%"),
         BinaryFn::Less => truth(format!("{a} < {b}")),
         BinaryFn::LessOrEqual => truth(format!("{a} <= {b}")),

@@ -168,6 +168,7 @@ impl Gpu {
             self.limits.buffer
         );
         self.check()?;
+        // The error goes to this scope. Without it, no one could tell which buffer did not fit.
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let descriptor =
             wgpu::BufferDescriptor { label: None, size: bytes as u64, usage, mapped_at_creation: false };

@@ -74,6 +74,7 @@ impl Memory {
             let (handle, buffer) = table.idle.remove(0);
             freed += buffer.size() as usize;
             table.stats.total_allocated -= buffer.size() as usize;
+            // A cached bind group would keep the buffer's memory alive.
             self.groups.forget(handle);
         }
         freed
@@ -86,6 +87,7 @@ impl Memory {
         let largest = table.idle.iter().map(|(_, buffer)| buffer.size() as usize).fold(size, usize::max);
         let most_idle = table.most_recycled.max(largest).saturating_mul(MOST_IDLE);
         self.give_back(table, |table| {
+            // What is held and not in use is idle.
             let held = table.stats.total_allocated;
             held - table.stats.in_use <= most_idle && held.saturating_add(size) <= limit
         });
@@ -113,6 +115,7 @@ impl Memory {
 
     /// Takes the best fitting idle buffer, of at most twice the requested size.
     fn idle(table: &mut Table, bytes: usize) -> Option<(u64, wgpu::Buffer)> {
+        // At least half of a reused buffer is used.
         let fits =
             |buffer: &wgpu::Buffer| (bytes..=bytes.saturating_mul(2)).contains(&(buffer.size() as usize));
         let fitting = table.idle.iter().enumerate().filter(|(_, (_, buffer))| fits(buffer));
@@ -129,14 +132,17 @@ impl Allocator for Memory {
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
         check_alignment(self.id, alignment)?;
         if bytes == 0 {
+            // `resolve` returns `None` for an empty range, so nothing looks for a buffer.
             return Ok(Buffer::empty(self.id));
         }
+        // The padding lets shaders and copies access the last element as a whole word.
         let size = bytes.next_multiple_of(ALIGNMENT);
         let _exclusive = self.gpu.exclusive();
         let mut table = self.table.lock();
         let found = Memory::idle(&mut table, size);
         let was_idle = found.is_some();
         let (handle, buffer) = match found {
+            // The handle stays that of the buffer, because bind groups are cached by handle.
             Some(found) => found,
             None => {
                 let buffer = self.make(&mut table, size)?;

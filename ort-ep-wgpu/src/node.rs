@@ -85,6 +85,7 @@ impl Node {
         for (index, dtype) in self.info.input_types.iter().enumerate() {
             let on_host = self.kernel.def.host_inputs.contains(&index);
             let constant = view.constant(index).map(Tensor::view);
+            // The dispatches depend on the elements of such an input, which only the run knows.
             if on_host && view.input(index).is_some() && constant.is_none() {
                 return Vec::new();
             }
@@ -138,6 +139,7 @@ impl Node {
                 given.range(tensor.arg).ok_or_else(|| error!(Fail, "{:?} has no memory", tensor.arg))?;
             let region = self.state.memory.resolve(range).within(|| format!("{:?}", tensor.arg))?;
             let base = self.state.windows(region, tensor, &mut windows)?;
+            // Runs of equal shapes differ in the base offset alone.
             numbers.iter_mut().skip(tensor.base).take(1).for_each(|number| *number = base);
         }
         let group = self.state.groups.get(&windows)?;
@@ -202,6 +204,8 @@ impl DeviceState {
         // Bind from the aligned offset before the tensor; the returned index skips what is in front
         // of it.
         let start = region.offset - region.offset % limits.storage_alignment;
+        // Bindings are whole words. Allocations are padded, so the last word belongs to the
+        // tensor.
         let end = (region.offset + region.len).next_multiple_of(4);
         for window in 0..tensor.windows {
             let offset = start + window * limits.binding;

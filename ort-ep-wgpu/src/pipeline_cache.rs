@@ -179,6 +179,7 @@ fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<ProgramLists> {
     let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
     let mut lists = ProgramLists::new();
     while let Some(node) = words.next() {
+        // The file may be damaged, so its count must not decide how much is allocated.
         let count = words.next().filter(|count| *count <= MOST_OF_A_NODE as u64)?;
         let place = |_| programs.get(usize::try_from(words.next()?).ok()?).cloned();
         lists.insert(node, (0..count).map(place).collect::<Option<_>>()?);
@@ -197,6 +198,7 @@ fn to_blobs(lists: &ProgramLists) -> Vec<Vec<u8>> {
             let place = *places.entry(program).or_insert_with(|| {
                 let bindings = u32::try_from(program.bindings).unwrap_or(u32::MAX).to_le_bytes();
                 blobs.push([&bindings[..], program.text.as_bytes()].concat());
+                // Indices count from the blob after the index.
                 blobs.len() as u64 - 2
             });
             index.push(place);

@@ -67,6 +67,7 @@ impl Compile for DeviceCompiler {
                 label: None,
                 layout: Some(layout),
                 module: &module,
+                // `Shader` renders every program with an entry of this name.
                 entry_point: Some("main"),
                 compilation_options: wgpu::PipelineCompilationOptions {
                     // Kernels write workgroup memory before they read it.
@@ -81,6 +82,7 @@ impl Compile for DeviceCompiler {
     fn count(&self, when: CompileTime) {
         let counters = &self.gpu.made;
         counters.pipelines.fetch_add(1, Ordering::Relaxed);
+        // Listed programs count as compiled ahead as well.
         if when != CompileTime::Run {
             counters.pipelines_ahead.fetch_add(1, Ordering::Relaxed);
         }

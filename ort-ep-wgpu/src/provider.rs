@@ -42,6 +42,8 @@ impl ExecutionProvider for WgpuProvider {
         // Sessions share a device, to share its pipelines and idle buffers.
         static OPEN: Mutex<Vec<(usize, Options, Weak<WgpuDevice>)>> = Mutex::new(Vec::new());
         let parsed = Options::parse(options)?;
+        // The lock is held while a device opens, so that two sessions do not open the same one
+        // twice.
         let mut open = OPEN.lock();
         // A lost device is useless, so the next session opens a new one.
         open.retain(|(.., device)| device.upgrade().is_some_and(|device| !device.is_lost()));

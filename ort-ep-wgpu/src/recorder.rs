@@ -64,6 +64,7 @@ impl Recorder {
         self.gpu.made.dispatches.fetch_add(1, Ordering::Relaxed);
         let mut recording = self.recording.lock();
         let bytes: &[u8] = bytemuck::cast_slice(numbers);
+        // wgpu requires dynamic offsets to be multiples of the device's uniform alignment.
         let mut start = recording.numbers.len().next_multiple_of(self.gpu.limits.uniform_alignment);
         // Every bind group binds the full `NUMBERS` bytes, so that range must fit, even for fewer
         // uniforms.
@@ -112,6 +113,7 @@ impl Recorder {
     /// Reads whole words back, after all recorded commands.
     pub(crate) fn read(&self, from: At<'_>, bytes: &mut [u8]) -> Result<()> {
         for (index, part) in bytes.chunks_mut(LONGEST).enumerate() {
+            // Each part is waited for, so one staging buffer serves a download of any length.
             let staged = self.staging.empty(part.len())?;
             let to = At { buffer: &staged, offset: 0 };
             self.copy(At { offset: from.offset + index * LONGEST, ..from }, to, part.len())?;
@@ -128,11 +130,13 @@ impl Recorder {
 
     fn submit(&self, recording: &mut Recording) -> Result<()> {
         if recording.commands.is_empty() {
+            // An earlier error is still reported if there is nothing to submit.
             return self.gpu.check();
         }
         let mut recorded = std::mem::take(recording);
         let mut encoder = self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         if !recorded.numbers.is_empty() {
+            // wgpu copies buffers in whole words.
             let words = recorded.numbers.len().next_multiple_of(4);
             recorded.numbers.resize(words, 0);
             let staged = self.staging.filled(&recorded.numbers)?;
@@ -159,6 +163,7 @@ fn encode(encoder: &mut wgpu::CommandEncoder, commands: &[Command]) {
     let is_dispatch = |command: &Command| matches!(command, Command::Dispatch { .. });
     for same in commands.chunk_by(|a, b| is_dispatch(a) && is_dispatch(b)) {
         if let [Command::Copy { from, from_offset, to, to_offset, len }] = same {
+            // wgpu allows copies only outside of compute passes.
             encoder.copy_buffer_to_buffer(from, *from_offset, to, *to_offset, *len);
             continue;
         }

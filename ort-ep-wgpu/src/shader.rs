@@ -261,6 +261,8 @@ impl Shader {
                 steps => {
                     self = self.integers(&format!("{name}_step"), steps);
                     let mut place = String::from("var rest = i;\nvar place = 0;\n");
+                    // From the innermost axis out. The outermost takes what remains, without a
+                    // division.
                     for axis in (1..steps.len()).rev() {
                         let _ = writeln!(
                             place,
@@ -393,6 +395,7 @@ impl Tensor {
             32 => format!("return {name}_word(p.{name}_base + i);"),
             64 => format!("return bitcast<{value}>({name}_word(2u * (p.{name}_base + i)));"),
             bits => {
+                // `k` counts bits: the element is in word k / 32, from bit k mod 32 on.
                 let (log, mask) = (bits.trailing_zeros(), (1u32 << bits) - 1);
                 let element = element.decoded("bits");
                 format!(

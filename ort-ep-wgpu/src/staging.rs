@@ -63,6 +63,7 @@ impl Staging {
             let (uploads, mapped) = (Arc::clone(&self.uploads), buffer.clone());
             buffer.map_async(wgpu::MapMode::Write, .., move |done| {
                 let mut uploads = uploads.lock();
+                // A buffer beyond the bound is dropped with this closure, its only owner.
                 if done.is_ok() && uploads.len() < MOST_WAITING {
                     uploads.push(mapped);
                 }

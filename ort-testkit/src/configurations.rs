@@ -119,7 +119,9 @@ impl Configuration {
 /// Groups of configurations whose results must have the same bits as those of the first one.
 const GROUPS: &[&[Configuration]] = &[
     &[Configuration::new(Level::Disabled, 1), Configuration::new(Level::Disabled, 3)],
+    // Levels rewrite the graph differently, so each has a group of its own.
     &[Configuration::new(Level::Basic, 1)],
+    // Memory full of NaN shows a kernel that reads before it writes.
     &[Configuration { poisoned: true, ..Configuration::new(Level::Extended, 2) }],
     &[
         Configuration::new(Level::All, 1),
@@ -150,6 +152,8 @@ struct Measured {
 pub fn check_configurations(folder: &Path) -> Result<Verdict> {
     let case = match read_case(folder) {
         Ok(case) => case,
+        // A folder that lacks a file is the caller's mistake. A model that does not load is a
+        // finding.
         Err(problem) if problem.kind() == ErrorKind::NoSuchFile => return Err(problem),
         Err(problem) => return Ok(refusal(&problem, "")),
     };
@@ -177,6 +181,7 @@ fn refusal(problem: &Error, options: &str) -> Verdict {
 
 fn read_slack(folder: &Path, index: usize) -> Result<Option<Vec<f64>>> {
     let path = folder.join("test_data_set_0").join(format!("slack_{index}.pb"));
+    // Without the file, the tolerance of the case holds for the whole output.
     let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
     let value = value_from_bytes(bytes.into(), &Default::default()).within(|| path.display().to_string())?;
     value.tensor()?.to_doubles().map(Some)
@@ -282,6 +287,8 @@ impl Measured {
                 Err(problem) => problem,
             };
             match problem.shortage() {
+                // A caller who follows the advice must make progress, so the named limit must
+                // grow.
                 Some(shortage) if shortage.sufficient_limit() > limit => {
                     configuration.limit = Some(shortage.sufficient_limit());
                 }
@@ -306,7 +313,9 @@ fn compare_within(actual: &Tensor, expected: &Tensor, slack: &[f64]) -> Result<(
     let (actual, expected) = (actual.to_doubles()?, expected.to_doubles()?);
     ensure!(slack.len() == expected.len(), Fail, "{} slacks for {} elements", slack.len(), expected.len());
     let far = |(index, ((a, e), slack)): (usize, ((&f64, &f64), &f64))| {
+        // Equality covers infinities of the same sign, whose difference is NaN.
         let is_close = a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= *slack;
+        // Tested apart, because a NaN is not within an infinite tolerance either.
         (!is_close && *slack != f64::INFINITY).then_some((index, *a, *e, *slack))
     };
     let far: Vec<_> = actual.iter().zip(&expected).zip(slack).enumerate().filter_map(far).collect();
@@ -335,6 +344,7 @@ fn with_one_nan(value: &Value) -> Result<Value> {
     let mut bytes = tensor.view().bytes()?.to_vec();
     for (element, number) in bytes.chunks_exact_mut(width).zip(tensor.to_doubles()?) {
         if number.is_nan() {
+            // All ones are a NaN in every width.
             element.fill(0xff);
         }
     }
@@ -348,6 +358,7 @@ fn difference(outputs: &Outputs, bits: &[Vec<u8>]) -> Result<String> {
             continue;
         }
         let first = value_from_bytes(bits.clone().into(), &Default::default())?;
+        // A comparison of values does not see the sign of a zero.
         let exact = ort_core::tensor::Tolerance { relative: 0.0, absolute: 0.0 };
         let difference = compare(value, &first, exact).err().map(|problem| problem.message().to_string());
         return Ok(format!("output '{name}': {}", difference.unwrap_or_else(|| "signs of zero".to_string())));

@@ -36,6 +36,7 @@ impl Device for DecomposingDevice {
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        // Records are statics, so their address identifies an operator.
         if self.refused.iter().any(|spec| std::ptr::eq(*spec, node.node.spec)) {
             return Err(format!("{} is left to its decomposition", node.node.spec.name));
         }

@@ -51,6 +51,7 @@ fn built_library(name: &str) -> Result<PathBuf> {
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let own =
         std::env::current_exe().map_err(|problem| error!(Fail, "no path of this program: {problem}"))?;
+    // The example is in `examples` of the build folder, and the library in `deps` beside it.
     let built = own.ancestors().nth(2).map(|folder| folder.join("deps"));
     let built = built.ok_or_else(|| error!(Fail, "{} is in no folder of builds", own.display()))?;
     Ok(built.join(format!("{prefix}{name}{suffix}")))
@@ -83,6 +84,7 @@ pub fn run_device_cases(
         return Ok(());
     }
     let host = provider("cpu")?.open(0, &ProviderOptions::new())?;
+    // The device comes first, so the CPU runs only what it does not claim.
     let devices = [on.open(0, options)?, host];
     let (mut counts, mut helped) = (BTreeMap::new(), BTreeMap::new());
     for folder in folders {
@@ -103,6 +105,7 @@ pub fn run_device_cases(
                     place
                 }
                 Err(problem) => {
+                    // `cargo xtask conformance` reads one line for each case.
                     println!("FAIL {name}: {}", problem.to_string().replace('\n', " "));
                     "failed"
                 }
@@ -146,6 +149,7 @@ fn check(folder: &Path, name: &str, devices: &[Arc<dyn Device>]) -> Result<OnHos
     case.check(&session)?;
     let mut placement = session.placement();
     placement.retain(|placed| placed.provider != name);
+    // This holds for no nodes as well, but the caller asks for `operators` first.
     let are_moved = placement.iter().all(|placed| matches!(placed.reason, Reason::Cluster(_)));
     let mut operators: Vec<String> = placement.into_iter().map(|placed| placed.operator).collect();
     operators.sort();

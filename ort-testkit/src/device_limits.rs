@@ -57,6 +57,7 @@ fn run(session: &Session, rows: usize) -> Result<Vec<u32>> {
 }
 
 fn builder(model: &Model, device: &Arc<dyn Device>) -> SessionBuilder {
+    // A split batch would fit the limits without streaming.
     Session::builder(model).device(device.clone()).batch_split(false)
 }
 
@@ -73,6 +74,7 @@ pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     let counted = Budget::new(None);
     let whole = builder(model, &open(None)?).budget(&counted).build()?;
     let expected = run(&whole, rows)?;
+    // Memory that no one wrote holds NaN. Such results could be equal on both sides.
     assert!(expected.iter().all(|bits| !f32::from_bits(*bits).is_nan()));
     let all = counted.peak();
     let constants = planned(&whole, rows, MemoryKind::DeviceConstants)?;
@@ -81,8 +83,10 @@ pub fn session_keeps_to_limits(model: &Model, open: Open<'_>) -> Result<()> {
     // A limit that is far too low makes the refusal name the minimum.
     let least =
         sufficient(run(&builder(model, &open(None)?).memory_limit(all / 10).build()?, rows), all / 10);
+    // The limits below are between the minimum and the whole need.
     assert!(least < all * 6 / 10, "{least} of {all}");
     let mut kept_before = usize::MAX;
+    // One byte less than the whole need must already lead to streaming.
     for limit in [all, all - 1, all * 8 / 10, all * 6 / 10, least + 1000, least] {
         let (device, budget) = (open(None)?, Budget::new(Some(limit)));
         // Several runs, because the first one fills the cache of constants.
@@ -140,6 +144,7 @@ pub fn constants_come_and_go(model: &Model, open: Open<'_>) -> Result<()> {
     let counted = Budget::new(None);
     run(&builder(model, &open(None)?).budget(&counted).build()?, 2)?;
     let device = open(None)?;
+    // What two rows need. The activations of more rows leave no memory for all constants.
     let session = builder(model, &device).memory_limit(counted.peak()).build()?;
     let kept = |rows: usize| -> Result<usize> {
         assert!(run(&session, rows)? == run(&whole, rows)?, "{rows} rows");

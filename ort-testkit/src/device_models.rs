@@ -73,6 +73,7 @@ impl std::fmt::Display for Found {
 
 /// The median of all times except the first.
 fn median(times: &[f64]) -> f64 {
+    // The first run makes the plan and fills the caches.
     let mut times = times.get(1..).unwrap_or(&[]).to_vec();
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
@@ -107,6 +108,7 @@ pub fn run_on_device(
         let inputs = inputs(&model, given, run)?;
         let inputs: Vec<(&str, Value)> =
             inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        // `at` runs outside of the measured time.
         at(At::Before(run));
         let start = Instant::now();
         let actual = session.run(&inputs)?;
@@ -165,10 +167,12 @@ fn difference(actual: &Value, expected: &Value) -> Result<f64> {
         Fail,
         "outputs of another shape or type"
     );
+    // Integers and booleans must be equal, not close.
     if expected.dtype() != DType::BF16 && !TypeSet::IEEE_FLOATS.contains(expected.dtype()) {
         return Ok(if actual.bytes() == expected.bytes() { 0.0 } else { f64::INFINITY });
     }
     let (actual, expected) = (actual.to_doubles()?, expected.to_doubles()?);
+    // Not 0, because the division by it would make NaN of an output of zeros.
     let largest = expected.iter().fold(1e-30f64, |largest, value| largest.max(value.abs()));
     let apart = actual.iter().zip(&expected).map(|(actual, expected)| (actual - expected).abs() / largest);
     Ok(apart.fold(0.0, |most, one| if most >= one { most } else { one }))

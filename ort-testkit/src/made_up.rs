@@ -29,6 +29,7 @@ pub fn given<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Given> {
 ///
 /// A name is neither a symbol of the model nor an input, or an input has an unsupported type.
 pub fn inputs(model: &Model, given: &Given, run: usize) -> Result<Vec<(String, Value)>> {
+    // A list without values must not divide by zero.
     let turn = |list: &[String]| list.get(run % list.len().max(1)).cloned().unwrap_or_default();
     let given: Vec<(&str, String)> = given.iter().map(|(name, list)| (name.as_str(), turn(list))).collect();
     let (symbols, specs) = (model.symbols(), model.inputs());
@@ -75,6 +76,7 @@ fn made_up(spec: &ValueSpec, own: Option<&str>, bindings: &Bindings, seed: usize
     // A multiplicative hash, so that values differ between runs, inputs and elements but are
     // reproducible.
     let mix = |at: usize| ((at * 7919 + seed * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8;
+    // A last axis of size 0 has no elements, but it must not divide by zero.
     let width = sizes.last().copied().unwrap_or(1).max(1);
     let integer = |at: usize| match (value, spec.name.as_str()) {
         (Some(value), _) => value as i64,
@@ -83,6 +85,7 @@ fn made_up(spec: &ValueSpec, own: Option<&str>, bindings: &Bindings, seed: usize
         (_, name) if name.contains("type") => 0,
         _ => i64::from(mix(at) % 100),
     };
+    // 24 bits, which float32 holds exactly: the result is in [-1, 1).
     let float = |at: usize| value.map_or(mix(at) as f32 / (1 << 23) as f32 - 1.0, |value| value as f32);
     match spec.ty.dtype() {
         Some(DType::F32) => Tensor::from_vec(&sizes, (0..count).map(float).collect()),

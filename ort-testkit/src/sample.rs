@@ -161,6 +161,8 @@ impl Sample {
         let given = |name: &str| {
             self.operands().any(|(param, operand)| operand.is_some() && param.ty == name)
                 || self.decided_by(name).is_some()
+                // Bodies pass any type through, so all variables of a control-flow operator are
+                // free.
                 || !self.graph_attributes().is_empty()
         };
         let choices = |types: &Types| {
@@ -219,6 +221,8 @@ impl Sample {
             };
             let choice = self.choice(param, operand, types)?;
             let tensor = operand.tensor(choice.dtype)?;
+            // Output shapes depend on the elements of such inputs, so they must be known before
+            // the run.
             inputs.push(Some(if (param.host || operand.constant) && choice.kind == Kind::Tensor {
                 builder.constant(tensor)
             } else {
@@ -273,6 +277,7 @@ impl Sample {
                 }
                 _ => Attribute::Int(i64::from(choice.dtype.onnx_code())),
             };
+            // The chosen type decides, whatever the sample says.
             attrs.retain(|(given, _)| given != name);
             attrs.push((name.to_string(), value));
         }
@@ -487,6 +492,7 @@ fn attribute(kind: AttrKind, json: &Json) -> Option<Attribute> {
 pub fn bindings(variables: &[(&'static str, Vec<Choice>)], own: &[(&'static str, Choice)]) -> Vec<Binding> {
     // The limit of the full cross product.
     const MANY: usize = 1000;
+    // A product beyond `usize` is `None`, so it counts as too many.
     let count = variables.iter().try_fold(1usize, |count, (_, choices)| count.checked_mul(choices.len()));
     if count.is_some_and(|count| count <= MANY) {
         return variables.iter().fold(vec![Vec::new()], |bindings: Vec<Binding>, (name, choices)| {

@@ -110,6 +110,8 @@ pub fn read_case(folder: &Path) -> Result<Case> {
         let path = data.join(file);
         let bytes =
             std::fs::read(&path).map_err(|problem| error!(NoSuchFile, "{}: {problem}", path.display()))?;
+        // The messages of tensors, sequences and optionals do not name their kind, so the declared
+        // type decides.
         value_from_bytes(bytes.into(), ty).within(|| path.display().to_string())
     };
     let mut inputs = Vec::with_capacity(graph.inputs.len());
@@ -172,6 +174,7 @@ impl Suite {
                 (Err(problem), false) => report.problems.push((case.name.clone(), problem.to_string())),
             }
         }
+        // A case that was renamed or removed must leave the list.
         for (name, _) in &self.ignored {
             if !self.cases.iter().any(|case| case.name == *name) {
                 report

@@ -79,6 +79,7 @@ pub(crate) fn run(workspace: &Workspace, options: &AllocatorsOptions) -> Result<
     let mut candidates = candidates(workspace)?;
     for round in 0..options.rounds.max(1) {
         for candidate in &mut candidates {
+            // In turn, a slow spell of the machine hits all candidates alike.
             candidate.measure(workspace, options)?;
             eprintln!("round {}: {}", round + 1, candidate.name);
         }
@@ -108,6 +109,7 @@ pub(crate) fn run(workspace: &Workspace, options: &AllocatorsOptions) -> Result<
 /// heap that is a cargo feature.
 fn candidates(workspace: &Workspace) -> Result<Vec<Candidate>> {
     let system = workspace.build_ort()?;
+    // Only glibc reads `GLIBC_TUNABLES`.
     let count = if cfg!(all(target_os = "linux", target_env = "gnu")) { TUNABLES.len() } else { 1 };
     let of_system = |(name, tunables): &(&'static str, &'static str)| Candidate {
         name,
@@ -134,15 +136,18 @@ impl Candidate {
             parse(&capture(self.command(workspace, "soak", model).args(arguments))?)
         };
         let loads = soak(SMALL, &["--cycles", &cycles, "--runs", "2"])?;
+        // Shapes that vary fragment a heap more than equal ones.
         let random = ["--random-dim", "batch=1..4", "--random-dim", "seq=8..256"];
         let shapes = soak(SMALL, &[&random[..], &["--runs", &cycles]].concat())?;
         let callers = soak(SMALL, &["--callers", "16", "--runs", "4"])?;
+        // Loading packs the weights, which holds both forms for a moment.
         let large = soak(LARGE, &["--runs", "1"])?;
         let times = capture(self.command(workspace, "bench", SMALL).args(["--seconds", &seconds]))?;
         let Times { load_ms, min_ms } =
             serde_json::from_str(times.trim()).context("cannot read the times")?;
         let [_, load] = large.loading();
         let found = &mut self.found;
+        // `None` is less than every `Some`, so a missing number replaces none.
         found.left = found.left.max(loads.left());
         found.shapes = found.shapes.max(shapes.growth());
         found.trimmed = found.trimmed.max(shapes.trimmed());

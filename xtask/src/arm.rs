@@ -74,6 +74,8 @@ fn find(rustc: &Path) -> Result<Tools, String> {
     let runner = match std::env::var_os(RUNNER) {
         Some(runner) => runner,
         None if printed(Command::new(EMULATOR).arg("--version")).is_some() => {
+            // `-L` is the root under which QEMU looks for the loader and the libraries of the
+            // target.
             format!("{EMULATOR} -L {}", libraries.display()).into()
         }
         None => return Err(format!("{EMULATOR} is missing: apt install qemu-user")),

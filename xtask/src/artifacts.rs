@@ -57,6 +57,7 @@ pub(crate) fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     let mut found = Vec::new();
     for line in messages.lines() {
         let message: Message = serde_json::from_str(line).context("cannot read what cargo printed")?;
+        // Messages about warnings or the build's end lack some of these.
         let (Some(target), Some(profile), Some(manifest)) =
             (message.target, message.profile, message.manifest_path)
         else {

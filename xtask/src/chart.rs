@@ -89,10 +89,12 @@ fn panel(table: &str, title: &str, column: &str, left: f64) -> Result<Group> {
     let mut group = Group::new().add(Text::new(title).set("x", left).set("y", 44).set("font-weight", "bold"));
     for (row, model) in MODELS.into_iter().enumerate() {
         let values = cell(table, model, column)?;
+        // The numbers are in the order of `RUNTIMES`: the second is ONNX Runtime's.
         let one = values[1];
         for (bar, (value, (_, colour))) in values.into_iter().zip(RUNTIMES).enumerate() {
             let share = value / one;
             let (x, y) = (left, TOP + ROW * row as f64 + BAR * bar as f64);
+            // 60 units remain for the label to the right of the bar.
             let length = (share.min(LONGEST) * (PANEL - 60.0) / LONGEST).round();
             let label = format!("{share:.2}");
             group = group
@@ -128,6 +130,7 @@ fn legend() -> Group {
 fn cell(document: &str, model: &str, column: &str) -> Result<[f64; 3]> {
     let cells =
         |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    // A document may have several tables; the column names the one that is meant.
     let mut lines = document.lines().skip_while(|line| !line.starts_with('|') || !line.contains(column));
     let header = lines.next().with_context(|| format!("{TABLE} has no column '{column}'"))?;
     let place = cells(header).iter().position(|cell| cell == column);
@@ -140,6 +143,7 @@ fn cell(document: &str, model: &str, column: &str) -> Result<[f64; 3]> {
         place.and_then(|place| row.get(place)).with_context(|| format!("{TABLE}: row '{model}' is short"))?;
     let numbers: Vec<f64> = text.split('/').filter_map(|number| number.trim().parse().ok()).collect();
     ensure!(
+        // A runtime without a time shows as `-`, and no bar can be relative to it.
         numbers.len() == 3 && numbers.iter().all(|number| *number > 0.0),
         "{TABLE}: '{text}' of '{model}' is not three numbers"
     );

@@ -148,7 +148,9 @@ impl OutputDifference {
         // Not `> TOLERANCE`, because a NaN must fail.
         let close = self.badness() <= TOLERANCE
             && self.disabled.is_some_and(|relative| relative <= REWRITE_TOLERANCE)
+            // Only the first case of a model has this comparison.
             && self.optimized.is_none_or(|relative| relative <= TOLERANCE);
+        // A missing comparison of bits fails as well.
         !close || self.same_bits != Some(true)
     }
 }
@@ -256,6 +258,7 @@ pub(crate) fn run(workspace: &Workspace, options: &CompareOptions) -> Result<Sum
         let is_first = models.insert(case.model.as_str());
         match run_case(on, &python, &set, case, is_first) {
             Ok(measurement) => measurements.push(measurement),
+            // One broken case must not hide the verdicts on the others.
             Err(error) => broken.push((case.name.as_str(), format!("{error:#}"))),
         }
         eprintln!("ran {}", case.name);
@@ -382,6 +385,8 @@ fn ask<T: serde::de::DeserializeOwned>(python: &Python, script: &str, given: &[i
     let mut command = python.script(script);
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.with_context(|| format!("cannot run {script}"))?;
+    // The scripts read all of their input before they print, so this write cannot deadlock. The
+    // end of the scope closes the pipe, which ends their reading.
     if let Some(mut input) = child.stdin.take() {
         input.write_all(&serde_json::to_vec(given)?).with_context(|| format!("cannot write to {script}"))?;
     }
@@ -407,6 +412,7 @@ fn print_table(differences: &[CaseDifference], broken: &[(&str, String)]) -> usi
     ]);
     let mut failed = broken.len();
     for case in differences {
+        // A case without outputs compared nothing.
         let fails = case.outputs.is_empty() || case.outputs.iter().any(OutputDifference::fails);
         failed += usize::from(fails);
         let worst = case.outputs.iter().max_by(|a, b| a.badness().total_cmp(&b.badness()));

@@ -53,6 +53,7 @@ pub(crate) fn run(workspace: &Workspace, options: &ConformanceOptions) -> Result
         outcomes.extend(of_suite);
     }
     let summary = count(&outcomes);
+    // A dump that lost cases would pass otherwise.
     if options.suites.is_empty() && outcomes.len() != CASES {
         bail!("{} cases ran instead of {CASES}", outcomes.len());
     }
@@ -93,6 +94,7 @@ pub(crate) fn run_chosen(workspace: &Workspace, cases: &Path, names: &[String]) 
         }
     }
     println!("{} cases: {summary}", names.len());
+    // A process that died reports fewer cases than it was given.
     if summary.failed > 0 || summary.passed + summary.skipped < names.len() {
         bail!("node cases failed");
     }
@@ -111,6 +113,7 @@ pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
         }
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         run_command(Python::open(workspace)?.script("dump_cases.py").arg(&folder))?;
+        // Written last, so that an interrupted dump starts over.
         fs::write(&stamp, made_by)?;
     }
     Ok(folder)

@@ -19,6 +19,7 @@ pub(crate) fn cuda_driver(workspace: &Workspace) -> Result<Option<(&'static str,
     // The example depends on the emulator, so building it builds the emulator.
     workspace.build_example("cuda_cases")?;
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    // Cargo leaves the libraries of dependencies in `deps`.
     let library = workspace.target.join("debug/deps").join(format!("{prefix}ort_cuda_emulator{suffix}"));
     Ok(Some((VARIABLE, library)))
 }

@@ -103,6 +103,8 @@ pub(crate) fn run(workspace: &Workspace, options: &CudaKernelsOptions) -> Result
 fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all: bool) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut known = read_sources(folder);
+    // A family whose source was removed must leave the list, because `check` refuses unknown
+    // names.
     known.retain(|name, _| families.iter().any(|family| family.name == *name));
     let stale: Vec<&Family> =
         families.iter().filter(|family| all || !is_fresh(family, &known, folder)).collect();
@@ -115,6 +117,7 @@ fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all:
             write_sources(&known, folder)?;
         }
     }
+    // Also if nothing was stale, because `retain` may have removed an entry.
     write_sources(&known, folder)?;
     println!("{} of {} families compiled", stale.len(), families.len());
     Ok(())
@@ -157,6 +160,7 @@ fn families(workspace: &Workspace) -> Result<Vec<Family>> {
         .into_iter()
         .map(|source| {
             let mut hash = blake3::Hasher::new();
+            // The set is sorted, so the hash does not depend on the order of the includes.
             for path in with_headers(&source)?.iter().chain(&compiler) {
                 let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
                 // The length separates the files, so that bytes moved from one to the next change
@@ -178,6 +182,8 @@ fn with_headers(source: &Path) -> Result<BTreeSet<PathBuf>> {
     let (mut found, mut waiting) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(path) = waiting.pop() {
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // Headers in angle brackets belong to the compiler's package, whose version is in
+        // `COMPILER`.
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
         waiting.extend(included.map(|name| path.with_file_name(name)).filter(|own| !found.contains(own)));
         found.insert(path);
@@ -214,6 +220,7 @@ fn entry(family: &Family, folder: &Path) -> Result<String> {
     for name in family.files() {
         let path = folder.join(name);
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // The hash of the PTX itself detects a file that was edited or merged by hand.
         entry = format!("{entry} {}", blake3::hash(&bytes).to_hex());
     }
     Ok(entry)
@@ -225,6 +232,7 @@ fn is_fresh(family: &Family, known: &BTreeMap<String, String>, folder: &Path) ->
 }
 
 fn read_sources(folder: &Path) -> BTreeMap<String, String> {
+    // A missing list makes every family stale.
     let text = fs::read_to_string(folder.join(SOURCES)).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.map(|(name, hashes)| (name.to_owned(), hashes.to_owned())).collect()
@@ -317,6 +325,7 @@ fn assemble(python: &Python, families: &[Family], folder: &Path, documented: boo
 /// Loss: wgmma.mma_async instructions are serialized".
 fn serialized_in(said: &str) -> impl Iterator<Item = &str> {
     let lines = said.lines().filter(|line| line.contains("wgmma.mma_async instructions are serialized"));
+    // The name of the kernel is the last quoted part of the line.
     lines.map(|line| line.rsplit('\'').nth(1).unwrap_or(line))
 }
 
@@ -343,6 +352,7 @@ fn resources(said: &str) -> Vec<Resources> {
         if let Some(file) = line.strip_prefix("file ") {
             sm = file.split_whitespace().last().unwrap_or_default().to_owned();
         } else if line.contains("Compiling entry function") {
+            // The line is `Compiling entry function 'NAME' for 'sm_80'`.
             let kernel = line.split('\'').nth(1).unwrap_or_default().to_owned();
             all.push(Resources { kernel, sm: sm.clone(), ..Resources::default() });
         } else if let Some(current) = all.last_mut() {
@@ -360,6 +370,7 @@ fn resources(said: &str) -> Vec<Resources> {
 
 /// Returns the number before `words` in a line, or 0.
 fn number(line: &str, words: &str) -> u64 {
+    // A line has several counts: `Used 40 registers, 1024 bytes smem`.
     let part = line.split(',').find_map(|part| part.trim_end().strip_suffix(words));
     part.and_then(|part| part.split_whitespace().last()?.parse().ok()).unwrap_or(0)
 }

@@ -63,11 +63,13 @@ pub(crate) fn run(workspace: &Workspace, options: &DeviceRunsOptions) -> Result<
     let python = Python::open_for_bench(workspace)?;
     models::make(workspace, &python, &[])?;
     models::convert(workspace, &python, &path, &converted, is_wanted)?;
+    // The emulator stands in for NVIDIA's driver unless the environment names a library.
     let driver = if options.cuda { cuda_driver(workspace)? } else { None };
     let example = workspace.build_example(if options.cuda { "cuda_models" } else { "device_models" })?;
     // Run all models before failing, so that one error names every model that differs.
     let mut wrong = Vec::new();
     for row in rows {
+        // A model of the table is either made or converted, and these are in different folders.
         let own = models::folder(workspace).join(format!("{}.onnx", row.model));
         let model = if own.exists() { own } else { converted.join(format!("{}.onnx", row.model)) };
         let mut command = Command::new(&example);

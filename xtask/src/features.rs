@@ -39,6 +39,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let test = if tested.contains(combination) { seconds(&["test", "--quiet"])? } else { "-".to_owned() };
         rows.add_row([if features.is_empty() { "none" } else { &features }, &check, &test]);
     }
+    // One crate at a time: cargo unifies features over a workspace, which hides a missing one.
     for package in &workspace.packages {
         run_command(workspace.cargo().args([
             "check",
@@ -85,6 +86,7 @@ fn edges<'a>(features: &[&'a str]) -> Vec<Vec<&'a str>> {
     list.extend(features.iter().map(|name| vec![*name]));
     list.extend((0..features.len()).map(without));
     list.push(features.to_vec());
+    // With two features or fewer, these lists overlap.
     list.sort();
     list.dedup();
     list

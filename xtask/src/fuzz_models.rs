@@ -110,6 +110,7 @@ struct FuzzReport {
 
 impl FuzzReport {
     fn is_failure(&self) -> bool {
+        // Cases that were left out are limited by `MOST_LEFT_OUT` instead.
         !matches!(self.outcome.as_str(), "right" | "unsupported" | "undrawn")
     }
 }
@@ -159,6 +160,8 @@ pub(crate) fn run(workspace: &Workspace, options: &FuzzModelsOptions) -> Result<
             .arg(options.keep.clone().unwrap_or_else(|| workspace.target.join("fuzz_models")));
         let numbers = [
             ("--seed", options.seed.to_string()),
+            // Worker w of n takes the cases first + w, first + w + n, and so on. `--count` is the
+            // end of the range, the same for all workers.
             ("--first", (options.first + worker).to_string()),
             ("--step", workers.to_string()),
             ("--count", (options.first + options.count).to_string()),
@@ -178,6 +181,7 @@ pub(crate) fn run(workspace: &Workspace, options: &FuzzModelsOptions) -> Result<
             .spawn()
             .with_context(|| format!("cannot run {}", describe(&command)))?;
         read_reports(&mut child, sender.clone())?;
+        // Dropping `work` would delete the folder, so it lives as long as its worker.
         children.push((child, work));
     }
     // The reports end when the last sender is dropped, which must not be this one.
@@ -258,6 +262,7 @@ fn collect(reports: &Receiver<FuzzReport>, count: usize, start: Instant) -> Coll
 /// Removes the names of nodes and values from a message, so that the same problem in two models
 /// counts as one.
 fn without_names(problem: &str) -> String {
+    // Messages quote names, so every second part is a name.
     let parts = problem.split('\'').enumerate();
     parts.map(|(index, part)| if index % 2 == 0 { part } else { ".." }).collect()
 }
@@ -287,6 +292,7 @@ fn conclude(families: &BTreeMap<String, Counts>, start: Instant) -> Result<Summa
         ..Summary::default()
     };
     println!("{summary} in {:.0} s", start.elapsed().as_secs_f64());
+    // A run that left out every model tests nothing and must not pass.
     ensure!(summary.passed + summary.failed > 0, "no model ran");
     if summary.failed > 0 {
         bail!("{} models fail; each reduced one has a README.md in its folder", summary.failed);

@@ -56,6 +56,7 @@ struct Program {
 /// complete.
 pub(crate) fn run(workspace: &Workspace, options: &GpuOptions) -> Result<()> {
     let to = options.to.clone().unwrap_or_else(|| workspace.target.join("gpu"));
+    // A path such as `..` has no name, so nothing can be renamed to it.
     let Some(parent) = to.parent().filter(|_| to.file_name().is_some()) else {
         bail!("--to {} is no folder of its own", to.display());
     };
@@ -79,6 +80,8 @@ pub(crate) fn run(workspace: &Workspace, options: &GpuOptions) -> Result<()> {
     copy(&workspace.own(KNOWN_FAILURES), &new.join(KNOWN_FAILURES))?;
     let files = files(&new)?;
     check_size(&files, options.limit)?;
+    // The old folder is moved, not deleted. It goes with the temporary folder, after the new one
+    // is in place.
     if to.exists() {
         fs::rename(&to, temporary.path().join("old"))
             .with_context(|| format!("cannot replace {}", to.display()))?;
@@ -106,6 +109,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
         if let Some(built) = &artifact.executable {
             let is_example = artifact.is_example();
             if is_example || artifact.is_test {
+                // A test may have the name of an example, hence the prefix.
                 let name = if is_example { artifact.name } else { format!("test_{}", artifact.name) };
                 found.push(Program { name, built: built.clone() });
             }
@@ -121,6 +125,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
     }
     let has = |start: &str| found.iter().any(|program| program.name.starts_with(start));
     let has_library = |name: &str| found.iter().any(|program| program.name.contains(name));
+    // Missing programs would show only on the machine with the GPU.
     if !has("test_") || !has("cuda_cases") || !has_library(EMULATOR) || !has_library(LIBRARY) {
         bail!("the build made no tests, no example cuda_cases, no {EMULATOR} or no {LIBRARY}");
     }
@@ -146,6 +151,7 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
             }
         }
     }
+    // Equal sizes sort by name, so that the output does not depend on the file system.
     found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     Ok(found)
 }

@@ -70,6 +70,7 @@ pub(crate) fn run(workspace: &Workspace, options: &HeaderOptions) -> Result<()> 
 fn header(workspace: &Workspace) -> Result<String> {
     let config = cbindgen::Config {
         language: cbindgen::Language::C,
+        // cbindgen writes `uintptr_t` for `usize` otherwise.
         usize_is_size_t: true,
         ..cbindgen::Config::default()
     };
@@ -86,6 +87,7 @@ fn header(workspace: &Workspace) -> Result<String> {
         .with_trailer(CLOSING)
         .with_line_length(110)
         .with_documentation(true)
+        // No exported function refers to these types, so cbindgen would leave them out.
         .include_item("OrtProviderEntry")
         .include_item("OrtProviderHost")
         .include_item("OrtProviderTable")

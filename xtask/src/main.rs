@@ -138,6 +138,7 @@ fn main() -> ExitCode {
     match dispatch(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // The alternate form prints the chain of causes on one line.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

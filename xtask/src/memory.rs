@@ -67,6 +67,7 @@ pub(crate) fn run(workspace: &Workspace, options: &MemoryOptions) -> Result<Summ
                 Err(why)
             }
         };
+        // All cases run before the command fails, so that the table is complete.
         failed += usize::from(verdict.is_err());
         eprintln!("ran {}", case.name);
     }

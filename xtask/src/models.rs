@@ -86,9 +86,11 @@ pub(crate) fn convert(
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", table.display()))?;
     let chosen = conversions.models.into_iter().filter(|model| wanted(&model.name));
     let (names, sources): (Vec<_>, Vec<_>) = chosen.map(|model| (model.name, model.from)).unzip();
+    // No names would stand for all models in `make`.
     if names.is_empty() {
         return Ok(());
     }
+    // A conversion reads the model that it derives from.
     make(workspace, python, &sources)?;
     prepare_with(python.script("convert_models.py").arg(table).arg(folder(workspace)).arg(to).args(names))
 }

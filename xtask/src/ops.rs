@@ -71,6 +71,7 @@ pub(crate) fn run(workspace: &Workspace, options: &OpsOptions) -> Result<()> {
     let page = page(&operators, &versions(workspace)?, &cases(workspace)?);
     let path = workspace.root.join(PAGE);
     if options.check {
+        // A missing page counts as stale.
         if fs::read_to_string(&path).unwrap_or_default() != page {
             bail!("{PAGE} is stale: run `cargo xtask ops`");
         }
@@ -93,6 +94,7 @@ fn versions(workspace: &Workspace) -> Result<ByOperator<i64>> {
     let path = workspace.root.join("ort-core/tests/data/onnx_schemas.json");
     let schemas: Vec<Json> = serde_json::from_str(&fs::read_to_string(path)?)?;
     let mut versions = ByOperator::new();
+    // A deprecated version only removes the operator.
     for schema in schemas.iter().filter(|schema| schema.get("deprecated").is_none()) {
         let key = (text(schema, "domain").to_owned(), text(schema, "name").to_owned());
         let version = schema.get("since_version").and_then(Json::as_i64);
@@ -133,6 +135,7 @@ fn covered(operator: &Operator, versions: &ByOperator<i64>, cases: &ByOperator<i
         // An operator outside the standard has one version, which every case covers.
         return vec![(operator.since, opsets.is_some_and(|opsets| !opsets.is_empty()))];
     };
+    // A version is current until the next one changes the operator.
     let ends = versions.iter().skip(1).copied().chain([i64::MAX]);
     let has_case = |from: i64, to: i64| opsets.is_some_and(|opsets| opsets.range(from..to).next().is_some());
     versions.iter().zip(ends).map(|(&from, to)| (from, has_case(from, to))).collect()
@@ -158,6 +161,7 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
             sums[1] += covered.iter().filter(|(_, case)| *case).count();
             for variable in operator.providers.get(COUNTED).into_iter().flat_map(|answer| &answer.variables) {
                 sums[2] += variable.runs.len() + variable.refused.len();
+                // Loading removes these operators, so no provider has to run them.
                 sums[3] += if operator.replaced || operator.constant { 0 } else { variable.refused.len() };
             }
             let marks =
@@ -229,6 +233,7 @@ fn types(operator: &Operator, answer: &Answer) -> String {
     }
     let asked = answer.variables.iter().filter(|variable| variable.runs.len() + variable.refused.len() > 0);
     let cells: Vec<String> = asked.map(variable_types).collect();
+    // An operator without type variables runs with all types, unless it is refused.
     match (&answer.refusal, cells.is_empty()) {
         (Some(_), _) => "none".to_owned(),
         (None, true) => "all".to_owned(),
@@ -241,6 +246,7 @@ fn variable_types(variable: &Variable) -> String {
     match (runs, variable.refused.len()) {
         (_, 0) => format!("{name}: all {runs}"),
         (0, _) => format!("{name}: none"),
+        // The shorter of both lists keeps the cell readable.
         (_, refused) if refused <= runs => format!("{name}: all but {}", variable.refused.join(", ")),
         _ => format!("{name}: only {}", variable.runs.join(", ")),
     }

@@ -39,6 +39,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut rows = table::new(&["package", "files", "KiB"]);
     for package in &published {
         let files = list(workspace, package)?;
+        // Cargo names the archive by crate and version.
         let archive = workspace.target.join(format!("package/{}-{}.crate", package.name, package.version));
         let bytes = fs::metadata(&archive).with_context(|| format!("no {}", archive.display()))?.len();
         rows.add_row([&package.name, &files.len().to_string(), &(bytes >> 10).to_string()]);
@@ -57,6 +58,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 /// Packages the crates without compiling them. Cargo fails if a dependency has no version.
 fn pack(workspace: &Workspace, packages: &[&Package]) -> Result<()> {
     let mut command = workspace.cargo();
+    // `--no-verify` skips compiling, and `--allow-dirty` lets an uncommitted tree be checked.
     command.args(["package", "--quiet", "--no-verify", "--allow-dirty", "--offline"]);
     packages.iter().for_each(|package| {
         command.args(["--package", &package.name]);
@@ -88,11 +90,13 @@ fn missing_metadata(package: &Package) -> Vec<String> {
 /// the key of a compiled cache.
 fn missing_code_hashes(packages: &[Package]) -> Vec<String> {
     let has_hash = |package: &Package| {
+        // The hash goes to dependents through `links`, so one without it reaches none of them.
         package.links.as_ref() == Some(&package.name)
             && package.dependencies.iter().any(|other| other.is_build() && other.name == CODE_HASHES)
     };
     let mut problems = Vec::new();
     for package in packages.iter().filter(|package| has_hash(package)) {
+        // Only normal dependencies are compiled into the crate.
         for below in package.dependencies.iter().filter(|dependency| dependency.is_normal()) {
             let lacks = |other: &&Package| other.name == below.name && !has_hash(other);
             if let Some(other) = packages.iter().find(lacks) {

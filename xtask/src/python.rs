@@ -65,6 +65,7 @@ impl Python {
         let python = Self { interpreter, scripts: workspace.own("python") };
         if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
             let system = system_interpreter()?;
+            // `--clear` removes the packages of former requirements.
             run(Command::new(system).args(["-m", "venv", "--clear"]).arg(&folder))?;
             python.install(&requirements)?;
             fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
@@ -79,6 +80,7 @@ impl Python {
         let requirements = workspace.own("python/bench_requirements.txt");
         let wanted = fs::read_to_string(&requirements)
             .with_context(|| format!("cannot read {}", requirements.display()))?;
+        // The stamp is inside, so recreating the environment removes it too.
         let stamp = workspace.target.join("python").join("bench_requirements.installed");
         if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
             python.install(&requirements)?;

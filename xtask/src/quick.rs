@@ -22,6 +22,8 @@ pub(crate) fn changed_files(workspace: &Workspace, since: &str) -> Result<Vec<Pa
         let mut command = Command::new("git");
         capture(command.current_dir(&workspace.root).args(arguments)).context("git lists the changed files")
     };
+    // Without renames, git lists both names of a file that was renamed. A revision that starts
+    // with a dash is not taken for an option.
     let differing = git(&["diff", "--name-only", "--no-renames", "--end-of-options", since])?;
     let untracked = git(&["ls-files", "--others", "--exclude-standard"])?;
     Ok(differing.lines().chain(untracked.lines()).map(PathBuf::from).collect())
@@ -59,6 +61,7 @@ fn cases_of(index: &str, texts: &[String]) -> Vec<String> {
 /// Python, or if no file names an operator.
 pub(crate) fn node_cases(workspace: &Workspace, files: &[PathBuf]) -> Result<Summary> {
     let is_rust = |file: &&PathBuf| file.extension().is_some_and(|extension| extension == "rs");
+    // A removed file is among the changes, but cannot be read.
     let read = |file: &PathBuf| fs::read_to_string(workspace.root.join(file)).ok();
     let texts: Vec<String> = files.iter().filter(is_rust).filter_map(read).collect();
     if texts.is_empty() {

@@ -81,6 +81,7 @@ pub(crate) fn run(workspace: &Workspace, options: &ReferenceOptions) -> Result<S
     let mut summary = Summary::default();
     for table in &tables {
         let outcomes = conformance::run_suite((&ort, options.poisoned), &out, &table.name)?;
+        // The expected count comes from the table, so a script that makes too few cases is found.
         if outcomes.len() != table.cases {
             bail!("{}: {} cases ran instead of {}", table.name, outcomes.len(), table.cases);
         }
@@ -108,6 +109,7 @@ fn check_versions(workspace: &Workspace, tables: &[CaseTable], bless: bool) -> R
         script.arg("--write");
     }
     script.args([workspace.own("data/package_cases.json"), workspace.own("conformance.ignore")]);
+    // Only the tables of operators cover versions. Scikit-learn's cases are whole models.
     let of_operators = tables.iter().filter(|table| table.script == FOLDERS[0].1);
     run_command(script.args(of_operators.map(|table| &table.path)))
 }
@@ -131,6 +133,7 @@ fn chosen_tables(workspace: &Workspace, options: &ReferenceOptions) -> Result<Ve
             }
         }
     }
+    // The order in which a folder lists its files depends on the file system.
     tables.sort_by(|a, b| a.name.cmp(&b.name));
     match options.tables.iter().find(|name| tables.iter().all(|table| table.name != **name)) {
         Some(name) => bail!("there is no table '{name}'"),
@@ -158,6 +161,7 @@ fn make(workspace: &Workspace, table: &CaseTable, out: &Path) -> Result<()> {
     if fs::read_to_string(&stamp).ok().as_ref() == Some(&made_by) {
         return Ok(());
     }
+    // The suite runs every case in the folder, so those of a former table must go.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }

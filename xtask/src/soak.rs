@@ -86,11 +86,13 @@ impl SoakReport {
     /// Returns the maximum that remains over the baseline after a cycle.
     pub(crate) fn left(&self) -> Option<u64> {
         let dropped = self.cycles.iter().map(|cycle| cycle.dropped).collect::<Option<Vec<u64>>>()?;
+        // A process that ends below its baseline left nothing. A missing measurement stays `None`.
         dropped.into_iter().max()?.checked_sub(self.baseline?).or(Some(0))
     }
 
     /// Returns how far the peak RSS exceeded the baseline.
     pub(crate) fn growth(&self) -> Option<u64> {
+        // A peak below the baseline is a faulty measurement: `None` fails the scenario.
         self.peak_rss?.checked_sub(self.baseline_rss?)
     }
 
@@ -164,6 +166,7 @@ fn conclude(findings: &[Finding]) -> Result<Summary> {
     let mut failed = 0;
     for finding in findings {
         let verdict = match finding.ours {
+            // Wrong results fail a scenario even if it stays within its bound.
             _ if !finding.same_bits => "other results after a trim",
             None => "not measured",
             Some(ours) if ours > finding.bound => "too much",
@@ -207,7 +210,9 @@ impl Soak<'_> {
             let bytes = self.model(name)?.metadata()?.len();
             let [load, session] = plain.loading();
             let rows = [
+                // The weights stay in the mapped file, which does not count as anonymous memory.
                 ("anonymous at most while it is loaded", load, bytes / 10 + 16 * MIB),
+                // The bound allows one packed copy of the whole file, and a tenth for the rest.
                 ("while a session packs its weights", session, bytes / 10 * 11 + 16 * MIB),
                 ("while a session maps a compiled cache", cached.loading()[1], 32 * MIB),
             ];
@@ -266,6 +271,7 @@ impl Soak<'_> {
             Finding {
                 scenario: "minilm_l6: left by a trim".to_owned(),
                 ours: ours.trimmed(),
+                // Packed weights outlive a trim. Slabs and other idle memory do not.
                 bound: ours.packed + 8 * MIB,
                 reference: reference.and_then(|report| report.trimmed()),
                 same_bits: ours.same_bits,
@@ -321,6 +327,7 @@ impl Soak<'_> {
             let (ours, reference) = self.both(case, true, &["--sessions", count, "--runs", "1"])?;
             Ok((ours.sessions(), reference.and_then(|report| report.sessions())))
         };
+        // The difference cancels what all sessions on a model share.
         let (seven, eight) = (held("7")?, held("8")?);
         let more = |eight: Option<u64>, seven: Option<u64>| Some(eight?.saturating_sub(seven?));
         Ok(vec![Finding {
@@ -344,6 +351,8 @@ impl Soak<'_> {
         let (pages, _) = self.held(case, &["--runs", "1"])?;
         let (cached_pages, anonymous) = self.held(case, &cached)?;
         let bytes = self.model(case)?.metadata()?.len();
+        // The shares of a page add up to one page. So all processes together may map one model,
+        // one binary, and 5% more.
         let bound = bytes + bytes / 20 + self.ort.metadata()?.len();
         let finding = |what: &str, ours: Option<u64>, bound: u64| Finding {
             scenario: format!("{case}: {what}"),
@@ -373,6 +382,7 @@ impl Soak<'_> {
         let reports = held.iter_mut().map(report).collect::<Result<Vec<SoakReport>>>();
         let shares = held.iter().map(file_share).collect::<Result<Vec<u64>>>();
         for process in &mut held {
+            // The process exits when its standard input ends.
             drop(process.stdin.take());
             process.wait()?;
         }
@@ -441,6 +451,7 @@ impl Soak<'_> {
 
     fn command(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(&self.ort);
+        // One thread: each further thread of the pool has a stack and scratch memory of its own.
         command.arg("soak").arg(self.model(case)?).args(["--json", "--threads", "1"]).args(arguments);
         if inputs {
             command.arg("--inputs").arg(self.inputs(case));
@@ -474,6 +485,7 @@ fn report(process: &mut Child) -> Result<SoakReport> {
 fn file_share(process: &Child) -> Result<u64> {
     let path = Path::new("/proc").join(process.id().to_string()).join("smaps_rollup");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    // The kernel divides each file page by the number of processes that map it.
     let kibibytes = text.lines().find_map(|line| line.strip_prefix("Pss_File:")).and_then(|rest| {
         let number = rest.trim().strip_suffix("kB")?;
         number.trim().parse::<u64>().ok()

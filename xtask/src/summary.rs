@@ -42,6 +42,7 @@ impl Summary {
         let counts = line.strip_prefix("test result: ")?;
         let count_of = |what: &str| {
             let words: Vec<&str> = counts.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+            // Each count stands before its word, as in `3 passed`.
             let at = words.iter().position(|word| *word == what)?;
             words.get(at.checked_sub(1)?)?.parse().ok()
         };
@@ -56,12 +57,14 @@ impl Summary {
     /// Moves a test from passed to skipped. It returned success, but printed that it did not run.
     /// Binaries that lack the same requirement are listed together.
     pub(crate) fn leave_out(&mut self, skipped: &SkippedTest) {
+        // Cargo counted it as passed, because it returned success.
         self.passed = self.passed.saturating_sub(1);
         self.skipped += 1;
         let SkippedTest { program, why, .. } = skipped;
         match self.left_out.iter_mut().find(|found| found.why == *why) {
             Some(found) => {
                 found.tests += 1;
+                // One binary may have several such tests.
                 if !found.suite.split(", ").any(|name| name == program) {
                     found.suite += &format!(", {program}");
                 }

@@ -147,6 +147,7 @@ fn wgpu_suites(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     }
     let on_wgpu = compare::CompareOptions::on_wgpu();
     summary += stages.run(&on_wgpu.suite(), || compare::run(workspace, &on_wgpu))?;
+    // The caller asked for these suites, so one that cannot run is a failure.
     if let Some(left_out) = summary.left_out.first() {
         bail!("{left_out}");
     }
@@ -254,6 +255,7 @@ fn narrower_isas() -> Vec<&'static str> {
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     let mut command = workspace.cargo();
     let summary = run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))?;
+    // A command that found no tests would pass otherwise.
     if summary.passed == 0 {
         bail!("no test ran");
     }
@@ -271,6 +273,7 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
         let is_chosen = folders.iter().any(|name| artifact.package.starts_with(workspace.root.join(name)));
         let is_chosen = is_chosen && !MEASURING.contains(&artifact.name.as_str());
         let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
+        // Cargo runs a test in the folder of its package, on which relative paths in tests rely.
         let counts = run_tests(Command::new(program).current_dir(&artifact.package).env(variable, value))
             .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;
         summary += counts;

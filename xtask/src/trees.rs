@@ -66,6 +66,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TreesOptions) -> Result<()> {
         bail!("no model is named `{unknown}` in {}", path.display());
     }
     let batches = if options.batches.is_empty() { &trees.batches } else { &options.batches };
+    // The script writes the rows of the table's batches only.
     if let Some(batch) = batches.iter().find(|batch| !trees.batches.contains(batch)) {
         bail!("a batch of {batch} rows is not in {}", path.display());
     }
@@ -73,6 +74,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TreesOptions) -> Result<()> {
     let folder = workspace.target.join("trees");
     run_command(python.script("make_trees.py").arg(&path).arg(&folder).args(&options.only))?;
     let tools = Tools::new(workspace, python)?;
+    // Two files for each batch: `same` has just its rows, and `rows` has more if these are few.
     let rows = if options.same { "same" } else { "rows" };
 
     let mut times =
@@ -102,6 +104,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TreesOptions) -> Result<()> {
 }
 
 fn row(name: &str, [batch, threads]: [usize; 2], sides: &[Option<Side>]) -> Vec<String> {
+    // The sides have the order of the runtimes: ours, then ONNX Runtime's.
     let side = |index: usize| sides.get(index).and_then(Option::as_ref);
     let median = |index: usize| side(index).map(|side| side.median_ms);
     let load = |index: usize| milliseconds(side(index).and_then(|side| side.load_ms));

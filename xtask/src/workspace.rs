@@ -41,6 +41,7 @@ impl Package {
 
     /// Whether it may go to a registry.
     pub(crate) fn is_published(&self) -> bool {
+        // Cargo's metadata shows `publish = false` as an empty list.
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
 }
@@ -132,6 +133,7 @@ impl Workspace {
 
     /// Builds the release binary `ort` and returns its path.
     pub(crate) fn build_ort(&self) -> Result<PathBuf> {
+        // A given binary may be that of another commit, so nothing is built.
         if let Some(given) = &self.ort {
             return Ok(given.clone());
         }
@@ -158,6 +160,7 @@ impl Workspace {
 }
 
 fn cargo() -> Command {
+    // Cargo sets `CARGO` for the programs that it runs, so the same toolchain builds everything.
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 

@@ -72,6 +72,7 @@ fn cut(
     // split.
     let is_small = sizes.keys < LEAST_CUT
         && sizes.groups().saturating_mul(rows.div_ceil(OF_MMA)) <= limits.processors as usize;
+    // Tensor cores multiply two operands of the same short type.
     let has_mma = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
     let columns_of = |size: usize| if size <= 64 { 64 } else { 128 };
     // Only the tiled kernel writes scores out.
@@ -120,6 +121,7 @@ fn parts(
 ) -> Result<Option<Operand>> {
     let splits = cut(sizes, *cx.limits, types, has_scores)?.splits;
     let partials = sizes.groups().saturating_mul(splits).saturating_mul(sizes.rows());
+    // Beside its values, a row of a part has the maximum of its scores and the sum of its weights.
     let shape = [partials, sizes.value_size.saturating_add(2)];
     Ok((splits > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
 }
@@ -178,6 +180,7 @@ fn words(sdpa: &Sdpa<'_>, cut: &AttendDivision) -> Result<Vec<i64>> {
     let SdpaSizes { batch, heads, key_heads, queries, keys, size, value_size } = *sizes;
     let sharing = heads.checked_div(key_heads).unwrap_or(0);
     let own = [heads, key_heads, queries, keys, size, value_size, sharing, sizes.rows()];
+    // The words have the order of `struct Attend`; the compiler cannot detect exchanged ones.
     let mut words: Vec<i64> = own.into_iter().chain([cut.blocks, cut.splits]).map(word).collect();
     for rows in [q, k, v, y] {
         words.extend(words_of(rows));
@@ -189,6 +192,8 @@ fn words(sdpa: &Sdpa<'_>, cut: &AttendDivision) -> Result<Vec<i64>> {
         Causal::Yes => 1,
         Causal::BottomRight => 2,
     });
+    // Kernels take any negative size for no window. `NO_WINDOW` keeps sums with positions within
+    // `int`.
     words.extend(sdpa.windows.map(|size| size.clamp(-1, NO_WINDOW)));
     let (kind, strides, limit) = match sdpa.mask {
         Some(mask) => (kind_of(mask.operand.dtype)?, mask.layout.strides, mask.layout.keys),
@@ -216,6 +221,7 @@ fn words(sdpa: &Sdpa<'_>, cut: &AttendDivision) -> Result<Vec<i64>> {
     words.extend(cut.lanes.map(word));
     let padded = sdpa.padding.map_or(0.0, |padding| padding.added);
     let without_weights = if sdpa.hidden_is_nan && keys > 0 { f32::NAN } else { 0.0 };
+    // The structure is passed as 32-bit words, so floats go in as their bits.
     words.extend(
         [sdpa.scale, sdpa.softcap, padded, without_weights]
             .map(|number| i64::from(number.to_bits().cast_signed())),

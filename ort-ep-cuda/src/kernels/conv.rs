@@ -54,6 +54,7 @@ impl Conv {
         addend: Option<&Operand>,
     ) -> Result<Vec<Launch>> {
         let y = cx.output(0)?;
+        // Kernels index bias and addend without a check, so their sizes are checked here.
         let fits = bias.is_none_or(|bias| bias.count() == self.groups * self.filters)
             && addend.is_none_or(|addend| addend.shape == y.shape);
         ensure!(
@@ -132,6 +133,7 @@ impl Conv {
         [bias, addend]: [Option<&Operand>; 2],
     ) -> Result<Vec<Launch>> {
         let (y, words) = (cx.output(0)?, [cut.across, cut.down, cut.parts]);
+        // Parts are summed in float32 whatever the type of the result.
         let parts = (cut.parts > 1).then(|| cx.workspace(&mut 0, DType::F32, &[cut.parts, y.count()]));
         let family = "conv_pixels_warpgroups";
         let launch = Launch::of_type(family, suffix, format!("{family}_{}_{suffix}", cut.tile.name))?
@@ -206,6 +208,7 @@ impl Conv {
     pub(super) fn workspace_for_mma(&self, cx: &OpCx<'_>) -> Result<usize> {
         let (y, mut taken) = (cx.output(0)?, 0);
         if let Some((_, cut)) = self.group_cut(&cx.limits, y.dtype) {
+            // `by_warpgroups` reserves these partial sums.
             return Ok(if cut.parts > 1 { cut.parts * y.count() * size_of::<f32>() } else { 0 });
         }
         if y.count() > 0
@@ -238,11 +241,14 @@ impl Conv {
         let (filters, groups) = (self.filters, self.groups);
         let is_last = self.layout == PixelLayout::ChannelsLast;
         let (mut product, of_bias, shape) = if on_all || at_pixels && is_last && groups == 1 {
+            // Windows are rows, and filters are columns. Filters are stored by rows of `depth`,
+            // hence the transposed strides.
             let rows = self.positions();
             let windows = MatrixLayout { sizes: vec![rows, depth], steps: vec![depth, 1] };
             let weights = MatrixLayout { sizes: vec![depth, filters], steps: vec![1, depth] };
             (Product::new(Gemm::new([x, w], [windows, weights], y)?), vec![filters], vec![rows, filters])
         } else if at_pixels && !is_last && filters > FEW_FILTERS {
+            // Filters are rows here: the result then has the order of NCHW without a transpose.
             let places = volume(&self.axes, |axis| axis.output);
             let weights =
                 MatrixLayout { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };

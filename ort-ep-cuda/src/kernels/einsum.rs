@@ -71,6 +71,8 @@ impl<'a> EinsumProblem<'a> {
         // Rows and columns are the last axes along which exactly one operand moves.
         let rows = axes.iter().rposition(|[a, b]| *a != 0 && *b == 0);
         let columns = axes.iter().rposition(|[a, b]| *a == 0 && *b != 0);
+        // If the second operand's axis comes first in the result, exchanged operands keep that
+        // order.
         let exchanged = rows.zip(columns).is_some_and(|(rows, columns)| columns < rows);
         let sides = if exchanged { [columns, rows] } else { [rows, columns] };
         let batch = (0..axes.len()).filter(|axis| ![rows, columns].contains(&Some(*axis)));
@@ -108,6 +110,7 @@ impl<'a> EinsumProblem<'a> {
         for walk in [walk(&self.axes.kept), walk(&self.axes.summed)] {
             words.push(walk.sizes.len() as i64);
             let sizes: Vec<i64> = walk.sizes.iter().map(|size| *size as i64).collect();
+            // Missing operands have zeros, because the structure has room for all of them.
             let none = std::iter::repeat_n(&[][..], MOST_OPERANDS - walk.steps.len().min(MOST_OPERANDS));
             for numbers in std::iter::once(&*sizes).chain(walk.steps.iter().map(Vec::as_slice)).chain(none) {
                 words.extend(numbers.iter().copied().chain(std::iter::repeat(0)).take(MOST_AXES));
@@ -163,6 +166,7 @@ impl EinsumGemm {
             for ((axis, size), step) in self.order.iter().zip(&self.sizes).zip(strides(&self.sizes)) {
                 axes.push((*axis, *size, step as i64));
             }
+            // Sorted by axis, the sizes are those of the output.
             axes.sort_unstable();
             let (sizes, steps) = axes.into_iter().map(|(_, size, step)| (size, step)).unzip();
             let kept = SubscriptAxes { sizes, steps: vec![steps] };

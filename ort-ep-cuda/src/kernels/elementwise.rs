@@ -110,12 +110,14 @@ fn limited(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     for index in [1, 2] {
         let Some(input) = cx.find_input(index) else { continue };
         ensure!(input.count() == 1, InvalidArgument, "a limit of Clip has {} elements", input.count());
+        // Only present inputs are listed, so an upper limit alone is input 1.
         let limit = ScalarExpr::Input(inputs.len());
         let beyond = match index {
             1 => value.clone().less(limit.clone()),
             _ => limit.clone().less(value.clone()),
         };
         value = ScalarExpr::select(beyond, limit, value);
+        // A limit of shape `[]` broadcasts, whatever shape the model gives it.
         inputs.push(input.with_shape(&[]));
     }
     over(cx, &value, &inputs)
@@ -166,6 +168,7 @@ fn number_of_power(inputs: &[Operand]) -> Result<Number> {
         [base, exponent] if base.dtype == exponent.dtype || FLOATS.contains(base.dtype) => {
             Number::of(base.dtype)
         }
+        // An integer base to a fractional power is a fraction until it is stored.
         [_, exponent] if FLOATS.contains(exponent.dtype) => Ok(Number::F64),
         _ => Ok(Number::S64),
     }
@@ -196,6 +199,8 @@ fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let width = x.shape.last().copied().unwrap_or(1);
     let split = (width / 2).max(1);
     ensure!(bias.count() == width, InvalidArgument, "{} biases for rows of {width}", bias.count());
+    // A row of `x` has both halves, so both step by the full width. The bias is the same for all
+    // rows.
     let of_x = vec![width as i64, 1];
     let steps = [of_x.clone(), vec![0, 1], of_x, vec![0, 1]];
     let walk = Walk::new(&[y.count() / split, split], &steps);
@@ -244,6 +249,7 @@ pub(super) fn computed(
     for (steps, _) in walk.steps.iter().zip(&sources).filter(|(_, source)| stepped(source)) {
         launch = launch.ints::<MOST_AXES>(steps)?;
     }
+    // Four elements of a thread lie on the last axis, so the count is a multiple of four here.
     let threads = if four { count / 4 } else { count };
     Ok(vec![launch.threads(threads)?])
 }

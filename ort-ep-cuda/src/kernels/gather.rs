@@ -86,6 +86,7 @@ pub(super) fn picked(
     let expected = outer.saturating_mul(picks).saturating_mul(run);
     ensure!(count == expected, Fail, "{expected} elements are picked for shape {:?}", y.shape);
     let bytes = element_bytes(data.dtype)?;
+    // The unit divides a slice, so that no access crosses from one picked slice to the next.
     let unit = unit(bytes, [run]);
     let launch = by_bytes("gather", "gather", bytes * unit).threads(count / unit)?;
     let launch = launch.tensor(data).tensor(indices).tensor(y).uint(wide(indices)?)?.uint(count / unit)?;
@@ -199,6 +200,7 @@ fn replace(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let target = Target::new(cx)?;
     let scatter = &target.scatter;
     let count = scatter.check_updates(updates.count())?;
+    // The result starts as a copy of the data, unless both share their memory.
     let mut launches = copied(data, y)?;
     if count == 0 || y.count() == 0 {
         return Ok(launches);

@@ -116,6 +116,7 @@ impl QuantizedGemm {
         };
         let steps: Vec<Vec<i64>> = self.sources().map(steps).collect();
         let mut walk = Walk::new(&sizes, &steps);
+        // `sources` lists the right operand second.
         let folds = matches!(walk.steps.get(1).map(|steps| steps.last()), Some(Some(0)));
         self.gemm.rows = if folds { walk.sizes.pop().unwrap_or(1) } else { 1 };
         for (part, steps) in self.sources().zip(&mut walk.steps) {

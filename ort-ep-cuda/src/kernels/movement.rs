@@ -99,6 +99,7 @@ pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
 /// visits no element twice.
 fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Result<Vec<Launch>> {
     ensure!(from.sizes == to.sizes, Fail, "{:?} is copied to {:?}", from.sizes, to.sizes);
+    // Kernels compute addresses without a check, so the bounds are checked here.
     ensure!(from.fits(x.count()) && to.fits(y.count()), Fail, "a copy leaves its tensors");
     if from.sizes.contains(&0) {
         return Ok(Vec::new());
@@ -186,6 +187,7 @@ impl StridedCopy<'_> {
         let (units, rest) = (bytes / WIDEST, bytes % WIDEST);
         let launch = Launch::new("movement", "copy_bytes").threads(units + rest)?;
         let launch = launch.tensor(self.x).tensor(self.y).uint(units)?.uint(rest)?;
+        // Offsets in bytes can exceed 32 bits although counts of elements do not.
         let start = |start: usize| (start.saturating_mul(self.bytes) as u64).to_ne_bytes();
         let [x_start, y_start] = self.starts;
         Ok(launch.bytes(&start(x_start)).bytes(&start(y_start)))
@@ -239,6 +241,8 @@ fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, parts) = (cx.input(0)?, read::split(cx)?);
     let (mut launches, mut outputs) = (Vec::new(), Vec::new());
     for ((index, size), order) in parts.sizes.iter().enumerate().zip(parts.orders()) {
+        // A part without a reader keeps its place, since the parts' starts are sums of the sizes
+        // before.
         outputs.push((cx.find_output(index), *size));
         if let Some(y) = cx.find_output(index) {
             launches.extend(gather(x, &order, y)?);
@@ -275,6 +279,7 @@ fn together(
         let starts = starts.iter().skip(index * MOST_PARTS).take(parts.len() + 1).map(|start| start / unit);
         let mut starts: Vec<usize> = starts.collect();
         let [first, last] = [starts.first(), starts.last()].map(|start| start.copied().unwrap_or(0));
+        // Missing parts start where the last one ends, so no column belongs to them.
         starts.resize(MOST_PARTS + 1, last);
         let count = rows * (last - first);
         if count == 0 {
@@ -299,6 +304,7 @@ fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         None => Vec::new(),
     };
     if let Some(mask) = cx.find_output(1) {
+        // Inference drops nothing, so the whole mask is true.
         launches.extend(filled(mask, &[1])?);
     }
     Ok(launches)

@@ -65,6 +65,7 @@ fn has_rows_of_parameters(node: &NodeView<'_>) -> bool {
     let axis = if axis < 0 { axis.saturating_add_unsigned(shape.len() as u64) } else { axis };
     let row = usize::try_from(axis).ok().and_then(|axis| shape.get(axis..));
     let is_of_row = |shape: &SymShape| {
+        // Trailing sizes of 1 broadcast, so only the axes before them must match those of the row.
         let whole = shape.iter().rposition(|size| size.as_constant() != Some(1)).map_or(0, |last| last + 1);
         row.is_some_and(|row| row.len() == shape.len() && row.get(..whole) == shape.get(..whole))
     };
@@ -99,6 +100,8 @@ impl Norm<'_> {
         // Rows without elements still have statistics, which are NaN.
         let [.., spatial] = self.channels;
         let skips = self.skip.map_or(0, Operand::count);
+        // Zero is a multiple of every vector width, so one parameter per element sets no further
+        // limit.
         let sizes = [self.len, skips, if spatial == 1 { 0 } else { spatial }];
         let rows = ContiguousRows::new(self.count, self.len, self.x.dtype, &sizes);
         let [.., sum] = self.outputs;

@@ -164,6 +164,7 @@ fn eye_like(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if count == 0 {
         return Ok(Vec::new());
     }
+    // The bits of a one differ between types, so the conversion supplies them.
     let mut one = vec![0; bytes];
     convert(DType::F32, &1f32.to_le_bytes(), y.dtype, &mut one, 1, CastOptions::default())
         .map_err(|problem| error!(InvalidArgument, "{problem}"))?;
@@ -193,6 +194,7 @@ fn range(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let launch = Launch::new("movement", format!("range_{suffix}")).threads(count)?;
     let launch = launch.tensor(y).uint(count)?;
+    // Kernels take both numbers with 64 bits, whatever the type of the result.
     Ok(vec![if y.dtype.is_float() {
         launch.bytes(&float(start)?.to_ne_bytes()).bytes(&float(delta)?.to_ne_bytes())
     } else {

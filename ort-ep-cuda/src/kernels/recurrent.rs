@@ -88,6 +88,7 @@ impl Layer {
         let weights = weights.ok_or_else(|| error!(InvalidArgument, "the weights are missing"))?;
         ensure!(depth > 0, InvalidArgument, "the inputs are of no elements");
         let lhs = MatrixLayout { sizes: vec![rows, depth], steps: vec![depth, 1] };
+        // The weights are stored as rows of `depth`, so this layout transposes them.
         let rhs = MatrixLayout { sizes: vec![depth, columns], steps: vec![1, depth] };
         Product::new(Gemm::new([cx.input(0)?, weights], [lhs, rhs], &self.inputs)?).launches(cx)
     }
@@ -96,6 +97,7 @@ impl Layer {
     fn words(&self, cx: &OpCx<'_>) -> Result<Vec<i64>> {
         let sizes = [self.steps, self.batch, self.hidden, self.directions].map(|size| size as i64);
         let flags = [!self.reverse, self.batch_first, self.input_forget].map(i64::from);
+        // A limit at infinity leaves all finite numbers unchanged.
         let clip = self.clip.unwrap_or(f32::INFINITY);
         let mut words = [&sizes[..], &flags, &[bits(clip)]].concat();
         words.extend(activation_words(cx, self.directions)?);
@@ -128,6 +130,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let first = Launch::new("recurrent", format!("first_states_{suffix}")).threads(slot)?;
     let first = first.find_tensor(checked(cx, 5, slot)?).find_tensor(cells).tensor(&layer.states);
     let mut launches = vec![first.uint(slot)?];
+    // Slot 0 starts with the initial states, which are final if there are no steps.
     let mut shown = 0;
     if layer.steps > 0 {
         // The inputs of all steps are known, so one GEMM computes their part of the gates.
@@ -150,11 +153,13 @@ fn steps(cx: &OpCx<'_>, layer: &Layer, suffix: &str, launches: &mut Vec<Launch>)
     let bias = checked(cx, 3, 2 * gates * units)?;
     let peepholes = if cx.op == "LSTM" { checked(cx, 7, 3 * units)? } else { None };
     let lengths = checked(cx, 4, layer.batch)?;
+    // Kernels exist for one sequence and for `SEQUENCES` in a warp.
     let sequences = if layer.batch == 1 { 1 } else { SEQUENCES };
     let grid = [layer.hidden.div_ceil(UNITS), layer.batch.div_ceil(sequences), layer.directions];
     let words = layer.words(cx)?;
     let of_phase = |(name, slots): &Phase| -> Result<(Launch, fn(usize) -> [usize; 2])> {
         let launch = Launch::new("recurrent", format!("recurrent_{name}_{sequences}_{suffix}")).grid(grid)?;
+        // Each warp computes one unit.
         let launch = launch.block([32 * UNITS as u32, 1, 1]).tensor(&layer.inputs).tensor(cx.input(2)?);
         let launch = launch.find_tensor(bias).find_tensor(peepholes).find_tensor(lengths);
         let launch = launch.tensor(&layer.states).find_tensor(cx.find_output(0));
@@ -196,6 +201,7 @@ fn activation_words(cx: &OpCx<'_>, directions: usize) -> Result<Vec<i64>> {
         for CellActivation { function, alpha, beta } in cell {
             words.extend([number_of(*function), bits(*alpha), bits(*beta)]);
         }
+        // Cells with fewer functions leave the rest of their nine words 0.
         words.resize((direction + 1) * 9, 0);
     }
     Ok(words)

@@ -116,6 +116,7 @@ impl SortRows {
             let count = self.count.saturating_mul(self.len);
             return Ok(vec![self.launch("count_ranks", tensors, &[])?.threads(count)?.uint(count)?]);
         }
+        // The sorting network needs a power of two.
         let size = self.len.min(BLOCK).next_power_of_two();
         let [parts, capacity] = self.parts(size);
         // A row that a block sorts whole goes straight to the outputs.
@@ -133,6 +134,7 @@ impl SortRows {
             let count = self.count.saturating_mul(parts).saturating_mul(capacity);
             let launch = self.launch("merge_parts", tensors, &[Some(&from), target])?.threads(count)?;
             let launch = launch.uints::<3>(&[parts, capacity, size])?;
+            // The last merged size can exceed `int` although rows do not.
             let sizes = [merged_parts, merged, merged_size.min(i32::MAX as usize)];
             launches.push(launch.uints::<3>(&sizes)?.uint(count)?);
             std::mem::swap(&mut from, &mut to);

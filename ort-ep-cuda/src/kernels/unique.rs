@@ -104,6 +104,7 @@ impl Items {
             return rows.sort(&tensors, self.sorting.clone());
         }
         let [spare, _] = &self.sorting;
+        // A pass merges runs of `length` items in pairs, and the first finds runs of one item.
         let mut lengths: Vec<usize> = vec![1];
         lengths.extend(
             std::iter::successors(Some(2), |length| Some(length * 2))
@@ -115,6 +116,7 @@ impl Items {
             let is_order = (lengths.len() - pass) % 2 == 1;
             let (from, to) = if is_order { (spare, &self.order) } else { (&self.order, spare) };
             let launch = self.launch("merge_slices", x)?.find_tensor(Some(x));
+            // The first pass has no order to read: its runs are single items in position order.
             let launch = launch.find_tensor(Some(from).filter(|_| pass > 0)).tensor(to);
             launches.push(self.slices(launch, x)?.uint(*length)?);
         }

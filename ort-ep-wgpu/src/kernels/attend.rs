@@ -44,6 +44,7 @@ struct AttendDivision {
 
 impl AttendDivision {
     fn new(rows: usize, value_size: usize) -> AttendDivision {
+        // Blocks of 4 to 32 rows.
         let mut quads = rows.div_ceil(4).next_power_of_two().clamp(1, 8);
         loop {
             let columns = value_size.max(1).next_power_of_two().clamp(LANES / quads, LANES);
@@ -138,6 +139,7 @@ fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dis
     let SdpaSizes { heads, key_heads, value_size, batch, .. } = *sizes;
     let divides = heads.checked_rem(key_heads) == Some(0);
     ensure!(divides, InvalidArgument, "{heads} query heads are not a multiple of {key_heads} key heads");
+    // Nothing is written, and the shaders divide by these sizes.
     if batch == 0 || sizes.rows() == 0 || value_size == 0 {
         return Ok(Vec::new());
     }
@@ -152,6 +154,7 @@ fn attention(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, mut taken: usize) -> Result<Vec<Dis
 fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result<Dispatch> {
     let SdpaSizes { batch, key_heads, value_size, .. } = sdpa.sizes;
     let cut = AttendDivision::new(sdpa.sizes.rows(), value_size);
+    // Only a block of four rows may exceed `KEPT`, which limits the size of heads.
     ensure!(cut.mine * cut.wide <= 4 * KEPT, NotImplemented, "heads of {value_size} elements");
     let blocks = blocks(&sdpa.sizes);
     let mut shader = Shader::new(cx);
@@ -171,6 +174,7 @@ fn attend(cx: &OpCx<'_>, sdpa: &Sdpa<'_>, to: &Operand, splits: usize) -> Result
     ] {
         shader = shader.constant(name, constant);
     }
+    // A whole result is divided by its sum. A part keeps its maximum and sum for `join`.
     let (result, line) = match splits {
         1 => ("set_y(place_of_result(pair, row) + c, quotient(result, sum));", ""),
         _ => (
@@ -231,6 +235,7 @@ fn common_numbers(sdpa: &Sdpa<'_>, shader: Shader, splits: usize) -> Shader {
 
 fn numbers(sdpa: &Sdpa<'_>, mut shader: Shader) -> Shader {
     let SdpaSizes { batch, heads, keys, size, .. } = sdpa.sizes;
+    // If the queries are the last keys, their offset follows from the length alone.
     let (before, more) = match sdpa.lengths {
         KeyLengths::All { before } => (before, 0),
         KeyLengths::Each { before, more, .. } => (before, more),

@@ -109,19 +109,25 @@ impl Conv {
             let tiles = self.positions().div_ceil(LANES * places);
             units.saturating_mul(tiles).saturating_mul(self.filters.div_ceil(4 * fours))
         };
+        // A lane computes 16 filters at most.
         let most = if self.filters > 8 { 4 } else { self.filters.div_ceil(4).max(1) };
         // From the largest tile down: positions, and fours of filters, per lane.
         let choices = [(4, most), (2, most), (1, most), (1, most.min(2))];
         // A software adapter needs few workgroups, and its idle lanes cost as much as busy ones.
         let enough = if shader.is_software() { 2 } else { ENOUGH };
         let fits = |(places, fours): &(usize, usize)| {
+            // A tile of several positions per lane must be more than half full.
             let idles = *places > 1 && self.positions() <= LANES * places / 2;
             !idles && workgroups(*places, *fours) >= enough
         };
+        // `None` means that even the smallest tiles are too few to keep the device busy.
         let busy = choices.into_iter().find(fits);
         let (places, fours) = busy.unwrap_or((1, most.min(2)));
+        // Each phase has its share of the taps.
         let products = self.depth() / phases.max(1);
         let slices = if busy.is_none() && products >= MANY { SLICES } else { 1 };
+        // The taps of a phase are stride / gcd(stride, dilation) apart. The others miss the
+        // image's grid.
         let steps = self.axes.each_ref().map(|axis| axis.stride / common_divisor(axis.stride, axis.dilation));
         let shader = shader
             .sizes("steps", &steps)
@@ -141,6 +147,7 @@ impl Conv {
 }
 
 fn common_divisor(a: usize, b: usize) -> usize {
+    // Never 0, because strides are divided by it.
     if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
 }
 

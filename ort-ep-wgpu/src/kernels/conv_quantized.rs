@@ -71,6 +71,7 @@ fn qlinear_conv(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let conv = Conv::new(cx.attrs, &cx.input(0)?.shape, &cx.input(3)?.shape)?;
     let (w_scale, y) = (cx.input(4)?, cx.output(0)?);
     let factors = factors(cx, &mut 0)?;
+    // The scales are in device memory, so a dispatch of its own computes the factors.
     let scales = Shader::new(cx)
         .read("x_scale", cx.input(1)?)
         .read("w_scale", w_scale)

@@ -55,6 +55,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let sample =
         shader.each(columns.count(), &[WINDOWS, factor, include_str!("deform_conv.wgsl")].concat())?;
     // The columns count as channels of a pointwise convolution.
+    // [filters, taps * channels of a group, 1]: a window is one tap of many channels.
     let products = [weight.size(0), deformed.taps() * weight.size(1), 1];
     let conv = Conv::pointwise(cx.attrs, &columns.shape, &products)?;
     let (shader, code) = of_floats(cx, (&columns, weight), [cx.find_input(3), None])?;

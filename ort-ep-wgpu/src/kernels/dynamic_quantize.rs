@@ -28,6 +28,7 @@ wgpu_kernels![WgpuKernel {
 
 /// The minimum and maximum of each part, in the workspace.
 fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
+    // No data still has one part, whose range is that of zero.
     let parts = cx.input(0)?.count().div_ceil(PART).clamp(1, LANES);
     Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
 }
@@ -123,6 +124,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         stored(DType::U8, "value(at + n)")?
     );
     let code = format!("{EXTREMES}{finish}}}\n{set_word}{QUANTIZE}");
+    // Without elements, one workgroup still writes scale and zero point.
     let groups = words.div_ceil(LANES * WORDS).max(1);
     Ok(vec![first, shader.groups(groups, LANES, &code)?])
 }

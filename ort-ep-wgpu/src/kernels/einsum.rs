@@ -26,6 +26,7 @@ fn has_few_subscripts(node: &NodeView<'_>) -> bool {
     let count = node.node.inputs.len();
     let ranks: Option<Vec<usize>> = (0..count).map(|index| node.rank(index)).collect();
     let (Some(ranks), Ok(text)) = (ranks, node.attrs().string("equation")) else { return false };
+    // Both kinds of subscripts are the axes of one walk.
     let few = |equation: Equation| equation.output.len() + equation.summed().len() <= MOST_AXES;
     count <= NAMES.len() && Equation::parse(text, &ranks).is_ok_and(few)
 }
@@ -44,6 +45,7 @@ impl EinsumProblem {
             return Ok(None);
         };
         let mut steps = kept.steps.clone();
+        // The result is the third tensor of the walk, and contiguous.
         steps.push(strides(&kept.sizes).into_iter().map(|step| step as i64).collect());
         let walk = Walk::new(&kept.sizes, &steps);
         let axes = MatrixAxes::of(&walk);
@@ -78,6 +80,7 @@ impl EinsumProblem {
     fn elements(&self, cx: &OpCx<'_>, operands: &[&Operand], y: &Operand) -> Result<Dispatch> {
         let EinsumAxes { kept, summed } = &self.0;
         let terms = product(&summed.sizes);
+        // Shaders count the terms of all sums in 32 bits.
         let all = y.count().checked_mul(terms.max(1)).filter(|all| u32::try_from(*all).is_ok());
         ensure!(all.is_some(), NotImplemented, "the sums have more than 2^32 terms");
         // The summed subscripts are the innermost.

@@ -67,8 +67,10 @@ fn added(cx: &OpCx<'_>, problem: &EmbedLayerNorm, sum: &Operand) -> Result<Dispa
         .number("places", places);
     check_source(words, sum)?;
     check_source(positions, sum)?;
+    // Without `position_ids`, a token's position is its place in the sequence.
     let mut position = "i32(token % p.length)";
     if let Some(place) = cx.find_input(8) {
+        // One row of positions may serve the whole batch.
         shader = shader.read("position_ids", place).number("given", problem.position_ids);
         position = "position_ids(token % p.given)";
     }
@@ -81,6 +83,7 @@ fn added(cx: &OpCx<'_>, problem: &EmbedLayerNorm, sum: &Operand) -> Result<Dispa
                 shader = shader.read("segment_ids", which);
                 "segment_ids(token)"
             }
+            // All tokens are in segment 0 by default.
             None => "0",
         };
         segment = format!("+ segments(clamped({which}, p.kinds) * p.width + k)");

@@ -13,6 +13,7 @@ use crate::shader::{Element, MOST_AXES, Shader};
 /// after the last element become zero.
 pub(super) fn fill(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
     let code = format!("fn place(i: u32) -> u32 {{ return i; }}\n{code}");
+    // Types of less than a byte, whose last byte has spare bits.
     let per_byte = (8 / Element::of(y.dtype)?.bits).max(1) as usize;
     if per_byte == 1 {
         return fill_places(shader, y, y.count(), &code);

@@ -58,6 +58,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     let table = GatherBlocks::new(cx.attrs, data.dtype, &data.shape, &scales.shape)?;
     let mut shader = Shader::new(cx).read("quantized", data).read("indices", indices).read("scales", scales);
+    // Divisors in the shader must not be 0.
     shader = shader.number("inner", table.inner.max(1)).number("picks", indices.count().max(1));
     shader = shader.number("size", table.size).number("behind", table.behind.max(1));
     shader = shader.number("axis", table.quantized.max(1)).number("block", table.block.max(1));

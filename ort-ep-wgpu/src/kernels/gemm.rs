@@ -97,6 +97,7 @@ impl Product {
         }
         for part in &self.tensors {
             let count = part.strided.tensor.count();
+            // Shaders index elements with 32 bits.
             ensure!(u32::try_from(count).is_ok(), NotImplemented, "{} has {count} elements", part.name);
         }
         let walk = self.fold()?;
@@ -260,6 +261,7 @@ impl Product {
             .number("tiles_down", down)
             .number("tiles_across", across);
         let (a, b) = (self.tensor("a")?, self.tensor("b")?);
+        // The axis with the smaller step is contiguous, and adjacent lanes read along it.
         let near = [a.depth <= a.row, b.depth <= b.column];
         let code = self.common()? + include_str!("gemm.wgsl") + &tile.group(near);
         shader.groups(count(tile), tile.lanes(), &code)

@@ -119,6 +119,7 @@ fn range(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(vec![fill(shader, y, include_str!("range.wgsl"))?]);
     }
     let (start, delta) = (integer(start)?, integer(delta)?);
+    // In 128 bits neither the product nor the sum overflows.
     let steps = y.count().saturating_sub(1) as i128;
     let last = i128::from(start) + steps * i128::from(delta);
     let fits = i32::try_from(start).is_ok() && i32::try_from(last).is_ok();

@@ -79,6 +79,7 @@ fn places(cx: &OpCx<'_>) -> Result<String> {
 fn sampled(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, grid, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
     let GridSample { channels, image, points, .. } = GridSample::new(&x.shape, &grid.shape)?;
+    // Indices of pixels are signed, because -1 stands for none.
     ensure!(x.count() <= i32::MAX as usize, NotImplemented, "an image {:?} is beyond 31 bits", x.shape);
     let (rank, pixels) = (image.len(), image.iter().product());
     let mode = cx.attrs.string("mode")?;

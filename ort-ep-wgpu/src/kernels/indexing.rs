@@ -51,6 +51,7 @@ pub(super) fn pick(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> 
         return shader.write("y", &bits_of(y)?).each(count, &code);
     }
     let parts = 32usize.div_ceil(bits as usize);
+    // An invocation per word keeps two from writing the same one.
     let words = count.div_ceil(parts);
     let y = Operand { dtype: DType::U32, shape: [words].as_slice().into(), ..y.clone() };
     let code = format!(

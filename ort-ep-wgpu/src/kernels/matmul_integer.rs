@@ -78,8 +78,10 @@ impl Product {
     fn add_scale(&mut self, name: &'static str, tensor: Option<&Operand>, of_rows: bool) -> Result<()> {
         let Some(tensor) = tensor else { return Ok(()) };
         let mut shape = tensor.shape.to_vec();
+        // A single element broadcasts, whatever its rank.
         if tensor.count() == 1 {
             shape.clear();
+        // One number for each row must not align with the columns.
         } else if of_rows && shape.len() == 1 {
             shape.push(1);
         }

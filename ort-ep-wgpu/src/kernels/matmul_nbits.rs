@@ -97,6 +97,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         return Ok(Vec::new());
     }
     let (shader, code) = inputs(cx, &node)?;
+    // Few rows would leave most of a tile idle.
     if rows <= FEW_ROWS {
         return Ok(vec![vectors(shader, &node, rows, &code)?]);
     }
@@ -168,6 +169,7 @@ fn vectors(shader: Shader, node: &NBitsMatMul, rows: usize, code: &str) -> Resul
     );
     let shader = shader.number("k", node.depth).number("n", node.columns).constant("ROWS", rows);
     shader.groups(
+        // Four columns share each load of the left operand.
         node.columns.div_ceil(4),
         LANES,
         &format!("{code}{}{group}", tiles::row_of_four("lhs", "a")),

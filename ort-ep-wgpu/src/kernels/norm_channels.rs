@@ -61,6 +61,7 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let shader = reading(cx, x).number("groups", groups.groups).number("each", groups.each);
     let shader = shader.number("spatial", groups.spatial);
     let shader = with_parameters(cx, shader, groups.channels, &["scale", "bias"])?;
+    // A row is one group of one image, and `r` counts through its channels and pixels.
     let channel = "row % p.groups * p.each + r / p.spatial";
     let norm = Norm {
         rows: TeamRows::rows(groups.count, groups.len()),

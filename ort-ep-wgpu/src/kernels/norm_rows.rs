@@ -111,6 +111,7 @@ fn row_sizes(whole: &Operand) -> impl Iterator<Item = usize> {
 
 fn skip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, skip, gamma) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    // Without results the statistics have the rows of the input.
     let y = cx.find_output(0).or(cx.find_output(3)).unwrap_or(x);
     let centers = centers(cx.op);
     let (beta, bias) = match centers {
@@ -142,6 +143,7 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let statistics = Written { mean: cx.find_output(1), factor: cx.find_output(2), ..Written::default() };
     let written = Written { result: cx.find_output(0), value: cx.find_output(3), ..statistics };
     let outputs = [written.result, written.mean, written.factor, written.value].iter().flatten().count();
+    // Input, skip and scale, then the optional inputs and the outputs.
     if 3 + [beta, bias].iter().flatten().count() + outputs <= BINDINGS {
         return Ok(vec![norm.dispatch(full(), written)?]);
     }

@@ -73,6 +73,7 @@ fn value(padded: &Padded, outside: &str) -> String {
         "fn value(i: u32) -> y_t {\nvar rest = i; var at = p.x_start; var k = 0; var n = 0; var last = 0;\n",
     );
     for (index, axis) in padded.axes.iter().enumerate().rev() {
+        // The outermost axis takes what remains, without a division.
         let place = if index == 0 { "rest".to_owned() } else { format!("rest % pad_total({index}u)") };
         // Writing to a string does not fail.
         let _ =

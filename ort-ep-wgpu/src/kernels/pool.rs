@@ -54,6 +54,7 @@ fn fold_of(cx: &OpCx<'_>) -> Result<String> {
 /// Finishes a dispatch over windows, for a shader that has its outputs.
 fn windows_of(cx: &OpCx<'_>, shader: Shader, count: usize, code: &str) -> Result<Dispatch> {
     let axes = pool_windows(cx.attrs, &cx.input(0)?.shape, PixelLayout::ChannelsFirst)?;
+    // Only `AveragePool` has this attribute.
     let include_pad = cx.attrs.find_int("count_include_pad").unwrap_or(0) != 0;
     let shader = with_windows(shader.read("x", cx.input(0)?), &axes)
         .sizes("pads_behind", &axes.map(|axis| axis.pads[1]))
@@ -96,6 +97,7 @@ fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
 
 fn global_pool(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
+    // The axes after batch and channel form the plane.
     let plane = x.shape.iter().skip(2).fold(1, |plane: usize, size| plane.saturating_mul(*size));
     let shader = Shader::new(cx).read("x", x).write("y", y).number("plane", plane);
     // A large plane keeps more lanes busy.

@@ -33,6 +33,7 @@ wgpu_kernels![
 
 fn few_axes(node: &NodeView<'_>) -> bool {
     let few = |index| node.rank(index).is_none_or(|rank| rank <= MOST_AXES);
+    // Input 3 is a scale of the unary operators, and the second operand of the others.
     few(0) && (node.dtype(3) == Some(DType::F32) || few(3))
 }
 

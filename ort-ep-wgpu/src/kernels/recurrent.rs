@@ -119,6 +119,7 @@ fn checked<'a>(cx: &'a OpCx<'_>, index: usize, count: usize) -> Result<Option<&'
 fn first_states(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
     let mut shader = Shader::new(cx).write("state", &layer.states).number("size", layer.slot());
     let mut code = String::from("fn element(i: u32) {\n");
+    // Slot 0 has the hidden states. Slot 2 has the cell states of an LSTM.
     for (index, name, slot) in [(5, "h", 0), (6, "c", 2)] {
         let given = if index == 6 && cx.op != "LSTM" { None } else { checked(cx, index, layer.slot())? };
         let value = match given {
@@ -159,6 +160,7 @@ fn input_product(cx: &OpCx<'_>, layer: &Layer) -> Result<Dispatch> {
     let weights = weights.ok_or_else(|| error!(InvalidArgument, "the weights are missing"))?;
     let mut shader = Shader::new(cx).read("x", cx.input(0)?).read("w", weights);
     let mut bias = "";
+    // Each direction has input biases, then recurrent ones (ONNX, `LSTM`).
     if let Some(given) = checked(cx, 3, 2 * columns)? {
         let joined = layer.joined_biases() * layer.hidden;
         shader = shader.read("b", given).number("width", layer.rows()).number("joined", joined);
@@ -245,6 +247,7 @@ fn phase_of_step(cx: &OpCx<'_>, layer: &Layer, phase: &Phase) -> Result<Dispatch
     let lengths = checked(cx, 4, batch)?;
     optional(lengths, "lengths", "length(sequence: u32) -> i32", "lengths(sequence)", "i32(p.steps)");
     if cx.op == "LSTM" {
+        // Peepholes of the input, output and forget gates.
         let peepholes = checked(cx, 7, directions * 3 * hidden)?;
         let value = "peepholes((place.direction * 3u + gate) * p.hidden + place.unit)";
         optional(peepholes, "peepholes", "peephole(place: Place, gate: u32) -> f32", value, "0.0");

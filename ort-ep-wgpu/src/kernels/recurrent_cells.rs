@@ -130,6 +130,7 @@ pub(super) fn functions(op: &str, attrs: &Attributes, layer: &Recurrent) -> Resu
         }
         let _ = writeln!(code, "return {};\n}}", value(0));
     }
+    // An infinite bound clips nothing, and WGSL rejects it as a constant.
     let clipped = match layer.clip.filter(|bound| bound.is_finite()) {
         Some(bound) => format!("clamp(v, {}, {})", number(-bound)?, number(bound)?),
         None => "v".to_owned(),

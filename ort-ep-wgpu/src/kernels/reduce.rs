@@ -61,6 +61,7 @@ fn fold_of(reduction: Reduction, dtype: DType) -> Result<Fold> {
     let fold = |start, map, join, finish| Ok(Fold { start, map, join, finish });
     match reduction {
         Reduction::Sum => fold(zero(), "v", "a + b", "v"),
+        // The mean of no elements is 0 / 0.
         Reduction::Mean => fold(zero(), "v", "a + b", "select(v / f32(p.combined), nan(), p.combined == 0u)"),
         Reduction::Max => fold(least(dtype), "v", if is_float { "max_(a, b)" } else { "max(a, b)" }, "v"),
         Reduction::Min => fold(greatest(dtype), "v", if is_float { "min_(a, b)" } else { "min(a, b)" }, "v"),
@@ -116,6 +117,7 @@ fn kept_type(dtype: DType) -> Result<DType> {
 
 fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let (x, y, reduction) = (cx.input(0)?, cx.output(0)?, Reduction::of(cx.op)?);
+    // A result without elements has no rows to divide by.
     let (rows, len) = (y.count(), x.count().checked_div(y.count()).unwrap_or(0));
     let mut taken = 0;
     match splits(reduction, rows, len) {
@@ -145,6 +147,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     // Two passes: reduce the pieces to partial results, then reduce those.
     let pieces = cx.workspace(&mut 0, kept_type(x.dtype)?, &[rows.count, splits]);
+    // The first pass maps elements, the second finishes results.
     let first = Fold { finish: "v", start: fold.start.clone(), ..fold };
     let second = Fold { map: "v", ..fold };
     let partials = TeamRows::rows(rows.count, splits);

@@ -49,6 +49,7 @@ fn rotate(cx: &OpCx<'_>, plan: Option<RotaryPlan<'_>>) -> Result<Vec<Dispatch>> 
         Positions::Numbered => "i32(token)",
         Positions::ByPlace => "i32(token % p.sequence)",
     };
+    // A pair is two neighbours if interleaved, and otherwise one element of each half.
     let (pair, second, distance) = match rotation.is_interleaved {
         true => ("(at >> 1u)", "(at & 1u) == 1u", "1u"),
         false => ("at % p.half", "at >= p.half", "p.half"),

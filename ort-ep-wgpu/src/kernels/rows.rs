@@ -60,6 +60,7 @@ impl TeamRows {
     /// Chooses the team size. Lanes that are neighbours access neighbouring elements: along a
     /// contiguous row, or across rows if those are strided.
     fn team(&self) -> Team {
+        // A power of two, because the tree halves the lanes in each step.
         let wanted = self.len.div_ceil(EACH).next_power_of_two();
         let in_rows = self.along.steps.iter().all(|steps| steps.last().is_none_or(|step| *step == 1));
         if in_rows {

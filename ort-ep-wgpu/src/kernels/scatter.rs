@@ -132,6 +132,7 @@ fn replace(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         dispatches.push(write(targeting(cx, &scatter)?, "true")?);
         return Ok(dispatches);
     };
+    // The workspace has arbitrary contents, and 0 is no update's number.
     let clear = "fn element(i: u32) { set_owners(i, 0u); }";
     dispatches.push(Shader::new(cx).write("owners", &owners).each(scatter.slots, clear)?);
     let mark = format!(
@@ -142,6 +143,7 @@ fn replace(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
             if (at != NONE) {{ combine_owners(at, t + 1u); }}
         }}"
     );
+    // Several updates may mark a slot at once, so the maximum is taken atomically.
     let shader = targeting(cx, &scatter)?.tensor("owners", &owners, Access::Combine);
     dispatches.push(shader.each(scatter.tuples, &mark)?);
     dispatches.push(write(targeting(cx, &scatter)?.read("owners", &owners), "owners(at) == t + 1u")?);
@@ -175,6 +177,7 @@ fn reduce(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         }}",
         code_of(&scatter)
     );
+    // Updates of one slot run at once, so each combines atomically.
     let shader = targeting(cx, &scatter)?.read("updates", updates).tensor("y", y, Access::Combine);
     dispatches.push(shader.each(count, &code)?);
     Ok(dispatches)

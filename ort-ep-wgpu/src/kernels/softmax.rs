@@ -32,6 +32,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
     let rows = TeamRows::along_axis(&x.shape, axis);
+    // Results by the running maximum `state.x` and sum `state.y`.
     let code = match cx.op {
         "Softmax" => softmax(&rows, "exp_(v - state.x) * scale"),
         "LogSoftmax" => softmax(&rows, "v - state.x - scale"),
@@ -49,6 +50,7 @@ pub(super) fn weights(cx: &OpCx<'_>, scores: &Operand) -> Result<Dispatch> {
     let len = scores.shape.last().copied().unwrap_or(0);
     let rows = TeamRows::rows(scores.count().checked_div(len).unwrap_or(0), len);
     let code = softmax(&rows, "select(exp_(v - state.x) * scale, 0.0, state.y == 0.0)");
+    // In place: the scores are both input and output.
     rows.dispatch(Shader::new(cx).write("x", scores), 1, &code.replace("set_y(", "set_x("))
 }
 
@@ -75,6 +77,7 @@ fn pass(find: &str, result: &str) -> String {
 /// 1805.02867).
 fn softmax(rows: &TeamRows, result: &str) -> String {
     let tree = rows.tree("joined", "vec2<f32>", "join(a, b)");
+    // The softmax multiplies by the inverse of the sum, its logarithm subtracts.
     let scale = if result.contains("exp_") { "1.0 / state.y" } else { "log_(state.y)" };
     let find = format!(
         "var state = vec2<f32>(-infinity(), 0.0);
@@ -100,6 +103,7 @@ fn softmax(rows: &TeamRows, result: &str) -> String {
 }
 
 fn lp(rows: &TeamRows, p: i64) -> String {
+    // ONNX has `p` 1 and 2 only.
     let (map, norm) = if p == 1 { ("abs(v)", "all") } else { ("v * v", "sqrt(all)") };
     let find = format!(
         "var all = 0.0;

@@ -42,6 +42,7 @@ impl Deref for TopKRows {
 
 impl TopKRows {
     fn new(cx: &OpCx<'_>) -> Result<TopKRows> {
+        // One of the outputs may have no reader.
         let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
         RankedRows::of_top_k(cx.attrs, &cx.input(0)?.shape, &y.shape).map(TopKRows)
     }
@@ -49,6 +50,8 @@ impl TopKRows {
     /// Returns the shape of the best elements of sorted parts: rows, parts, and elements kept of
     /// each part of `size` elements.
     fn parts(&self, size: usize) -> [usize; 3] {
+        // No part keeps more than the k best, because no more of them can be among the k best of
+        // all.
         [self.count, self.len.div_ceil(size), self.kept.min(size)]
     }
 
@@ -62,6 +65,7 @@ impl TopKRows {
 /// Allocates the keys and indices between passes, double-buffered.
 fn buffers(cx: &OpCx<'_>, rows: &TopKRows, taken: &mut usize) -> [[Operand; 2]; 2] {
     let sizes =
+        // The sizes of the parts before each merge.
         std::iter::successors(Some(BLOCK), |size| size.checked_mul(2)).take_while(|size| *size < rows.len);
     let row = sizes.map(|size| rows.parts(size)).map(|[_, parts, kept]| parts.saturating_mul(kept)).max();
     let shape = [rows.count, row.unwrap_or(0)];

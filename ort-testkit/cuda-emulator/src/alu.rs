@@ -26,6 +26,7 @@ fn least<T: Float>(a: T, b: T, nan: bool) -> T {
             a
         };
     }
+    // Of two equal values only zeros differ, by their sign.
     if x < y || x == y && x.is_sign_negative() { a } else { b }
 }
 
@@ -149,6 +150,7 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
             Ty::F16x2 | Ty::Bf16x2 => Some(|x| x & 0x7FFF_7FFF),
             Ty::F32 => Some(|x| x & 0x7FFF_FFFF),
             Ty::F64 => Some(|x| x & !(1 << 63)),
+            // The absolute value of the minimum wraps to itself.
             Ty::S16 => f1!(i16, a => a.wrapping_abs()),
             Ty::S32 => f1!(i32, a => a.wrapping_abs()),
             Ty::S64 => f1!(i64, a => a.wrapping_abs()),
@@ -161,6 +163,8 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
         "clz" => ints!(b, f1, a => a.leading_zeros()),
         "brev" => ints!(b, f1, a => a.reverse_bits()),
         "bfind" => match ty {
+            // Without a bit, the subtraction wraps to 0xFFFF_FFFF, which PTX specifies for that
+            // case.
             Ty::U32 => f1!(u32, a => 31u32.wrapping_sub(a.leading_zeros())),
             Ty::U64 => f1!(u64, a => 63u32.wrapping_sub(a.leading_zeros())),
             Ty::S32 => f1!(i32, a => 31u32.wrapping_sub((if a < 0 { !a } else { a }).leading_zeros())),
@@ -179,9 +183,11 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
         "cos" if ty == Ty::F32 => f1!(f32, a => f64::from(a).cos() as f32),
         "tanh" if ty == Ty::F32 => f1!(f32, a => f64::from(a).tanh() as f32),
         "tanh" => floats!(1, ty, a => a.tanh()),
+        // `.sat` turns a NaN into +0, so the conditions must be false for it.
         "saturate" => floats!(1, ty, a => if a > 0.0 { if a > 1.0 { 1.0 } else { a } } else { 0.0 }),
         "relu" => floats!(1, ty, a => if a > 0.0 || a.is_nan() { a } else { 0.0 }),
         "flush" => {
+            // `.ftz` keeps the sign of a subnormal that it flushes.
             f1!(f32, a => if a.is_subnormal() { f32::from_bits(a.to_bits() & 0x8000_0000) } else { a })
         }
         _ => None,
@@ -290,6 +296,8 @@ pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
         "or" => ints!(b, f2, a, b => a | b),
         "xor" => ints!(b, f2, a, b => a ^ b),
         "shl" => match b {
+            // The amount is a `.u32` for every type. One above the width is clamped to it, so it
+            // shifts out all bits.
             Ty::B16 => Some(|a, n| if n as u32 > 15 { 0 } else { (a << n as u32) & 0xFFFF }),
             Ty::B32 => Some(|a, n| if n as u32 > 31 { 0 } else { (a << n as u32) & 0xFFFF_FFFF }),
             Ty::B64 => Some(|a, n| if n as u32 > 63 { 0 } else { a << n as u32 }),
@@ -321,6 +329,7 @@ pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
 }
 
 fn dot<const A: bool, const B: bool>(a: u64, b: u64, c: u64) -> u64 {
+    // Only the low 32 bits of the sum are kept, so the sign of `c` does not matter.
     let mut sum = c as i64;
     for k in 0..4 {
         let (x, y) = ((a >> (8 * k)) as u8, (b >> (8 * k)) as u8);
@@ -342,9 +351,12 @@ pub(crate) fn dot4(a: bool, b: bool) -> F3 {
 }
 
 fn field(a: u64, position: u64, length: u64, bits: u32, signed: bool) -> u64 {
+    // PTX reads the low eight bits of the position and of the length.
     let (position, length) = ((position & 0xFF) as u32, (length & 0xFF) as u32);
     let mask = if bits == 64 { !0 } else { (1u64 << bits) - 1 };
     let a = a & mask;
+    // The sign is the last bit of the field, or the top bit of the register if the field exceeds
+    // it.
     let last = (position + length).saturating_sub(1).min(bits - 1);
     let sign = signed && length > 0 && a >> last & 1 != 0;
     let mut out = if position >= bits { 0 } else { a >> position };
@@ -429,6 +441,8 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
             let bytes = (a & 0xFFFF_FFFF) | b << 32;
             let mut out = 0;
             for k in 0..4 {
+                // The low three bits of a selector choose one of eight bytes. The fourth spreads
+                // that byte's sign.
                 let selector = c >> (4 * k) & 0xF;
                 let mut byte = bytes >> (8 * (selector & 7)) & 0xFF;
                 if selector & 8 != 0 {
@@ -449,6 +463,8 @@ pub(crate) fn quaternary(name: &str, ty: Ty) -> Option<F4> {
         ("bfi", 32) => Some(|a, b, c, d| insert(a, b, c, d, 32) & 0xFFFF_FFFF),
         ("bfi", 64) => Some(|a, b, c, d| insert(a, b, c, d, 64)),
         ("lop3", 32) => Some(|a, b, c, table| {
+            // Row r of the table is for the inputs whose bits form the number r, with `a` the
+            // highest.
             let mut out = 0;
             for row in 0..8 {
                 if table >> row & 1 != 0 {

@@ -63,10 +63,13 @@ struct Barrier {
 impl Barrier {
     /// The word that represents the barrier in memory.
     fn word(&self) -> u64 {
+        // Arrivals and counts have 20 bits each, and the bytes 21, because they may be negative.
+        // The real format is opaque to programs.
         self.phase << 63 | 1 << 62 | self.arrivals << 42 | self.count << 21 | self.bytes as u64 & 0x1F_FFFF
     }
 
     fn advance(&mut self) {
+        // A phase completes when no arrival and no byte is pending.
         if self.arrivals == 0 && self.bytes == 0 {
             (self.arrivals, self.phase) = (self.count, self.phase ^ 1);
         }
@@ -129,6 +132,7 @@ impl Mem<'_> {
         if barrier.arrivals == 0 {
             return failed("more arrivals than the barrier counts");
         }
+        // `expect_tx` counts before the arrival, so the phase cannot complete between them.
         barrier.bytes += bytes as i64;
         if barrier.bytes > MOST as i64 {
             return failed("more bytes than a barrier can count");
@@ -141,6 +145,7 @@ impl Mem<'_> {
     /// Whether the phase with this parity has completed.
     pub(crate) fn is_over(&mut self, address: u64, parity: u64) -> Done<bool> {
         let barrier = self.barrier_at(address)?;
+        // The current phase is incomplete, so the completed one is that of the other parity.
         if parity > 1 { failed("a parity that is not 0 or 1") } else { Ok(barrier.phase != parity) }
     }
 
@@ -249,6 +254,7 @@ impl TensorMap {
         let Self { address, width, sizes, steps, boxes, mixes } = self;
         let rank = sizes.len();
         let inner = boxes.first()? * width;
+        // The conditions of `cuTensorMapEncodeTiled` without interleaving.
         let fits = (1..=5).contains(&rank)
             && steps.len() == rank - 1
             && boxes.len() == rank
@@ -263,6 +269,8 @@ impl TensorMap {
             return None;
         }
         let mut words = [0; WORDS];
+        // Word 0 is a magic number, 1 the address, 2 rank, width and swizzle. Sizes start at
+        // word 3, strides at word 8, and boxes of 16 bits at word 12.
         (words[0], words[1], words[2]) = (MAP, *address, rank as u64 | width << 8 | mixes << 16);
         for (axis, size) in sizes.iter().enumerate() {
             words[3 + axis] = *size;
@@ -293,6 +301,7 @@ impl TensorMap {
         for axis in 1..self.sizes.len() {
             let place = at[axis] + (number % self.boxes[axis]) as i64;
             number /= self.boxes[axis];
+            // Coordinates may be negative: a box at the border of a padded image.
             if !(0..self.sizes[axis] as i64).contains(&place) {
                 return None;
             }
@@ -303,6 +312,7 @@ impl TensorMap {
 
     /// Applies the swizzle to an address.
     fn mixed(&self, address: u64) -> u64 {
+        // Bits 4 to 6 number the chunks of a row of 128 bytes, and bits 7 to 9 the rows.
         address ^ (address >> 7 & (self.mixes - 1)) << 4
     }
 }

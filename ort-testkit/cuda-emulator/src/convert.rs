@@ -28,6 +28,7 @@ pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
     let signed = |bits: u32| (x << (64 - bits)) as i64 >> (64 - bits);
     let out = if how.from.is_int() {
         let bits = how.from.bits();
+        // 128 bits hold the signed and the unsigned range of 64-bit integers.
         let value: i128 = if how.from.is_signed() {
             i128::from(signed(bits))
         } else {
@@ -37,6 +38,7 @@ pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
             integer(how, value)
         } else {
             match (how.to, how.round & 3) {
+                // Directly, because a way through f64 would round large integers twice.
                 (Ty::F32, 0) => (value as f32).put(),
                 (Ty::F64, _) => (value as f64).put(),
                 (to, mode) => from_wide(to, value as f64, mode, how),
@@ -56,6 +58,7 @@ pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
             _ => v.ceil(),
         };
         if how.to.is_int() {
+            // `as` turns a NaN into 0, as PTX does for f32 sources and results of 32 bits.
             integer(how, whole(value) as i128)
         } else {
             let (value, mode) = if how.round & 4 != 0 { (whole(value), 0) } else { (value, how.round & 11) };
@@ -102,8 +105,11 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
         // `odd` rounds f64 to f32 without losing the sticky bit, so the second rounding is correct.
         Ty::Tf32 if mode == 0 => {
             let bits = odd(value).to_bits();
+            // Ties to even: half minus one of the 13 bits that are dropped, plus the lowest bit
+            // that stays.
             u64::from(bits.wrapping_add(0xFFF + (bits >> 13 & 1)) & !0x1FFF)
         }
+        // Ties away from zero: half of what is dropped is added to the magnitude.
         Ty::Tf32 => u64::from((value as f32).to_bits().wrapping_add(0x1000) & !0x1FFF),
         _ => value.put(),
     }
@@ -114,6 +120,8 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
 fn toward(value: f64, near: f64, bits: u64, mode: u8, sign: u64) -> u64 {
     let (smaller, larger) = (near.abs() > value.abs(), near.abs() < value.abs());
     let negative = value.is_sign_negative();
+    // Consecutive encodings are neighbours in magnitude, and infinity follows the largest finite
+    // number.
     match mode {
         1 if smaller => bits - 1,
         2 if negative && larger => bits + 1,

@@ -243,6 +243,7 @@ impl Builder {
             entry: false,
             code: Vec::new(),
             lines: Vec::new(),
+            // The special registers come first. A launch fills them for each thread.
             template: vec![0; special::COUNT],
             local: 0,
             shared: 0,
@@ -272,6 +273,7 @@ impl Builder {
 
     /// Allocates a register, initialised to all ones.
     pub(crate) fn register(&mut self, ty: Ty) -> u32 {
+        // All ones are a NaN in a floating-point register, so a read before a write shows.
         self.f.template.push(if ty.bits() == 64 { !0 } else { (1 << ty.bits()) - 1 });
         self.f.template.len() as u32 - 1
     }
@@ -383,6 +385,8 @@ impl Builder {
                     return Ok(self.constant(0));
                 }
                 let (base, offset) = self.variable(name)?;
+                // Only local and dynamic shared variables start at a special register. Other slots
+                // hold the whole address.
                 if base as usize >= special::COUNT {
                     return Ok(base);
                 }
@@ -504,6 +508,7 @@ impl Builder {
         returns: Vec<(Name, Ty, usize)>,
         formals: Vec<(Name, Ty, usize)>,
     ) -> Result<Function> {
+        // A body may end without `ret` or `exit`, but the interpreter must not run past its end.
         self.emit(if entry { Op::Exit } else { Op::Ret });
         // Labels are resolved last, because branches may go forward.
         for (at, label, line) in std::mem::take(&mut self.fixes) {
@@ -526,8 +531,11 @@ impl Builder {
         let place = |(name, _, size): (Name, Ty, usize)| match name {
             Name::Reg(slot, _) => (Place::Slot(slot), size),
             Name::Local(offset) => (Place::Local(offset), size),
+            // The parser makes parameters either registers or local variables.
             _ => (Place::Local(0), 0),
         };
+        // The frames of calls are stacked in local memory, so each must keep the alignment of the
+        // next.
         self.f.local = self.f.local.next_multiple_of(16);
         self.f.returns = returns.into_iter().map(place).collect();
         self.f.formals = formals.into_iter().map(place).collect();

@@ -219,6 +219,7 @@ api! {
         DRIVER.lock().ready = true;
         Ok(())
     }
+    // CUDA 12.8: 1000 times the major version, and 10 times the minor one.
     fn cuDriverGetVersion(version: *mut i32) { put(version, 12080) }
     fn cuDeviceGetCount(count: *mut i32) { drop(ready()?); put(count, devices()) }
     fn cuDeviceGet(to: *mut i32, ordinal: i32) { drop(ready()?); device(ordinal)?; put(to, ordinal) }
@@ -242,6 +243,7 @@ api! {
         drop(ready()?);
         device(number)?;
         let (major, minor) = capability();
+        // The numbers of `CUdevice_attribute`.
         put(value, match attribute {
             1..=3 => 1024,
             4 => 64,
@@ -324,6 +326,8 @@ api! {
         put(address, driver.memory.allocate(size as u64, true, limit()).ok_or(code::OUT_OF_MEMORY)?)
     }
     fn cuMemFree_v2(address: u64) {
+        // The guard is dropped at the end of this statement: `finish_streams` locks the driver
+        // itself.
         current()?.uncaptured()?;
         // Like the driver's, it waits for all work that may use the memory.
         finish_streams(|_| true)?;
@@ -398,7 +402,9 @@ api! {
         if element_steps.iter().any(|step| *step != 1) || interleave != 0 || promotion > 3 || fill != 0 {
             return Err(code::INVALID_VALUE);
         }
+        // In the order of `CUtensorMapDataType`.
         let width = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4].get(element as usize).copied();
+        // The order of `CUtensorMapSwizzle`: none, 32, 64 and 128 bytes, in chunks of 16 bytes.
         let mixes = [1, 2, 4, 8].get(swizzle as usize).copied();
         let (Some(width), Some(mixes)) = (width, mixes) else { return Err(code::INVALID_VALUE) };
         let boxes = boxes.into_iter().map(u64::from).collect();
@@ -424,6 +430,7 @@ api! {
                 // SAFETY: both pointers are not null, and the driver's API requires `count` options
                 // and values.
                 let (option, value) = unsafe { (*options.add(at), *values.add(at)) };
+                // `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
                 match option {
                     5 => log = value as u64,
                     6 => (size, size_at) = (value as u64 as u32 as usize, Some(at)),
@@ -470,6 +477,8 @@ api! {
         if let Some(known) = loaded.kernels.iter().find(is_it) {
             return put(function, *known as Handle);
         }
+        // A kernel that does not ask for more has 48 KiB of shared memory, its static variables
+        // included.
         let dynamic = SHARED_DEFAULT.saturating_sub(loaded.module.0.functions[number].shared);
         let handle = driver.handle();
         driver.kernels.insert(handle, Kernel { module: key, number, dynamic });
@@ -506,6 +515,7 @@ api! {
         let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
         let loaded = driver.modules.get(&kernel.module).ok_or(code::INVALID_HANDLE)?;
         let function = &loaded.module.0.functions[kernel.number];
+        // The numbers of `CUfunction_attribute`.
         put(value, match attribute {
             0 => 1024,
             1 => function.shared as i32,

@@ -72,6 +72,8 @@ impl Memory {
             return None;
         }
         // SAFETY: `alloc` returned `layout.size()` bytes at `pointer`, which is not null.
+        // All ones are a NaN in every floating-point type, so a kernel that reads before it writes
+        // is found.
         unsafe { pointer.write_bytes(0xFF, layout.size()) };
         self.pieces.insert(pointer as u64, piece);
         self.used += counted;
@@ -109,6 +111,7 @@ impl Memory {
 
     fn piece_of(&self, address: u64, size: u64) -> Option<&Piece> {
         let (start, piece) = self.pieces.range(..=address).next_back()?;
+        // A size near 2^64 must not wrap to an address inside the allocation.
         address.checked_add(size).is_some_and(|end| end <= start + piece.size).then_some(piece)
     }
 
@@ -131,6 +134,8 @@ impl Memory {
         let fits = |block: u64| room.get(&block).is_some_and(|room| *room >= size);
         let again = self.pieces.iter_mut().find_map(|(start, piece)| {
             let pooled = piece.pooled.as_mut()?;
+            // The same stream executes the free before this allocation, so it may reuse the memory
+            // at once.
             let is_it = pooled.pool == pool
                 && piece.size == size
                 && pooled.freed_in == Some(stream)

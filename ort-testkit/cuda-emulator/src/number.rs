@@ -62,6 +62,7 @@ pub(crate) fn odd(x: f64) -> f32 {
         return near;
     }
     let bits = near.to_bits();
+    // Truncates, then sets the lowest bit. It stands for all bits that were cut off.
     let below = if f64::from(near).abs() > x.abs() { bits - 1 } else { bits };
     f32::from_bits(below | 1)
 }
@@ -115,6 +116,7 @@ pub(crate) fn round32(x: f64, mode: u8) -> f32 {
 }
 
 fn toward_zero(x: f32) -> f32 {
+    // One less is the next encoding towards zero, also from infinity.
     if x == 0.0 { x } else { f32::from_bits(x.to_bits() - 1) }
 }
 

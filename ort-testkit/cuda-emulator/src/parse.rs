@@ -172,6 +172,7 @@ impl Parser {
                     let Some(Tok::Num(number)) = self.peek().cloned() else { return bad(line, "a version") };
                     self.at += 1;
                     let version = f64::from_bits(Ty::F64.literal(number));
+                    // 8.7 is not exact in binary, so the bound is between two versions.
                     if version > 8.75 {
                         let text = format!("line {line}: PTX {version} is later than 8.7");
                         return Err(Fault::new(code::UNSUPPORTED_PTX_VERSION, text));
@@ -248,6 +249,7 @@ impl Parser {
         // Performance directives, such as `.maxntid 256, 1, 1`.
         let mut threads = [0u32; 3];
         while !self.is('{') {
+            // A prototype: the function's body is elsewhere in the module.
             if self.take(';') {
                 return Ok(());
             }
@@ -418,6 +420,8 @@ impl Parser {
                 Tok::Sign('}') => depth -= 1,
                 Tok::Sign('(') => depth += 1,
                 Tok::Sign(')') => depth -= 1,
+                // Variables of a function are inside of its braces, and parameters inside of
+                // parentheses.
                 Tok::Word(word)
                     if depth == 0 && [".global", ".const", ".shared"].contains(&word.as_str()) =>
                 {
@@ -438,6 +442,7 @@ impl Parser {
             }
         }
         // Remove the declarations, which the second pass must not see again.
+        // From the last to the first, so that the other positions stay valid.
         for (at, _) in variables.iter().rev() {
             let mut end = *at;
             while end < self.tokens.len() && self.tokens[end].0 != Tok::Sign(';') {

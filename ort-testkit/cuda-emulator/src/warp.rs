@@ -133,13 +133,18 @@ impl WarpOp {
         match self {
             WarpOp::Sync { .. } => {}
             WarpOp::Shuffle { how, d, p, a, lane, clamp, .. } => {
+                // All lanes are read before one is written, because `d` may be the register `a`.
+                // The value of an inactive lane is undefined in PTX; all ones make it show.
                 let values: [u64; 32] = std::array::from_fn(|k| {
                     if k < lanes.len() && on(k) { lanes[k].get(*a) } else { 0xFFFF_FFFF }
                 });
                 for k in (0..lanes.len()).filter(|k| on(*k)) {
                     let (by, c) = (lanes[k].get(*lane) as i64 & 31, lanes[k].get(*clamp));
+                    // Bits 8 to 12 split the warp into segments. Bits 0 to 4 limit the source lane
+                    // within its segment.
                     let (segment, limit) = ((c >> 8 & 31) as i64, (c & 31) as i64);
                     let at = k as i64;
+                    // `maxLane` of the pseudocode in the ISA.
                     let last = (at & segment) | (limit & !segment & 31);
                     let (from, inside) = match how {
                         Shuffle::Up => (at - by, at - by >= last),
@@ -162,6 +167,7 @@ impl WarpOp {
                 for k in (0..lanes.len()).filter(|k| on(*k)) {
                     ballot |= ((lanes[k].get(*a) & 1) as u32) << k;
                 }
+                // The order in which `sync.rs` numbers `all`, `any`, `uni` and `ballot`.
                 let out = match how {
                     0 => u32::from(ballot == active),
                     1 => u32::from(ballot != 0),
@@ -183,6 +189,8 @@ impl WarpOp {
             | WarpOp::Matrix { .. }
             | WarpOp::StoreMatrix { .. }
             | WarpOp::Multiply { .. }
+                // These instructions are `.aligned`: PTX requires that all threads of the warp
+                // execute them.
                 if active != !0 || lanes.len() != 32 =>
             {
                 return Err(Trouble::new(code::LAUNCH_FAILED, "a thread of the warp is missing"));
@@ -193,6 +201,7 @@ impl WarpOp {
                 for (matrix, d) in d.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
                     for (row, values) in rows.iter_mut().enumerate() {
+                        // Threads 8 m to 8 m + 7 hold the addresses of the rows of matrix m.
                         let thread = &mut lanes[8 * matrix + row];
                         let mut address = thread.get(*base).wrapping_add(i64::from(*offset) as u64);
                         if !generic {
@@ -206,6 +215,7 @@ impl WarpOp {
                         }
                     }
                     for (k, thread) in lanes.iter_mut().enumerate() {
+                        // Thread k holds two neighbours of row k / 4.
                         let (row, column) = (k / 4, 2 * (k % 4));
                         let (x, y) = if *transpose {
                             (rows[column][row], rows[column + 1][row])
@@ -269,6 +279,7 @@ fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u
         Element::S8 | Element::U8 => 4,
     };
     let sums = if kind.half { 2 } else { 4 };
+    // Each of the four lanes of a group holds `per` elements along K in a register.
     let steps = kind.depth / (4 * per);
     if a.len() != 2 * steps || b.len() != steps || c.len() != sums || d.len() != sums {
         return Err(code::LAUNCH_FAILED);
@@ -295,11 +306,14 @@ fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u
         let mut out = [0u64; 4];
         for (k, out) in out.iter_mut().enumerate() {
             let (row, column) = (group + 8 * (k >> 1), 2 * inner + (k & 1));
+            // PTX leaves order and precision of the sum open. In f64 it is exact for integers, and
+            // more precise than in f32 otherwise.
             let sum: f64 = (0..kind.depth).map(|at| left[row][at] * right[at][column]).sum();
             *out = if kind.half {
                 let bits = (thread.get(c[k >> 1]) >> (16 * (k & 1))) as u16;
                 u64::from(f16::narrow(f16::from_bits(bits).wide() + sum).to_bits())
             } else if integer {
+                // Without `.satfinite` the accumulator wraps.
                 u64::from((thread.get(c[k]) as i32).wrapping_add(sum as i64 as i32) as u32)
             } else {
                 u64::from(((f64::from(f32::from_bits(thread.get(c[k]) as u32)) + sum) as f32).to_bits())

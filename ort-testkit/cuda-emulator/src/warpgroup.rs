@@ -78,7 +78,9 @@ struct Side {
 impl Side {
     /// Decodes a descriptor ("Matrix Descriptor Format").
     fn new(bits: u64, across: bool, first: usize, rows: usize) -> Result<Side, Trouble> {
+        // Each field holds bits 4 to 17 of an address or of an offset.
         let field = |at: u32| (bits >> at & 0x3FFF) << 4;
+        // By bits 62 and 63: no swizzling, then patterns of 128, 64 and 32 bytes.
         let width = [1, 8, 4, 2][(bits >> 62) as usize];
         if width > 1 && bits >> 49 & 7 != 0 {
             return Err(Trouble::new(code::LAUNCH_FAILED, "a pattern that does not begin at its boundary"));
@@ -100,6 +102,7 @@ impl Side {
     /// The offset of a chunk before swizzling.
     fn offset(&self, row: u64, k: u64) -> u64 {
         let Side { leading, stride, width, .. } = *self;
+        // A core matrix is eight rows of 16 bytes. The offsets are those between core matrices.
         match (self.across, width) {
             (false, 1) => row % 8 * 16 + row / 8 * stride + k / 8 * leading,
             (false, _) => row % 8 * 16 * width + row / 8 * stride + k / 8 * 16,
@@ -161,12 +164,14 @@ impl GroupOp {
 
 impl Groups {
     fn wait(&mut self, left: u64, lanes: &mut [Thread], mem: &mut Mem) -> Result<(), Trouble> {
+        // The last `left` groups may stay pending.
         let is_done = |flight: &Flight| flight.group.is_some_and(|group| group + left < self.committed);
         let (done, flights): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.flights).into_iter().partition(is_done);
         self.flights = flights;
         for flight in done {
             let [left, right] = &flight.sides;
+            // One hash is rotated, because equal operands would cancel otherwise.
             let seen = left.read(mem, |_, _, _| ())? ^ right.read(mem, |_, _, _| ())?.rotate_left(1);
             if seen != flight.seen {
                 return Err(Trouble::new(
@@ -205,6 +210,7 @@ impl Product {
             return Err(Trouble::new(code::LAUNCH_FAILED, "threads with different descriptors"));
         }
         let (reader, columns) = (lanes[0].number, self.d.len() * 2);
+        // Warp w of the warpgroup computes rows 16 w to 16 w + 15 of the tile.
         let left = Side::new(a, self.across[0], reader / 32 % 4 * ROWS, ROWS)?;
         let right = Side::new(b, self.across[1], 0, columns)?;
         // `wgmma` reads through the async proxy, so plain writes need a fence before it.
@@ -222,6 +228,8 @@ impl Product {
             ^ right
                 .read(mem, |column, k, bits| of_b[k][column] = number(bits, self.negative[1]))?
                 .rotate_left(1);
+        // By their index among all registers of a thread, because the wait may be in another
+        // frame.
         let d: Vec<usize> = self.d.iter().map(|slot| lanes[0].place_of(*slot)).collect();
         let mut sums = groups.sums(&d, lanes);
         if adds & 1 == 0 {

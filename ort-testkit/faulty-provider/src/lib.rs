@@ -135,6 +135,7 @@ impl Executable for Relu {
         ensure!(self.packed.bytes().iter().all(|byte| *byte == 1), Fail, "what was packed has changed");
         let scratch = cx.workspace()?;
         scratch.fill(0);
+        // A NaN is not below 0, so it stays.
         let relu = |x: &f32| if *x < 0.0 { 0.0 } else { *x };
         match cx.unary::<f32>(0, 0)? {
             Unary::Apart(x, y) => y.iter_mut().zip(x).for_each(|(y, x)| *y = relu(x)),

@@ -47,6 +47,7 @@ fn added(keys: usize) -> Given {
     let value = |at: usize| match at % 7 {
         0 => f32::NEG_INFINITY,
         1 => -1.5,
+        // Exporters write the least finite number instead of an infinity.
         2 => f32::MIN,
         _ => 0.0,
     };
@@ -97,9 +98,11 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         cases.push(case(ATTENTION, with(&[run(dtype, &[2, 1, 1, keys])]), &[]));
         let past = [size, value_size].map(|size| run(dtype, &[2, key_heads, 6, size]));
         let inputs = with(&[&[Given::None], &past[..]].concat());
+        // The outputs are the result, and the present keys and values.
         cases.push(case(ATTENTION, inputs.clone(), &[causal]).writes(3));
         let windows = [("left_window_size", 5), ("right_window_size", 2)];
         cases.push(case(ATTENTION, inputs, &windows));
+        // The keys that count in each batch: the input `nonpad_kv_seqlen`.
         let lengths = Given::Is(Tensor::from_slice(&[2], &[keys as i64, keys as i64 / 2]).unwrap());
         cases.push(case(ATTENTION, with(&[Given::None, Given::None, Given::None, lengths]), &[causal]));
     }
@@ -156,12 +159,14 @@ fn multi_head_cases(dtype: DType) -> Vec<Case> {
             let values: Vec<i32> = (0..count).map(|at| i32::from(at * 7919 % 5 != 1)).collect();
             Given::Is(Tensor::from_slice(shape, &values).unwrap())
         };
+        // Ends and starts of the batches, then elements with two axes and with three.
         for padding in [both, elements(&[2, keys]), elements(&[2, queries, keys])] {
             cases.push(case(OP, [&apart[..], &[Given::None, padding]].concat(), &[attr]));
         }
         let past = [run(dtype, &[2, heads, 9, size]), run(dtype, &[2, heads, 9, size])];
         let rest = [&[bias, Given::None, Given::None][..], &past].concat();
         cases.push(case(OP, [&apart[..], &rest].concat(), &[attr]).writes(3));
+        // Packed as [batch, queries, heads, 3, size].
         let packed = run(dtype, &[2, queries, heads, 3, size]);
         cases.push(case(OP, vec![packed], &[attr]));
     }
@@ -179,8 +184,10 @@ fn group_query_cases(dtype: DType) -> Vec<Case> {
     ] {
         let [q, k, v] = [4, 2, 2].map(|heads| run(dtype, &[2, queries, heads * size]));
         let cache = if past == 0 { Given::None } else { run(dtype, &[2, 2, past, size]) };
+        // ONNX Runtime's `seqlens_k` is the number of keys minus one.
         let lengths = Given::Is(Tensor::from_slice(&[2], &lengths).unwrap());
         let totals = Given::Constant(Tensor::from_slice(&[1], &[total]).unwrap());
+        // Cosines and sines: [positions, size / 2].
         let angles = [run(dtype, &[900, size / 2]), run(dtype, &[900, size / 2])];
         let inputs = [&[q, k, v, cache.clone(), cache, lengths, totals][..], &angles].concat();
         let heads = [("num_heads", 4), ("kv_num_heads", 2)];
@@ -202,6 +209,7 @@ fn rotary_cases(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     let ids = |shape: &[usize]| {
         let count: usize = shape.iter().product();
+        // Positions are below 11, the number of rows of the tables.
         let values: Vec<i64> = (0..count).map(|at| (at * 5 % 11) as i64).collect();
         Given::Is(Tensor::from_slice(shape, &values).unwrap())
     };
@@ -217,6 +225,7 @@ fn rotary_cases(dtype: DType) -> Vec<Case> {
             cases.push(case(op, vec![tokens.clone(), each(), each()], &attrs));
             let op = (MICROSOFT, "RotaryEmbedding");
             cases.push(case(op, vec![heads, ids(&[2, 5]), angles(), angles()], &attrs));
+            // One position is that of the first token. The others count up from it.
             let first = Given::Is(Tensor::from_slice(&[1], &[4i64]).unwrap());
             cases.push(case(op, vec![tokens, first, angles(), angles()], &attrs));
         }
@@ -272,6 +281,7 @@ pub fn linear_attention(device: &Arc<dyn Device>) {
             let of_times = |width: usize| run(dtype, &[batch, times, width]);
             let given = |is_given: bool, width: usize| if is_given { of_times(width) } else { Given::None };
             let past = match (index + at) % 2 {
+                // One layer keeps its state in float32, whatever the type of its tokens.
                 0 => run(if index == 2 { DType::F32 } else { dtype }, &[batch, heads, keys, values]),
                 _ => Given::None,
             };

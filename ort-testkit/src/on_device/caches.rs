@@ -84,6 +84,7 @@ impl CacheCase {
         for (place, (name, size)) in [("past_k", size), ("past_v", value_size)].into_iter().enumerate() {
             let axes = ["batch", &key_heads.to_string(), "past", &size.to_string()];
             let past = self.input(&mut builder, name, &axes)?;
+            // The keys and values of the past come first, as in a cache.
             let both = [past, halves[1 + place]];
             halves[1 + place] = builder.node("Concat", &both, &[("axis", Attribute::Int(-2))])?;
             inputs.push((name, self.numbers(&[self.batch, key_heads, self.past, size])?));
@@ -95,6 +96,7 @@ impl CacheCase {
                 inputs.push(("mask", self.numbers(&[self.rows, self.past + self.rows])?));
             }
             Mask::OfKeys => {
+                // From [batch, heads, keys, size] to [1, keys], which broadcasts over the queries.
                 let axes = builder.constant(Tensor::from_slice(&[3], &[0i64, 1, 3])?);
                 halves.push(builder.node(
                     "ReduceMax",
@@ -113,6 +115,7 @@ impl CacheCase {
         let y = builder.node("Reshape", &[y, shape], &[])?;
         let mut outputs = Vec::new();
         for output in [y, halves[1], halves[2]] {
+            // All outputs are float32, so that one comparison serves all types.
             let to = ("to", Attribute::Int(DType::F32.onnx_code().into()));
             outputs.push(builder.node("Cast", &[output], &[to])?);
         }
@@ -143,11 +146,13 @@ impl CacheCase {
             Ok((session.run(&inputs)?.into_iter().map(|(_, value)| value).collect(), hits))
         };
         let host = cpu()?;
+        // The reference is the attention between its transposes, without the fusion.
         let without = Optimizer { disabled: vec!["attention_cache".to_owned()], ..Optimizer::default() };
         let (apart, _) = run(&host, without)?;
         let ((fused, hits), (actual, others)) =
             (run(&host, Optimizer::default())?, run(device, Optimizer::default())?);
         assert_eq!((hits, others), (self.is_fused.into(), self.is_fused.into()), "{self:?}");
+        // The rule belongs to level `all`.
         assert_eq!(run(&host, Optimizer::at(Level::Extended))?.1, 0, "{self:?}");
         assert_eq!(apart.len(), OUTPUTS);
         let tolerance = if self.dtype == DType::F32 { 1e-5 } else { 1e-2 };

@@ -37,11 +37,14 @@ impl Body {
     }
 
     pub(super) fn input(&mut self, name: &str) -> ValueId {
+        // ONNX lets the inputs of a body leave out their types, which follow from the node's
+        // inputs.
         self.builder.typed_input(name, ValueType::Unknown)
     }
 
     fn capture(&mut self, outer: ValueId) -> ValueId {
         let name = format!("captured_{}", self.captures.len());
+        // A captured value is no input: the graph outside supplies it under this value.
         let inner = self.builder.graph_mut().add_value(name, ValueType::Unknown);
         self.captures.push(Capture { outer, inner });
         inner
@@ -54,6 +57,7 @@ impl Body {
 
 /// A square matrix of small pseudo-random numbers.
 fn weight(builder: &mut GraphBuilder, seed: usize) -> Result<ValueId> {
+    // Halved, so that the products of many iterations stay small.
     let elements: Vec<f32> = numbers(WIDE * WIDE, seed).iter().map(|number| number / 2.0).collect();
     Ok(builder.constant(Tensor::from_slice(&[WIDE, WIDE], &elements)?))
 }
@@ -81,11 +85,15 @@ fn counted(trips: i64) -> Result<ControlCase> {
     let x = main.input("x", DType::F32, &["n", "8"]);
     let outer = product(&mut main, x, 1)?;
     let mut body = Body::new();
+    // The body of a `Loop` takes the number of the iteration, the condition, and the loop-carried
+    // values.
     let (_, holds, state) = (body.input("number"), body.input("holds"), body.input("state"));
     let captured = body.capture(outer);
     let next = iterated(&mut body.builder, state, captured)?;
     let given = body.builder.node("Neg", &[next], &[])?;
+    // It returns the condition, the loop-carried values, and the elements of the scan outputs.
     let body = body.finish("body", &[holds, next, given]);
+    // No condition, so only the trip count ends the loop.
     let outputs = main.add(("", "Loop"), &[Some(count), None, Some(x)], &[], 2, vec![body])?;
     let last = product(&mut main, outputs[0], 2)?;
     let graph = main.finish(&[last, outputs[1], outer])?;
@@ -96,6 +104,7 @@ fn counted(trips: i64) -> Result<ControlCase> {
 /// The same iterations unrolled.
 fn unrolled(trips: i64) -> Result<Graph> {
     let mut main = GraphBuilder::new("unrolled");
+    // Unused, so that both graphs take the same inputs.
     main.input("trips", DType::I64, &[]);
     let x = main.input("x", DType::F32, &["n", "8"]);
     let outer = product(&mut main, x, 1)?;
@@ -167,6 +176,7 @@ fn sizes_of_the_run() -> Result<ControlCase> {
     let until = main.input("until", DType::I64, &["1"]);
     let x = main.input("x", DType::F32, &["n", "8"]);
     let zero = main.constant(Tensor::from_slice(&[1], &[0i64])?);
+    // An input sets the end of the slice, so only the run knows the rows.
     let some = main.node("Slice", &[x, zero, until], &[])?;
     let outer = product(&mut main, some, 1)?;
     let mut body = Body::new();
@@ -205,6 +215,7 @@ fn decoding() -> Result<ControlCase> {
     let is_early = builder.node("Less", &[number, most], &[])?;
     let last = builder.constant(Tensor::from_slice(&[1], &[WIDE as i64])?);
     let is_other = builder.node("Less", &[best, last], &[])?;
+    // The condition must be a scalar, but `best` is [1, 1].
     let shape = builder.constant(Tensor::from_slice(&[0], &[0i64; 0])?);
     let is_other = builder.node("Reshape", &[is_other, shape], &[])?;
     let holds = builder.node("And", &[is_early, is_other], &[])?;
@@ -255,12 +266,14 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<ControlCase> {
     let next = builder.node("Relu", &[next], &[])?;
     let given = builder.node("Mul", &[next, captured], &[])?;
     let body = body.finish("body", &[next, given, slice]);
+    // The second scan output is stacked in the other direction.
     let flag = i64::from(reversed);
     let mut attrs = vec![
         ("num_scan_inputs", Attribute::Int(1)),
         ("scan_input_directions", Attribute::Ints(vec![flag])),
         ("scan_output_directions", Attribute::Ints(vec![flag, 1 - flag])),
     ];
+    // ONNX's default is axis 0, so this case leaves the attributes out.
     if axes != [0, 0] {
         attrs.push(("scan_input_axes", Attribute::Ints(vec![axes[0]])));
         attrs.push(("scan_output_axes", Attribute::Ints(vec![axes[1], axes[1]])));
@@ -281,6 +294,7 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<ControlCase> {
 pub fn cases() -> Result<Vec<ControlCase>> {
     let mut cases = vec![choice(true)?, choice(false)?, until_a_condition()?, branches_in_a_loop()?];
     cases.extend([sizes_of_the_run()?, decoding()?]);
+    // 0 iterations return the initial state, and a scan output without elements.
     for trips in [0, 1, 6] {
         cases.push(counted(trips)?);
     }
@@ -356,6 +370,7 @@ pub fn counts<T>(
     let devices = [device.clone(), cpu()?];
     let measured = |case: ControlCase| -> Result<(T, T)> {
         let session = session(case.graph, &devices, Level::All)?;
+        // The first run makes the plan, which must not count.
         values(&session, &case.inputs)?;
         let before = count();
         let outputs = values(&session, &case.inputs)?;
@@ -380,6 +395,7 @@ pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)
     let expected = values(&session, &inputs)?;
     let peak = plan.peak_bytes.unwrap_or(plan.planned_bytes);
     let model = Model::from_graph(graph);
+    // What the session holds, and what a run takes beside it.
     for (limit, fits) in [(held + peak, true), (peak - 1, false)] {
         let builder = Session::builder(&model).threads(2).opt_level(Level::Disabled).memory_limit(limit);
         let bounded =

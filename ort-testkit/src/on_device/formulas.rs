@@ -35,6 +35,7 @@ pub fn gated_add(device: &Arc<dyn Device>) -> Result<()> {
             (&[2, 3, 33], &[2, 3, 1]),
             (&[300, 512], &[300, 1]),
             (&[1], &[1]),
+            // No rows: CUDA refuses a launch without blocks.
             (&[0, 4], &[0, 1]),
         ] {
             let inputs = vec![run(dtype, shape), run(dtype, shape), run(dtype, gate)];

@@ -28,10 +28,12 @@ fn codes(dtype: DType) -> Given {
 fn edges() -> Vec<f32> {
     let mut values =
         vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN];
+    // 2^-127 is the least number of F8E8M0, and a subnormal of float32.
     values.extend([f32::MIN_POSITIVE, 1e-45, 5.9e-39, 2.9e-39, 1.5e-39]);
     for exponent in -20..20 {
         for sixteenths in 16..32 {
             let value = f64::from(sixteenths) / 16.0 * 2f64.powi(exponent);
+            // Just above a midpoint, where nothing ties.
             values.extend([value, -value, value * 1.000_001].map(|value| value as f32));
         }
     }
@@ -53,6 +55,7 @@ fn casts() -> Vec<Case> {
     for format in FORMATS.into_iter().chain([DType::F8E8M0]) {
         for saturate in [0, 1] {
             for round in ["up", "down", "nearest"] {
+                // `round_mode` is for F8E8M0 alone (ONNX, `Cast`).
                 if round != "up" && format != DType::F8E8M0 {
                     continue;
                 }

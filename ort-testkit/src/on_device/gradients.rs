@@ -62,6 +62,7 @@ pub fn batch_norms(device: &Arc<dyn Device>) {
 fn dropout_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS {
+        // Steps and seeds beyond 32 bits find a kernel that cuts them.
         for (shape, ratio, seed, step) in [
             (&[5, 67][..], 0.3f32, 7i64, 1i64),
             (&[4096], 0.5, -3, 1 << 40),
@@ -73,6 +74,8 @@ fn dropout_cases() -> Vec<Case> {
             let inputs = vec![run(dtype, shape), scalar(ratio), scalar(seed), scalar(step)];
             for stream in [0, -5, 1 << 33] {
                 let attrs = [("stream", Attribute::Int(stream))];
+                // Random numbers follow from seed, step and position, so both devices drop the
+                // same elements.
                 cases.push(Case { tolerance: 0.0, ..own("CounterDropout", inputs.clone(), &attrs) });
             }
         }
@@ -186,6 +189,7 @@ fn loss_cases() -> Vec<Case> {
         let count: usize = labels.iter().product();
         let of = |ignored: bool| {
             let label = |at: usize| {
+                // -100 is PyTorch's label for elements that do not count.
                 if ignored && at.is_multiple_of(3) { -100 } else { (at * 7919 % shape[1]) as i64 }
             };
             (0..count).map(label).collect::<Vec<i64>>()

@@ -28,6 +28,7 @@ const PARTS: [([usize; 2], &[usize]); 11] = [
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let axis = [("axis", Attribute::Int(1))];
+    // One type for each size of element.
     for dtype in [DType::U8, DType::F16, DType::F32, DType::I64] {
         for ([before, behind], parts) in PARTS {
             let of = |size: usize| run(dtype, &[before, size, behind]);

@@ -55,6 +55,7 @@ struct Node<'a> {
 
 fn transposed(builder: &mut GraphBuilder, value: ValueId, rank: usize, to_front: bool) -> Result<ValueId> {
     let mut order: Vec<i64> = (0..rank as i64).collect();
+    // [0, last, 1, ...] moves the channels to axis 1, and the inverse moves them back.
     if to_front {
         order[1..].rotate_right(1);
     } else {
@@ -99,6 +100,7 @@ impl Node<'_> {
 
     /// Returns the result on a device that has a kernel for the node, and the kernel's name.
     fn run(&self, device: &Arc<dyn Device>, inputs: &[(String, Value)]) -> Result<(Value, String)> {
+        // Without rewrites, so that the node itself runs.
         let builder = Session::builder(&self.model(false)?).opt_level(Level::Disabled);
         let session = builder.device(device.clone()).build()?;
         let given: Vec<(&str, Value)> =
@@ -272,6 +274,7 @@ pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
                 let is_same = if expected.is_finite() {
                     (actual - expected).abs() < 0.05
                 } else {
+                    // Infinities must have the same sign. The bits of a NaN do not matter.
                     actual.total_cmp(expected).is_eq() || actual.is_nan() && expected.is_nan()
                 };
                 assert!(is_same, "{kernels}: element {index} is {actual}, expected {expected}");
@@ -293,6 +296,7 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
         let mut attrs = case.attributes();
         let kernel = case.kernel.iter().map(|size| *size as i64).collect();
         attrs.push(("kernel_shape", Attribute::Ints(kernel)));
+        // ONNX does not allow `pads` beside `auto_pad`.
         let without_pads: Vec<_> = attrs.iter().filter(|(name, _)| *name != "pads").cloned().collect();
         let with = |attrs: &[(&'static str, Attribute)], name, value| {
             attrs.iter().cloned().chain([(name, value)]).collect::<Vec<_>>()
@@ -362,6 +366,8 @@ impl Net {
         for shape in [filters, &filters[..1]] {
             self.weights += 1;
             let terms = filters[1..].iter().product::<usize>() as f32;
+            // Divided by the root of the number of terms, so that activations stay of the order of
+            // 1.
             let values = numbers(shape.iter().product(), self.weights).into_iter().map(|x| x / terms.sqrt());
             let weight = self.builder.constant(Tensor::from_slice(shape, &values.collect::<Vec<f32>>())?);
             inputs.push(cast(&mut self.builder, weight, self.dtype)?);
@@ -403,6 +409,7 @@ pub fn networks(device: &Arc<dyn Device>) -> Result<()> {
         let elsewhere: Vec<_> = steps.iter().filter(|(.., at)| at != device.info().provider).collect();
         assert!(elsewhere.is_empty(), "{elsewhere:?}");
         let count = |op: &str| steps.iter().filter(|(_, other, _)| other == op).count();
+        // The two transposes are those of the input and of the output that is an image.
         let counts = ["NhwcConv", "NhwcMaxPool", "NhwcAveragePool", "Transpose"].map(count);
         assert_eq!(counts, [7, 1, 1, 2], "{steps:?}");
         for batch in [1, 3] {

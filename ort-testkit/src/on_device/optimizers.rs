@@ -44,6 +44,7 @@ fn like(count: usize) -> fn(DType, &[usize]) -> Vec<Option<(DType, Vec<usize>)>>
 }
 
 fn codes(_: DType, shape: &[usize]) -> Vec<Option<(DType, Vec<usize>)>> {
+    // One scale for each block of 256 quantized values.
     let scales = vec![shape.iter().product::<usize>().div_ceil(256)];
     let of_moment = [Some((DType::U8, shape.to_vec())), Some((DType::F32, scales))];
     [of_moment.clone(), of_moment].concat()
@@ -55,6 +56,7 @@ fn factors(dtype: DType, shape: &[usize]) -> Vec<Option<(DType, Vec<usize>)>> {
             let with = |sizes: [usize; 2]| Some((dtype, [outer, &sizes].concat()));
             vec![with([*rows, 1]), with([1, *columns])]
         }
+        // The second moment of a vector is not factored: it is the third state.
         _ => vec![None, None, Some((dtype, shape.to_vec()))],
     }
 }
@@ -169,6 +171,7 @@ impl Optimizer {
                 inputs.push(Some(draft.given(Tensor::scalar(step as i64)?)));
             }
             inputs.extend(&states);
+            // Absent inputs at the end are left out, as in the file of a model.
             while inputs.last() == Some(&None) {
                 inputs.pop();
             }
@@ -204,6 +207,7 @@ impl Optimizer {
                 .iter()
                 .zip(&expected)
                 .map(apart)
+                // A NaN becomes the maximum and stays it, because no number is greater.
                 .fold(0.0, |most: f64, apart| if apart > most || apart.is_nan() { apart } else { most });
             if is_code {
                 let others =
@@ -231,6 +235,7 @@ impl Optimizer {
 pub fn optimizers(device: &Arc<dyn Device>) {
     let plain = Told { scale: None, update: None, first_row: None };
     let scaled = Told { scale: Some(0.25), update: Some(true), ..plain };
+    // If the step were not skipped, the NaN would reach the parameter.
     let skipped = Told { scale: Some(f32::NAN), update: Some(false), ..plain };
     let mut problems = Vec::new();
     for optimizer in all_optimizers() {

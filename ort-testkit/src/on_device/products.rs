@@ -48,6 +48,7 @@ impl MatmulCase {
             inputs.push((name, tensor.into()));
         }
         let mut results = builder.add(self.op, &ids, &self.attrs, 1, Vec::new())?;
+        // Another node reads the result, so that it is an activation, which may be in place.
         if let (true, [result]) = (ids.len() > RESIDUAL, &results[..]) {
             results = vec![builder.node("Neg", &[*result], &[])?];
         }

@@ -85,6 +85,7 @@ fn near(actual: &Value, expected: &Value, off: i64) -> Result<()> {
     let far = differs.clone().find(|(a, b)| (*a - *b).abs() > off as f64);
     match far {
         Some((a, b)) => Err(error!(Fail, "a code is {a}, expected {b}")),
+        // A few neighbours come from roundings, but many from a wrong formula.
         None if differs.count() * 50 > actual.len() => Err(error!(Fail, "many codes differ")),
         None => Ok(()),
     }
@@ -114,6 +115,7 @@ fn of_numbers(dtype: DType, shape: &[usize], numbers: impl Iterator<Item = f32>)
 fn codes(dtype: DType, shape: &[usize], seed: usize) -> Option<Tensor> {
     let bytes = dtype.byte_len(shape.iter().product()).unwrap();
     let of = |(place, number): (usize, f32)| match place {
+        // The extremes of int8, then that of uint8.
         3 => 0x80,
         4 => 0x7f,
         5 => 0xff,
@@ -143,6 +145,7 @@ fn linear() -> Vec<QuantCase> {
     for code in NARROW.into_iter().chain([DType::I32]) {
         for (index, (of_scales, axis, block)) in GRANULARITIES.into_iter().enumerate() {
             let float = FLOATS[index % 3];
+            // Only uint8 may omit its zero points, because it is the default type.
             let zeros = || codes(code, of_scales, 5).filter(|_| index % 2 == 0 || code != DType::U8);
             let with = |case: QuantCase| case.with("axis", axis).with("block_size", block);
             let inputs = vec![codes(code, &shape, 1), scales(float, of_scales, 2), zeros()];
@@ -164,6 +167,7 @@ fn linear() -> Vec<QuantCase> {
     cases.push(case("QuantizeLinear", inputs()));
     cases.push(case("QuantizeLinear", inputs()).with("precision", 1));
     cases.push(case("DequantizeLinear", vec![codes(DType::U8, &[0, 4], 1), scales(DType::F32, &[], 1)]));
+    // 0.5, 1.5 and -0.5 are ties, which round to even (ONNX, `QuantizeLinear`).
     let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.5, 1.5, -0.5, 1e30];
     let special = of_numbers(DType::F32, &[7], special.into_iter());
     cases.push(case("QuantizeLinear", vec![special, of_numbers(DType::F32, &[], [1.0].into_iter())]));
@@ -173,11 +177,13 @@ fn linear() -> Vec<QuantCase> {
 fn dynamic() -> Vec<QuantCase> {
     let mut cases = Vec::new();
     for count in [1, 5, 4096, 4099, 300_001] {
+        // A factor of 0 makes the range of the values empty.
         for factor in [3.0, 0.0] {
             let input = floats(DType::F32, &[count], count, factor);
             cases.push(QuantCase { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
         }
     }
+    // ONNX extends the range of the values, so that it includes 0.
     for values in [[1.0, 2.0, 3.0], [-3.0, -2.0, -1.0], [f32::NAN, 1.0, -2.0], [f32::INFINITY, 1.0, -2.0]] {
         let input = of_numbers(DType::F32, &[3], values.into_iter());
         cases.push(QuantCase { outputs: 3, ..case("DynamicQuantizeLinear", vec![input]) });
@@ -199,6 +205,7 @@ fn matrices() -> Vec<QuantCase> {
             for depth in [1, 16, 67, 200] {
                 let (left, right) = (BYTES[at % 2], BYTES[(at + depth) % 2]);
                 let mut inputs = vec![codes(left, &[rows, depth], 1), codes(right, &[depth, columns], 2)];
+                // By depth: no zero points, one for each matrix, by column, and by row and column.
                 match depth {
                     1 => {}
                     16 => inputs.extend([zeros(left, &[], 3), zeros(right, &[], 4)]),

@@ -40,12 +40,15 @@ impl Layer {
         inputs.push(run(dtype, &[directions, gates * hidden, depth]));
         inputs.push(run(dtype, &[directions, gates * hidden, hidden]));
         if full {
+            // From 0 to `steps`, because a sequence may be empty.
             let lengths: Vec<i32> = (0..batch).map(|at| ((at * 5 + 1) % (steps + 1)) as i32).collect();
+            // Biases of the input and of the state, for each gate.
             inputs.push(run(dtype, &[directions, 2 * gates * hidden]));
             inputs.push(Given::Is(Tensor::from_slice(&[batch], &lengths).unwrap()));
             inputs.push(run(dtype, &states));
         }
         if full && op == "LSTM" {
+            // The initial cell state, and the peephole weights of three gates.
             inputs.extend([run(dtype, &states), run(dtype, &[directions, 3 * hidden])]);
         }
         let mut all = vec![("hidden_size", Attribute::Int(hidden as i64)), ("direction", text(direction))];
@@ -106,6 +109,7 @@ fn cases() -> Vec<Case> {
         "Softsign",
         "Softplus",
     ] {
+        // For the gates, for the cell, and for the hidden state.
         let names = Attribute::Strings(vec!["Sigmoid".to_owned(), name.to_owned(), "Tanh".to_owned()]);
         let parameters = [("activation_alpha", 0.4), ("activation_beta", 0.3)];
         let parameters = parameters.map(|(name, value)| (name, Attribute::Floats(vec![value])));

@@ -130,6 +130,7 @@ fn compare(expected: &Value, found: &Value) -> Result<()> {
     let (expected, found) = (doubles(expected)?, doubles(found)?);
     ensure!(expected.len() == found.len(), Fail, "{} elements, not {}", found.len(), expected.len());
     let most =
+        // An infinity would make every difference acceptable.
         expected.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
     for (place, (expected, found)) in expected.iter().zip(&found).enumerate() {
         let same = expected == found || (expected.is_nan() && found.is_nan());
@@ -143,6 +144,7 @@ fn check_all(device: &Arc<dyn Device>, on_host: &[&str], cases: &[RowCase]) {
     let mut problems = Vec::new();
     for case in cases {
         let checked = check(device, case);
+        // The list is exact: an operator that the device runs must leave it.
         if on_host.contains(&case.op) {
             let is_left = checked.is_err_and(|problem| problem.to_string().contains("is not on the device"));
             assert!(is_left, "{} is said to be left to the host and is not", case.op);
@@ -198,6 +200,7 @@ fn reductions_cases() -> Vec<RowCase> {
 
 /// Ties and NaNs, of which the first or the last counts.
 fn arg_cases() -> Vec<RowCase> {
+    // The first five values have no NaN, so only the cases with more of them test it.
     let value = |at: usize| [1.0, 3.0, 3.0, -2.0, -2.0, f32::NAN, 0.0].get(at % 7).copied().unwrap_or(0.0);
     let mut cases = Vec::new();
     for (shape, ends) in [([2, 5, 1], 5), ([1, 70, 40], 7), ([2, 3000, 1], 5)] {
@@ -226,6 +229,7 @@ fn integer_cases() -> Vec<RowCase> {
             cases.push(case(op, vec![x.clone(), ints(&[0])], &[]));
             cases.push(case(op, vec![x.clone(), ints(&[1])], &[("keepdims", 0)]));
         }
+        // Without axes it returns its input (ONNX, `noop_with_empty_axes`).
         cases.push(case("ReduceSum", vec![x], &[("noop_with_empty_axes", 1)]));
     }
     cases

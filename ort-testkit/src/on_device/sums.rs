@@ -48,6 +48,7 @@ fn top_k_cases() -> Vec<Case> {
         }
     }
     let values: Vec<f32> =
+        // 81 values, which fill both shapes below.
         [0.0, -0.0, f32::NAN, 1.0, f32::INFINITY, -1.0, f32::NEG_INFINITY, 1e-40, -1e-40].repeat(9);
     for shape in [vec![9, 9], vec![81]] {
         let x = Given::Is(Tensor::from_slice(&shape, &values).unwrap());
@@ -113,6 +114,7 @@ fn einsum_cases() -> Vec<Case> {
         ("ijk,jil->kl", &[&[2, 3, 4], &[3, 2, 5]]),
         ("ab,bc,cd->ad", &[&[3, 4], &[4, 5], &[5, 2]]),
         ("ab,ab,ab,b->a", &[&[3, 4], &[3, 4], &[1, 4], &[4]]),
+        // A sum of no terms is 0.
         ("ij,jk->ik", &[&[5, 0], &[0, 6]]),
     ];
     for (equation, shapes) in equations {
@@ -179,6 +181,7 @@ fn embed_cases() -> Vec<Case> {
             shift.clone(),
         ];
         let mut full = plain.clone();
+        // The inputs in order: words, segments, three tables, scale, shift, mask, positions.
         full[1] = ids(&[2, 9], 2);
         full[4] = segments;
         full.extend([ids(&[2, 9], 2), ids(&[1, 9], 12)]);

@@ -92,6 +92,8 @@ impl Case {
                 Given::Run(dtype, shape) => {
                     let mut values = numbers(shape.iter().product(), index);
                     if ![DType::F32, DType::F16, DType::BF16, DType::F64].contains(dtype) {
+                        // The cast of a negative float to an unsigned integer is undefined (ONNX,
+                        // `Cast`).
                         let least = if dtype.name().starts_with('u') { 0.0 } else { -99.0 };
                         values.iter_mut().for_each(|value| *value = (*value * 99.0).max(least));
                     }
@@ -123,6 +125,7 @@ impl Case {
             ensure!(found.shape() == expected.shape(), Fail, "shape {:?}", found.shape());
             ensure!(found.dtype() == expected.dtype(), Fail, "type {}", found.dtype());
             let (found, expected) = (found.to_doubles()?, expected.to_doubles()?);
+            // An infinity would make every difference acceptable.
             let finite = expected.iter().filter(|value| value.is_finite());
             let most = finite.fold(0.0, |most: f64, value| most.max(value.abs()));
             for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {

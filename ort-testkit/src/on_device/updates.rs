@@ -42,6 +42,7 @@ pub fn in_place(device: &Arc<dyn Device>) -> Result<()> {
     binding.bind_input("x", Tensor::from_slice(&[4], &[1.0f32, 1.0, 2.0, 2.0])?)?;
     binding.bind_output("new", OutputTarget::Input("weight".to_string()))?;
     binding.bind_output("late", DeviceId::HOST)?;
+    // The second run reads what the first one wrote: [0, 1, 1, 2].
     for late in [[-1.0, -2.0, -6.0, -8.0], [0.0, -1.0, -2.0, -4.0]] {
         session.run_with_binding(&mut binding, &RunOptions::default())?;
         assert_eq!(binding.output("late")?.tensor()?.to_vec::<f32>()?, late);

@@ -72,6 +72,7 @@ fn crop_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let transform = ("coordinate_transformation_mode", text("tf_crop_and_resize"));
     for mode in ["nearest", "linear", "cubic"].map(|mode| ("mode", text(mode))) {
+        // All starts, then all ends: inside, beyond the image and without width, and mirrored.
         for roi in [[0.1, 0.2, 0.7, 0.9], [-0.5, 0.4, 1.5, 0.4], [0.9, 0.0, 0.1, 1.0]] {
             let inputs = vec![run(DType::F32, &[2, 3, 9, 11]), floats(&roi), Given::None, ints(&[6, 5])];
             let outside = ("extrapolation_value", Attribute::Float(7.5));
@@ -237,9 +238,12 @@ fn deform(
 ) -> Case {
     let (kernel, rank) = (&filters[2..], filters.len() - 2);
     let taps: usize = kernel.iter().product();
+    // Filters have the channels of one group.
     let group = image[1] / filters[1];
     // Windows of stride 1 without padding.
     let pixels: Vec<usize> = image[2..].iter().zip(kernel).map(|(size, kernel)| size + 1 - kernel).collect();
+    // [batch, offset groups * taps * numbers, positions]: an offset has a number for each axis,
+    // the mask has one.
     let moved = |numbers: usize| [&[image[0], offset_groups * taps * numbers], &pixels[..]].concat();
     let mut inputs = vec![run(dtype, image), run(dtype, filters), run(dtype, &moved(rank))];
     if more {

@@ -170,6 +170,7 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
 pub fn transposed_convolutions(device: &Arc<dyn Device>) -> Result<()> {
     for case in TRANSPOSED {
         let attrs = case.with_group();
+        // The filters of `ConvTranspose` are [channels in, channels out of a group, ...].
         let bias = [case.kernel[1] * case.group as usize];
         check(device, (ONNX, "ConvTranspose"), &[case.image, case.kernel, &bias], &attrs, 1)?;
     }
@@ -225,7 +226,9 @@ pub(super) fn result_of(case: &Windows) -> Vec<usize> {
     let number =
         |list: &[i64], place: usize, default: usize| list.get(place).map_or(default, |x| *x as usize);
     let size = |axis: usize| {
+        // Pads list the starts of all axes, then their ends.
         let pads = number(case.pads, axis, 0) + number(case.pads, axes + axis, 0);
+        // A dilated kernel spans (kernel - 1) * dilation + 1 elements.
         let extent = (case.kernel[axis + 2] - 1) * number(case.dilations, axis, 1) + 1;
         (case.image[axis + 2] + pads - extent) / number(case.strides, axis, 1) + 1
     };

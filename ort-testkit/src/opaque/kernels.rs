@@ -30,6 +30,8 @@ const FLOAT: &[(&str, TypeSet)] = &[("T", TypeSet::of(&[DType::F32]))];
 const BASE: KernelDef = KernelDef { types: FLOAT, when: all_outputs, ..KernelDef::BASE };
 const UNARY: KernelDef = KernelDef { in_place: &[(0, 0)], ..BASE };
 const BINARY: KernelDef = KernelDef { in_place: &[(0, 0), (1, 0)], ..BASE };
+// Input 1 is a shape or the sizes of parts. The session reads it on the host, so the kernel does
+// not.
 const SHAPED: KernelDef = KernelDef { host_inputs: &[1], ..BASE };
 
 pub(super) static KERNELS: [OpaqueKernel; 12] = [
@@ -64,6 +66,7 @@ impl Kernel {
     }
 
     fn floats(&self, bytes: &[u8]) -> Vec<f32> {
+        // All values are float32, so no bytes remain.
         bytes.as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
     }
 }
@@ -94,6 +97,7 @@ impl Executable for Kernel {
             });
         }
         let shapes: Vec<Shape> = outputs.iter().map(|output| output.shape().into()).collect();
+        // All inputs are copies, so an output may take the memory of one.
         let results = (self.kernel.compute)(&self.attrs, &inputs, &shapes)?;
         ensure!(results.len() == outputs.len(), Fail, "{} outputs were computed", results.len());
         for (output, values) in outputs.iter().zip(results) {
@@ -121,6 +125,7 @@ fn unary(inputs: &[Option<Operand>], apply: fn(f32) -> f32) -> Result<Vec<Vec<f3
 /// Iterates over the coordinates of every element of a shape, in row-major order.
 fn coordinates(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     let shape = shape.to_vec();
+    // The product of no sizes is 1, so a scalar has one element, with no coordinates.
     (0..shape.iter().product()).map(move |flat| {
         let mut rest: usize = flat;
         let mut at = vec![0; shape.len()];
@@ -135,6 +140,7 @@ fn coordinates(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
 impl Operand {
     /// Returns the element at coordinates of a shape that this operand broadcasts to.
     fn at(&self, coordinates: &[usize]) -> f32 {
+        // Broadcasting aligns the last axes.
         let skipped = coordinates.len() - self.shape.len();
         let flat = self
             .shape
@@ -169,6 +175,7 @@ fn concat(attrs: &Attributes, inputs: &[Option<Operand>], outputs: &[Shape]) -> 
     let mut values = Vec::new();
     for mut at in coordinates(&outputs[0]) {
         let mut index = 0;
+        // An input of size 0 along the axis is skipped by the same comparison.
         while at[axis] >= operand(inputs, index)?.shape[axis] {
             at[axis] -= operand(inputs, index)?.shape[axis];
             index += 1;
@@ -199,6 +206,7 @@ fn transpose(attrs: &Attributes, inputs: &[Option<Operand>], outputs: &[Shape]) 
     let rank = input.shape.len();
     let order: Vec<usize> = match attrs.find_ints("perm") {
         Some(order) => order.iter().map(|&axis| axis as usize).collect(),
+        // Without `perm` the axes are reversed (ONNX, `Transpose`).
         None => (0..rank).rev().collect(),
     };
     let moved = coordinates(&outputs[0]).map(|at| {
@@ -220,10 +228,12 @@ fn softmax(attrs: &Attributes, inputs: &[Option<Operand>], _: &[Shape]) -> Resul
     let mut values = input.values.clone();
     for start in 0..values.len() {
         // Visit each row along the axis once, at its first element.
+        // There is a `start` only if no size is 0, so neither divisor is 0.
         if !(start / stride).is_multiple_of(length) {
             continue;
         }
         let line = || (0..length).map(|step| start + step * stride);
+        // Without the maximum `exp` would overflow.
         let greatest = line().map(|at| values[at]).fold(f32::NEG_INFINITY, f32::max);
         for at in line() {
             values[at] = (values[at] - greatest).exp();
@@ -242,6 +252,7 @@ fn matmul(_: &Attributes, inputs: &[Option<Operand>], outputs: &[Shape]) -> Resu
     ensure!(a.shape.len() >= 2 && b.shape.len() >= 2, InvalidArgument, "both inputs must be matrices");
     let inner = a.shape[a.shape.len() - 1];
     let rank = outputs[0].len();
+    // `at` are coordinates of the output. The last ones are replaced along the inner axis.
     let products = coordinates(&outputs[0]).map(|at| {
         let (mut left, mut right) = (at.clone(), at);
         (0..inner).fold(0.0, |sum, step| {

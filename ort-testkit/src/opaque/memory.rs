@@ -82,6 +82,7 @@ impl Memory {
             }
             (Some(from), Some(to)) => {
                 self.write(to, &self.read(from)?)?;
+                // Nothing passes between host and device.
                 self.count(|transfers| transfers.within += 1, 0);
             }
             (None, None) => return Err(error!(Fail, "neither side of a copy is in the device's memory")),
@@ -138,6 +139,7 @@ impl Allocator for Memory {
             return Err(AllocError::Unsupported { device: self.id, reason });
         }
         let mut table = self.table.lock();
+        // This check precedes every addition, so `in_use` never exceeds the limit.
         let available = table.stats.limit.map(|limit| limit - table.stats.in_use);
         if available.is_some_and(|available| available < bytes) {
             return Err(AllocError::OutOfMemory { requested: bytes, available, device: self.id });
@@ -152,6 +154,7 @@ impl Allocator for Memory {
         stats.total_allocated = stats.in_use;
         stats.max_in_use = stats.max_in_use.max(stats.in_use);
         stats.max_alloc_size = stats.max_alloc_size.max(bytes);
+        // The buffer owns the table as well, so it may outlive its device.
         let owner = Arc::clone(&self.table);
         let release = move |handle| {
             let mut table = owner.lock();

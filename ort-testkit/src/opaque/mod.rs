@@ -45,6 +45,7 @@ impl ExecutionProvider for OpaqueProvider {
         );
         check_options(NAME, options, &["memory_limit"])?;
         let mut limit = None;
+        // `check_options` refused other names, so each value is that of `memory_limit`.
         for value in options.values() {
             let bytes = value.parse().map_err(|_| {
                 error!(InvalidArgument, "option memory_limit is '{value}', expected a number of bytes")

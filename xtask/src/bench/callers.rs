@@ -61,6 +61,7 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
             threads,
             seconds: options.seconds,
             rows: None,
+            // These tables have no column for loading.
             loads: 0,
         };
         let mut cells = vec![case.name.clone()];
@@ -167,6 +168,7 @@ fn report(timing: &Timing, tools: &Tools, runtime: Runtime, extra: &[&str]) -> R
 /// interval; loading is short, so the intervals overlap.
 fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
     let mut children = Vec::new();
+    // All processes start before the first is waited for, because they must overlap.
     for _ in 0..CALLERS {
         let mut command = timing.command(tools, Runtime::Ours, &[]);
         let child = command.stdout(Stdio::piped()).spawn();
@@ -174,6 +176,7 @@ fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
     }
     let mut sum = Throughput { runs_per_second: 0.0, cpu_ms: 0.0 };
     for child in children {
+        // A report fits in the buffer of its pipe, so the processes that wait here do not block.
         let output = child.wait_with_output()?;
         if !output.status.success() {
             bail!("one of {CALLERS} processes failed ({})", output.status);

@@ -78,6 +78,7 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
             let sides = timing.in_turn(&tools, options.runtimes(), options.rounds);
             let sides = match sides {
                 Ok(sides) => sides,
+                // A kernel that fails must not lose the measurements of the others.
                 Err(error) => {
                     table.add_row([kernel.name.clone(), threads.to_string(), format!("{error:#}")]);
                     continue;
@@ -131,6 +132,7 @@ impl Speed {
                 let operations = ours.and_then(|side| side.operations);
                 (operations.map_or(f64::NAN, |count| count as f64), limits.flops * speed)
             }
+            // The bandwidth depends on the cache that the bytes fit into.
             None => (kernel.bytes, limits.bandwidth(kernel.bytes)),
         };
         Speed {

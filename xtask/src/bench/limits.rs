@@ -33,6 +33,7 @@ impl Limits {
     /// Returns the copy bandwidth, in bytes per second, of the smallest measured working set that
     /// holds `bytes`.
     pub(crate) fn bandwidth(&self, bytes: f64) -> f64 {
+        // `find` relies on the ascending order in which `ort limits` lists the sets.
         let holds = self.copies.iter().find(|(set, _)| *set >= bytes).or(self.copies.last());
         holds.map_or(f64::NAN, |(_, speed)| *speed)
     }

@@ -48,6 +48,7 @@ pub(crate) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
     }
     let cases = if options.quantized { quantized_cases(workspace) } else { Cases::standard(workspace) };
     let mut chosen = chosen_cases(&cases, &options.only)?;
+    // A case that is named is timed even if the table does not choose it.
     if options.only.is_empty() {
         chosen.retain(|case| case.bench);
     }

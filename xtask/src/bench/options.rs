@@ -66,11 +66,13 @@ impl BenchOptions {
     /// The runtimes in the order of their columns.
     pub(super) fn runtimes(&self) -> &'static [Runtime] {
         let all = &[Runtime::Ours, Runtime::OnnxRuntime, Runtime::OpenVino];
+        // OpenVINO is the last of all runtimes.
         if self.skip_openvino { &all[..2] } else { all }
     }
 
     pub(super) fn tools(&self, workspace: &Workspace, python: Python) -> Result<Tools> {
         let mut tools = Tools::new(workspace, python)?;
+        // ONNX Runtime's column stays that of float32.
         if self.precision == Precision::Bf16 {
             tools.openvino_precision = "bf16";
             tools.arguments.push("--precision=bf16".to_owned());

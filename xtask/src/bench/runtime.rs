@@ -137,6 +137,7 @@ impl Timing {
         for _ in 0..rounds {
             for (&runtime, reports) in runtimes.iter().zip(&mut all).filter(|(_, reports)| !reports.failed) {
                 match self.one_turn(tools, runtime, reports) {
+                    // Without ours there is nothing to compare.
                     Err(error) if runtime == Runtime::Ours => return Err(error),
                     Err(error) => {
                         eprintln!("left out: {error:#}");
@@ -146,6 +147,7 @@ impl Timing {
                 }
             }
         }
+        // The earlier rounds of a runtime that failed do not count.
         let side = |reports: &Reports| Side::of(&reports.timed, &reports.loads).filter(|_| !reports.failed);
         Ok(all.iter().map(side).collect())
     }
@@ -155,6 +157,7 @@ impl Timing {
         // Reading the file first puts it into the page cache for every runtime; otherwise the first
         // would load from disk.
         io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
+        // A millisecond is over after the first run, so the process does little but load.
         let only_load = Self { seconds: 1e-3, ..self.clone() };
         for _ in 0..self.loads {
             let mut command = only_load.command(tools, runtime, &["--warmup", "0"]);

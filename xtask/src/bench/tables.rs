@@ -55,6 +55,7 @@ impl Row {
 
     /// Returns our time divided by the fastest other runtime's.
     pub(crate) fn ratio(&self) -> Option<f64> {
+        // Side 0 is ours.
         let fastest = (1..self.sides.len()).filter_map(|index| self.median(index)).reduce(f64::min)?;
         Some(self.median(0)? / fastest)
     }
@@ -76,6 +77,7 @@ impl Row {
     /// Returns the share of peak FLOP/s that the model's GEMMs and convolutions reach.
     fn peak_share(&self) -> Option<f64> {
         let ours = self.side(0)?;
+        // `operations` counts multiplications and additions, as FLOP/s do.
         Some(ours.operations? as f64 / (ours.median_ms * 1e-3) / self.flops)
     }
 
@@ -101,6 +103,7 @@ impl Row {
             cells.push(problem.clone());
             return cells;
         }
+        // A runtime that is missing fills its columns with `-`.
         cells.extend((0..3).map(|index| milliseconds(self.median(index))));
         cells.push(decimals(self.ratio()));
         cells.push(decimals(self.cpu_ratio()));
@@ -189,6 +192,7 @@ fn compact(rows: &[Row]) -> comfy_table::Table {
     columns.extend(["load: ours / ORT / OV ms".to_owned(), "peak: ours / ORT / OV MiB".to_owned()]);
     let mut table = table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    // The rows of a case are adjacent, so no sorting is needed and the table keeps its order.
     names.dedup();
     for name in names {
         let row = |count: &usize| rows.iter().find(|row| row.name == name && row.threads == *count);
@@ -198,6 +202,7 @@ fn compact(rows: &[Row]) -> comfy_table::Table {
             cells.push(decimals(row.and_then(Row::ratio)));
             cells.push(percent(row.and_then(Row::peak_share)));
         }
+        // Loading and memory have one column each: that of the fewest threads.
         let first = threads.first().and_then(row);
         cells.push(triple(|index| milliseconds(first.and_then(|row| row.load(index)))));
         cells.push(triple(|index| mebibytes(first.and_then(|row| row.growth(index)))));
@@ -241,6 +246,7 @@ fn means(rows: &[Row]) -> Vec<Mean> {
             let of = rows.iter().filter(|row| row.threads == threads && counts(row));
             let ratios: Vec<(&str, f64)> =
                 of.filter_map(|row| Some((row.name.as_str(), ratio(row)?))).collect();
+            // No row has this ratio if the other runtimes were left out.
             let Some(value) = geometric_mean(ratios.iter().map(|(_, ratio)| *ratio)) else { continue };
             let worst = ratios.iter().max_by(|a, b| a.1.total_cmp(&b.1));
             let worst = worst.map_or((String::new(), f64::NAN), |(name, ratio)| ((*name).to_owned(), *ratio));
@@ -272,6 +278,7 @@ impl Mean {
 
 fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
     let count = values.len();
+    // The geometric mean, so that a ratio and its inverse cancel.
     (count > 0).then(|| (values.map(f64::ln).sum::<f64>() / count as f64).exp())
 }
 

@@ -122,10 +122,12 @@ impl TrainRow {
             Ok(TrainReport { error: Some(error), .. }) => self.problem = Some(error),
             Ok(report) => {
                 let least =
+                    // A round that does not report a time keeps that of the others.
                     |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::min);
                 self.median_ms = least(self.median_ms, report.median_ms);
                 self.min_ms = least(self.min_ms, report.min_ms);
                 let growth = report.peak_rss.zip(report.baseline_rss);
+                // Memory takes the maximum: a process must be given the largest of its peaks.
                 self.growth = self.growth.max(growth.and_then(|(peak, base)| peak.checked_sub(base)));
                 self.last = Some(report);
             }
@@ -214,6 +216,7 @@ impl Bench<'_> {
                 );
             }
         }
+        // Level 0 is the reference of the other settings, so its failure ends the run.
         match rows.first().and_then(|row| row.problem.clone()) {
             Some(problem) => Err(anyhow!("{problem}")),
             None => Ok(rows),
@@ -231,6 +234,7 @@ impl Bench<'_> {
         median: Option<f64>,
     ) -> Result<TrainReport> {
         // The first round knows no step time and runs the minimum.
+        // Milliseconds that are asked for, divided by those of an epoch.
         let wanted = median.map_or(0.0, |median| self.seconds * 1e3 / (median * BATCHES as f64));
         let epochs = (wanted.ceil() as usize).max(LEAST_EPOCHS);
         let mut command = match setting {
@@ -243,6 +247,7 @@ impl Bench<'_> {
                 let memory = whole.and_then(|report| report.memory_predicted.as_ref());
                 let memory = memory.context("level 0 did not say what it takes")?;
                 let room = (memory.activations as f64 * share) as u64;
+                // The limit covers all memory, of which only the activations may shrink.
                 let limit = memory.total - memory.activations + room;
                 let mut command = self.ours(model, threads, epochs);
                 command.args(["--memory-limit", &limit.to_string()]);
@@ -335,6 +340,7 @@ fn cells(model: &Model, threads: usize, setting: Setting, row: &TrainRow, rows: 
     let whole = of(rows, Setting::Level(0));
     let activations = |row: &TrainRow| row.activations().map(|bytes| bytes as f64);
     cells.extend([mebibytes(row.activations()), mebibytes(row.predicted())]);
+    // The columns relative to level 0 are about our memory optimizer.
     if !matches!(setting, Setting::Other(..)) {
         cells.push(ratio(activations(row), whole.and_then(activations)));
         cells.push(ratio(row.median_ms, whole.and_then(|whole| whole.median_ms)));

@@ -52,6 +52,7 @@ impl ConformanceOptions {
 
     /// The number of cases in the pinned package.
     pub(crate) fn cases(&self) -> usize {
+        // Devices run only the suite of single nodes.
         if self.wgpu || self.cuda { NODE_CASES } else { CASES }
     }
 }

@@ -108,6 +108,7 @@ pub(super) fn check_list(
         }
     }
     let names: BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.name.as_str()).collect();
+    // A case that was renamed or removed must leave the list.
     for name in listed.keys().filter(|name| in_suites(name, suites) && !names.contains(name.as_str())) {
         wrong.push(format!("{name}: there is no such case"));
     }
@@ -129,10 +130,12 @@ pub(super) fn bless(
 ) -> Result<()> {
     let mut list: BTreeMap<&str, String> = listed
         .iter()
+        // Suites that did not run keep their entries.
         .filter(|(name, _)| !in_suites(name, suites))
         .map(|(name, reason)| (name.as_str(), reason.clone()))
         .collect();
     for outcome in outcomes.iter().filter(|outcome| outcome.verdict != Verdict::Pass) {
+        // In the list, `#` separates a name from its reason.
         let found: String = outcome.why.replace('#', "").chars().take(REASON_LENGTH).collect();
         let found =
             if found.trim().is_empty() { "no reason given".to_owned() } else { found.trim().to_owned() };

@@ -125,6 +125,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
         }
     }
     let (source, _) = root.path.rsplit_once('/').unwrap_or_default();
+    // An allowed circle that does not exist would hide one that comes later.
     for allowed in ALLOWED.iter().filter(|allowed| allowed.folder.starts_with(source)) {
         if !circles.iter().any(|circle| allowed.is(circle)) {
             report(allowed.folder, "its allowed circle is gone: remove it from ALLOWED".to_owned());
@@ -135,6 +136,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
 impl Allowed {
     fn is(&self, circle: &BTreeSet<String>) -> bool {
         let files = self.files.iter().map(|file| format!("{}/{file}", self.folder));
+        // Both sides are in alphabetical order: the table by its rule, the set by its type.
         files.eq(circle.iter().cloned())
     }
 }
@@ -191,8 +193,10 @@ impl<'a> Search<'a> {
             lowest = lowest.min(self.visit(target, edges));
         }
         self.visits.insert(file, (number, lowest));
+        // A file that reaches no earlier one on the stack is the root of its component.
         if lowest == number {
             let component: BTreeSet<_> = self.stack.drain(depth..).map(str::to_owned).collect();
+            // A file alone is no circle, even if it names itself.
             self.circles.extend((component.len() > 1).then_some(component));
         }
         lowest

@@ -27,6 +27,8 @@ pub(super) fn string_literals(text: &str) -> Vec<(usize, String)> {
     let mut at = 0;
     while at < characters.len() {
         let end = skip(&characters, at);
+        // A quote that is the last character of the text has no content: its range would be
+        // inverted.
         if end > at + 1 && characters[at] == '"' {
             literals.push((at, characters[at + 1..end - 1].iter().collect()));
         }
@@ -58,6 +60,7 @@ fn find(text: &[char], from: usize, stop: impl Fn(char) -> bool) -> usize {
 }
 
 fn skip_block_comment(text: &[char], at: usize) -> usize {
+    // Block comments nest in Rust.
     let (mut depth, mut at) = (0usize, at);
     while at < text.len() {
         match (text[at], text.get(at + 1)) {
@@ -73,14 +76,17 @@ fn skip_block_comment(text: &[char], at: usize) -> usize {
 fn skip_quoted(text: &[char], from: usize, quote: char) -> usize {
     let mut at = from;
     while at < text.len() && text[at] != quote {
+        // The character after a backslash never ends a literal.
         at += if text[at] == '\\' { 2 } else { 1 };
     }
+    // A backslash at the end of the text makes `at` exceed the length.
     (at + 1).min(text.len())
 }
 
 fn skip_raw(text: &[char], at: usize) -> usize {
     let hashes = text[at + 1..].iter().take_while(|c| **c == '#').count();
     let open = at + 1 + hashes;
+    // Without a quote it is a raw identifier, such as `r#type`.
     if text.get(open) != Some(&'"') {
         return at;
     }

@@ -41,6 +41,7 @@ pub(super) fn links_lead_somewhere(
     for (index, line) in file.text.lines().enumerate() {
         let quoted = quoted(line).filter(|text| looks_like_file(text));
         let linked = line.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        // Rules need no network, so links to other sites are not followed.
         let linked = linked
             .map(|(target, _)| target)
             .filter(|target| !target.contains("://") && !target.starts_with("mailto:"));
@@ -89,8 +90,10 @@ pub(super) fn all_pages_are_listed(
 
 /// The anchors of a document's headings, as `path#anchor`.
 pub(super) fn anchors(file: &SourceFile) -> impl Iterator<Item = String> + '_ {
+    // A shell comment in a code block counts as a heading, too. That only allows more anchors.
     let headings = file.text.lines().filter(|line| line.starts_with('#'));
     headings.map(|heading| {
+        // GitHub's rule: no punctuation, lower case, and a dash for each space.
         let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
         let heading: String = heading.trim_start_matches('#').trim().chars().filter(kept).collect();
         format!("{}#{}", file.path, heading.to_lowercase().replace(' ', "-"))
@@ -114,6 +117,7 @@ fn looks_like_identifier(text: &str) -> bool {
     let is_path = name
         .split("::")
         .all(|part| part.starts_with(|c: char| c.is_ascii_alphabetic()) && part.chars().all(is_word));
+    // Prose, commands and acronyms have one case: `cargo`, `GEMM`.
     let is_camel =
         name.chars().any(|c| c.is_ascii_uppercase()) && name.chars().any(|c| c.is_ascii_lowercase());
     is_path && (name.contains("::") || name.contains('_') || is_camel || text.ends_with("()"))

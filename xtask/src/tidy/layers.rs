@@ -31,6 +31,7 @@ pub(super) fn applies(file: &SourceFile) -> bool {
 /// Finds imports from a higher layer, and folders that are in no layer.
 pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let inside = file.path.trim_start_matches(ROOT);
+    // The layer of `run/frame.rs` is that of `run`, the layer of `files.rs` that of `files`.
     let own = inside.split(['/', '.']).next().unwrap_or(inside);
     let mut report = |line, what| findings.push(Finding { path: file.path.clone(), line, what });
     let Some(layer) = layer_of(own) else {

@@ -58,6 +58,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 /// Reads the text files, and lists the names of all files.
 fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
+    // With `-z` git does not quote unusual names.
     let mut command = Command::new("git");
     command.current_dir(&workspace.root).args([
         "ls-files",

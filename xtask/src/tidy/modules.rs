@@ -72,6 +72,7 @@ impl Crate {
         let mut edges = Edges::new();
         for (at, module) in self.modules.iter().enumerate() {
             for (target, path) in self.named(at) {
+                // A path that ends at a module uses none of its items.
                 let Target::Item(target) = target else { continue };
                 if target != at {
                     let to = self.modules[target].file.clone();
@@ -102,6 +103,7 @@ impl Crate {
         for path in &module.paths {
             add(self.follow(at, path, &mut Vec::new()), path.join("::"));
         }
+        // `macro_rules` has textual scope: a module below sees it without an import.
         for name in module.calls.iter().filter(|name| !module.names(name)) {
             add(self.macro_in_scope(at, name).into_iter().collect(), format!("{name}!"));
         }
@@ -113,10 +115,12 @@ impl Crate {
         let module = &self.modules[at];
         let mut used = Vec::new();
         for target in self.follow(at, &glob.path, &mut Vec::new()) {
+            // `use Enum::*` leads to the enum, and its variants are in the same file.
             let Target::Module(from) = target else {
                 used.push((vec![target], glob.path.join("::")));
                 continue;
             };
+            // In Rust, items and named imports of a module shadow its globs.
             for word in module.words.iter().filter(|word| !module.names(word)) {
                 used.extend(self.look_up(from, word, &mut Vec::new()).map(|found| (found, word.clone())));
             }
@@ -157,9 +161,13 @@ impl Crate {
             let mut next = Vec::new();
             for target in targets {
                 match target {
+                    // What follows an item, such as a variant or an associated function, counts as
+                    // part of its file.
                     Target::Item(_) => next.push(target),
                     Target::Module(inner) => match self.look_up(inner, name, pending) {
                         Some(found) => next.extend(found),
+                        // The module exists but does not show the name, which a macro may
+                        // generate. The path counts as a use of the module's file.
                         None if index > 0 || is_certain => next.push(Target::Item(inner)),
                         None => {}
                     },
@@ -173,12 +181,15 @@ impl Crate {
     /// Returns what a name stands for in a module, in each namespace: nothing if the module imports
     /// it from another crate, and `None` if it has no such name.
     fn look_up(&self, at: usize, name: &str, pending: &mut Vec<(usize, String)>) -> Option<Vec<Target>> {
+        // The name is already being looked up: a circle of re-exports adds nothing.
         if pending.iter().any(|(module, other)| *module == at && other == name) {
             return None;
         }
         pending.push((at, name.to_owned()));
         let module = &self.modules[at];
         let mut found = Vec::new();
+        // A function, a module and a macro may share a name, because they are in different
+        // namespaces.
         found.extend(module.items.contains(name).then_some(Target::Item(at)));
         let exported = self.exported.get(name).filter(|_| at == 0);
         found.extend(exported.map(|module| Target::Item(*module)));
@@ -188,6 +199,7 @@ impl Crate {
             has_name = true;
             found.extend(self.follow(at, &import.path, pending));
         }
+        // As in Rust, globs count only if the module has no such name of its own.
         if !has_name {
             for glob in module.imports.iter().filter(|import| import.name == "*") {
                 for target in self.follow(at, &glob.path, pending) {
@@ -225,6 +237,7 @@ fn load(
     let at = modules.len();
     modules.push(Module { file: path.to_owned(), parent, ..parsed(text) });
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+    // The children of `a/mod.rs` are in `a`, and so are those of `a.rs`.
     let below = match name {
         "lib.rs" | "main.rs" | "mod.rs" => folder,
         _ => path.trim_end_matches(".rs"),
@@ -295,7 +308,9 @@ impl<'a> Reader<'a> {
     fn step(&mut self) {
         match self.ahead(0) {
             "#" if self.is_test_attribute() => return self.skip_item(),
+            // `use<'a>` is a bound that lists captured lifetimes.
             "use" if self.ahead(1) != "<" => {
+                // `pub(crate) use` has a parenthesis before the keyword.
                 let is_public = matches!(self.before(), "pub" | ")");
                 self.at += 1;
                 return self.import(&[], is_public);
@@ -339,6 +354,7 @@ impl<'a> Reader<'a> {
         let mut in_attribute = false;
         while self.at < self.tokens.len() {
             let token = self.ahead(0);
+            // The `]` of an attribute closes a bracket, but does not end the item.
             in_attribute |= token == "#" && open == 0;
             match token {
                 "(" | "[" | "{" => open += 1,
@@ -358,6 +374,7 @@ impl<'a> Reader<'a> {
 
     fn define_macro(&mut self) {
         let name = self.ahead(2).to_owned();
+        // Attributes stand between the end of the previous item and the macro.
         let attributes =
             self.tokens[..self.at].iter().rev().take_while(|token| !matches!(**token, ";" | "}"));
         if attributes.clone().any(|token| *token == "macro_export") {
@@ -376,6 +393,7 @@ impl<'a> Reader<'a> {
             self.at += 1;
             match token.as_str() {
                 "{" => {
+                    // A nested list: each branch continues the path up to here.
                     while self.at < self.tokens.len() && self.ahead(0) != "}" {
                         self.import(&path, is_public);
                         self.at += usize::from(self.ahead(0) == ",");
@@ -385,6 +403,7 @@ impl<'a> Reader<'a> {
                 }
                 "*" => return self.push_import(path, token, is_public),
                 "::" => continue,
+                // `a::{self}` imports `a`.
                 "self" if !path.is_empty() => {}
                 _ => path.push(token),
             }

@@ -28,7 +28,9 @@ pub(super) fn check(file: &SourceFile, repository: &Repository, findings: &mut V
     let code: Vec<char> = without_comments_and_literals(&file.text).chars().collect();
     let last = lines_without_tests(&file.text);
     for (start, name) in string_literals(&file.text) {
+        // `start` counts characters, and so does `code`.
         let line = 1 + code[..start].iter().filter(|c| **c == '\n').count();
+        // Unit tests name operators to build graphs of them.
         if line <= last
             && repository.elementwise.contains(&name)
             && !before(&code, start).ends_with("op:")
@@ -66,6 +68,7 @@ fn is_part_of_word(c: char) -> bool {
 
 /// Returns some of the code before a position, without the space at its end.
 fn before(code: &[char], at: usize) -> String {
+    // The callers look at the last words before a literal, so 100 characters suffice.
     let text: String = code[at.saturating_sub(100)..at].iter().collect();
     text.trim_end().to_owned()
 }

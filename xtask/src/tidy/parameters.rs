@@ -33,12 +33,14 @@ pub(super) fn applies(file: &SourceFile) -> bool {
 pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let code = without_comments_and_literals(&file.text);
     for (start, _) in code.match_indices("fn ") {
+        // These letters may be the end of a longer name.
         if code[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
             continue;
         }
         let Some(parameters) = parameters(&code[start..]) else { continue };
         let values: Vec<usize> = parameters.iter().map(|parameter| values_of(parameter)).collect();
         let count: usize = values.iter().sum();
+        // Without tuples, the count is that of the parameters, which a lint of clippy limits.
         if count > MOST && values.iter().any(|values| *values > 1) {
             let line = code[..start].matches('\n').count() + 1;
             report(
@@ -54,6 +56,7 @@ pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Fi
 /// The parameters of the function at the start of `code`, without `self`.
 fn parameters(code: &str) -> Option<Vec<&str>> {
     let name_end = code.find(['(', '<'])?;
+    // Bounds of generics may have parentheses, as `F: Fn(u32)` has.
     let generics = match code[name_end..].starts_with('<') {
         true => name_end + enclosed(&code[name_end..])?.len() + 2,
         false => name_end,
@@ -68,6 +71,7 @@ fn values_of(parameter: &str) -> usize {
     let tuple = |text: &str| {
         let text = text.trim_start_matches(['&', ' ']);
         let text = text.strip_prefix("mut ").unwrap_or(text);
+        // The unit type counts as one value.
         text.starts_with('(').then(|| enclosed(text).map_or(1, |list| split(list).count().max(1)))
     };
     let ty = parameter.split_once(": ").map_or("", |(_, ty)| ty);

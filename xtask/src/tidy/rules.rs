@@ -168,6 +168,7 @@ fn forbidden_code(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Find
 
 fn whitespace(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
     let tab_separated = file.has_extension("tsv");
+    // Not `lines`, which would remove the carriage returns that are to be found.
     for (index, line) in file.text.split('\n').enumerate() {
         if line.contains('\t') && !tab_separated {
             report(findings, file, index + 1, "a tab".to_owned());
@@ -194,6 +195,7 @@ fn all_tests_are_modules(file: &SourceFile, repository: &Repository<'_>, finding
     let folder = file.path.trim_end_matches("main.rs");
     let beside = repository.paths.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
     for module in beside.filter(|name| !name.contains('/') && *name != "main") {
+        // The whole line must match, so that a declaration in a comment does not count.
         if !file.text.lines().any(|line| line == format!("mod {module};")) {
             report(findings, file, 0, format!("has no `mod {module};`: the tests in it never run"));
         }

@@ -48,6 +48,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
     };
     let mut places = BTreeMap::<String, Vec<(&str, usize)>>::new();
     for file in repository.files.iter().filter(in_crate) {
+        // An example in a comment defines no type.
         let code = without_comments_and_literals(&file.text);
         for (index, line) in code.lines().enumerate() {
             if let Some(name) = defined_type(line) {
@@ -69,6 +70,7 @@ pub(super) fn check(root: &SourceFile, repository: &Repository<'_>, findings: &m
 /// The type that a line defines at the top level of its file.
 fn defined_type(line: &str) -> Option<&str> {
     let item = match line.strip_prefix("pub") {
+        // `pub(crate)` and the like.
         Some(rest) if rest.starts_with('(') => rest.split_once(") ")?.1,
         Some(rest) => rest.strip_prefix(' ')?,
         None => line,

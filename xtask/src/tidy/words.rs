@@ -21,6 +21,7 @@ pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Fi
     };
     for (index, line) in prose.iter().enumerate() {
         let next = prose.get(index + 1).map_or("", String::as_str);
+        // With a space on each side, a phrase matches whole words only.
         let both = format!(" {line} {next} ");
         for (bad, good) in replaced() {
             // What begins on the next line is found there.
@@ -35,6 +36,7 @@ pub(super) fn check(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Fi
 
 /// The rows of the guide's table of words.
 fn replaced() -> impl Iterator<Item = (&'static str, &'static str)> {
+    // The header and the row of dashes come before the words.
     let table = GUIDE.lines().skip_while(|line| !line.starts_with("| instead of |")).skip(2);
     table.filter_map(|row| row.trim_matches('|').split_once('|')).map(|(bad, good)| (bad.trim(), good.trim()))
 }

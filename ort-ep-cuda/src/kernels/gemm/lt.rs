@@ -36,8 +36,10 @@ pub(super) fn launches(product: &Product, cx: &OpCx<'_>, walk: &Walk) -> Result<
     };
     let y = &product.gemm.result.tensor;
     let launch = Launch::library(Arc::new(routine))
+        // The library sees every matrix transposed, hence the right operand comes first.
         .tensor(&product.gemm.rhs.tensor)
         .tensor(&product.gemm.lhs.tensor)
+        // Without an addend, the factor is 0, and the library does not read this matrix.
         .tensor(split.matrix.map_or(y, |(part, _)| &part.tensor))
         .tensor(y)
         .find_tensor(split.bias.map(|part| &part.tensor))
@@ -57,6 +59,7 @@ pub(super) fn launches(product: &Product, cx: &OpCx<'_>, walk: &Walk) -> Result<
 fn split<'a>(product: &'a Product, cx: &OpCx<'_>, walk: &Walk) -> Option<LibrarySplit<'a>> {
     let (rows, columns, depth) = (product.gemm.rows, product.gemm.columns, product.gemm.depth);
     // GEMV is bound by memory bandwidth, and our own kernels are made for that.
+    // The library walks one batch axis at most.
     if rows.min(columns) <= FEW_ROWS || depth == 0 || walk.sizes.len() > 1 {
         return None;
     }

@@ -95,6 +95,7 @@ fn boxes(
     Boxes {
         dtype: part.tensor.dtype,
         sizes: [sizes[0] as u64, sizes[1] as u64, count as u64],
+        // The encoding takes strides in bytes, and both types have 2.
         steps: [step, matrix].map(|elements| elements as u64 * 2),
         counts: [STEPS as u32, rows as u32, 1],
     }

@@ -54,6 +54,8 @@ impl Product {
         };
         let steps: Vec<Vec<i64>> = self.tensors().map(steps).collect();
         let mut walk = Walk::new(&sizes, &steps);
+        // `tensors` lists the right operand second. Rows do not move it, so a last axis that does
+        // is one of the batch, and there is one row.
         let folds = matches!(walk.steps.get(1).map(|steps| steps.last()), Some(Some(0)));
         self.gemm.rows = if folds { walk.sizes.pop().unwrap_or(1) } else { 1 };
         for (part, steps) in self.tensors().zip(&mut walk.steps) {

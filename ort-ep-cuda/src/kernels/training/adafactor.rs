@@ -123,6 +123,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let parameter = Stream::of(cx, 0, 0)?;
     let count = call.gradient.count();
     if count == 0 {
+        // State outputs without elements still have to take over their inputs.
         let states = if space.layout.factored { &[(ROW, 1), (COLUMN, 2)][..] } else { &[(SECOND, 3)] };
         let states = states.iter().map(|(input, output)| Stream::of(cx, *input, *output));
         let streams: Vec<Stream<'_>> = std::iter::once(Ok(parameter)).chain(states).collect::<Result<_>>()?;

@@ -26,6 +26,7 @@ pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Faul
     let memory = &mut driver.memory;
     let mut placed = Vec::new();
     let parsed = parse(&text, (major * 10 + minor) as u32, &mut |global| {
+        // A variable without bytes needs an address, too, and `allocate` refuses a size of zero.
         let address = memory.allocate(global.data.len().max(1) as u64, true, limit())?;
         placed.push(address);
         Some(address)
@@ -84,6 +85,7 @@ pub(super) fn start(
     let (module, entry, most) = (kernel.module, kernel.number, kernel.dynamic);
     let kernel = &code.0.functions[entry];
     let threads = block.iter().map(|n| u64::from(*n)).product::<u64>();
+    // The limits on grids and blocks are the same for all compute capabilities.
     let fits = grid.iter().chain(&block).all(|n| *n > 0)
         && grid[0] <= i32::MAX as u32
         && grid[1..].iter().all(|n| *n <= 65535)
@@ -97,6 +99,8 @@ pub(super) fn start(
     }
     let mut bytes = Vec::new();
     for (at, (place, size)) in kernel.formals.iter().enumerate() {
+        // The parser puts the `.param` space, and so the parameters of a kernel, into local
+        // memory.
         let Place::Local(offset) = place else { return Err(code::INVALID_VALUE) };
         bytes.resize(bytes.len().max(*offset as usize + size), 0u8);
         // SAFETY: `parameters` is not null if the kernel has any, and the driver's API requires one

@@ -127,6 +127,7 @@ fn value<T: Copy>(from: *const c_void, bytes: usize) -> Result<T, c_int> {
 }
 
 fn element(number: c_int) -> Result<Element, c_int> {
+    // The numbers of `cudaDataType`.
     match number {
         0 => Ok(Element::F32),
         1 => Ok(Element::F64),
@@ -194,6 +195,7 @@ lt_api! {
     }
     fn cublasLtMatrixLayoutSetAttribute(handle: Handle, attribute: c_int, from: *const c_void, bytes: usize) {
         let mut layout = layout(handle)?;
+        // 5 is `BATCH_COUNT`, 6 is `STRIDED_BATCH_OFFSET`.
         match attribute {
             5 => layout.batch = usize::try_from(value::<i32>(from, bytes)?).map_err(|_| INVALID_VALUE)?,
             6 => layout.step = usize::try_from(value::<i64>(from, bytes)?).map_err(|_| INVALID_VALUE)?,
@@ -211,6 +213,7 @@ lt_api! {
     }
     fn cublasLtMatmulDescSetAttribute(handle: Handle, attribute: c_int, from: *const c_void, bytes: usize) {
         let mut operation = operation(handle)?;
+        // 3 and 4 are `TRANSA` and `TRANSB`, 7 is `EPILOGUE`, 8 is `BIAS_POINTER`.
         match attribute {
             3 | 4 => {
                 let transposed = value::<i32>(from, bytes)?;
@@ -226,6 +229,7 @@ lt_api! {
         set(handle, Object::Operation(operation))
     }
     fn cublasLtMatmulPreferenceCreate(handle: *mut Handle) {
+        // cuBLASLt assumes 256 bytes of alignment unless a program says otherwise.
         new(handle, Object::Preference(Preference { workspace: 0, alignment: [256; 4] }))
     }
     fn cublasLtMatmulPreferenceDestroy(handle: Handle) {
@@ -234,6 +238,8 @@ lt_api! {
     }
     fn cublasLtMatmulPreferenceSetAttribute(handle: Handle, attribute: c_int, from: *const c_void, bytes: usize) {
         let Object::Preference(mut preference) = find(handle)? else { return Err(INVALID_VALUE) };
+        // 1 is `MAX_WORKSPACE_BYTES`, 5 to 8 are `MIN_ALIGNMENT_A_BYTES` to
+        // `MIN_ALIGNMENT_D_BYTES`.
         match attribute {
             1 => preference.workspace = value::<u64>(from, bytes)? as usize,
             5..=8 => preference.alignment[attribute as usize - 5] = value(from, bytes)?,
@@ -253,6 +259,7 @@ lt_api! {
         }
         // SAFETY: both pointers are not null, and the API requires an algorithm that it returned
         // and room for `bytes`.
+        // 0 is `CUBLASLT_ALGO_CONFIG_ID`.
         unsafe {
             to.cast::<u32>().write_unaligned(if attribute == 0 { (*algorithm).id as u32 } else { 1 });
             if !written.is_null() {
@@ -323,6 +330,7 @@ lt_api! {
         let algorithm = unsafe { *algorithm };
         let needed = algorithm.workspace as usize;
         let scratch = workspace_bytes >= needed && (needed == 0 || workspace != 0 && workspace.is_multiple_of(256));
+        // Bit 2 of `cublasLtEpilogue_t` is the bias.
         let bias = operation.epilogue & 4 != 0;
         if !ALGORITHMS.iter().any(|(id, _)| *id == algorithm.id) || !scratch || bias && operation.bias == 0 {
             return Err(INVALID_VALUE);
@@ -368,6 +376,7 @@ fn set(handle: Handle, object: Object) -> Status {
 impl Layout {
     /// Returns the bytes from the first to the last element.
     fn bytes(&self) -> usize {
+        // `check` refused zero sizes by `is_sound`, so the subtractions do not wrap.
         let last = (self.batch - 1) * self.step + (self.columns - 1) * self.leading + self.rows;
         last * self.element.bytes()
     }
@@ -391,6 +400,7 @@ fn check(operation: &Operation, layouts: &[Layout; 4]) -> Status {
     let fits = depth == steps
         && [c, d].iter().all(|layout| (layout.rows, layout.columns) == (rows, columns))
         && layouts.iter().all(|layout| layout.batch == d.batch && layout.element == d.element)
+        // The matrices of D must not overlap. Those of A and B may: a step of 0 repeats one.
         && (d.batch == 1 || d.step >= (columns - 1) * d.leading + rows);
     if !fits {
         return Err(INVALID_VALUE);
@@ -435,6 +445,7 @@ fn multiply(operation: &Operation, layouts: &[Layout; 4], [a, b, c, d]: [u64; 4]
                 }
                 let result = match operation.epilogue & !4 {
                     2 => sum.max(0.0),
+                    // The tanh approximation of GELU. The first constant is sqrt(2 / pi).
                     32 => {
                         0.5 * sum * (1.0 + (0.797_884_560_802_865_4 * (sum + 0.044_715 * sum.powi(3))).tanh())
                     }

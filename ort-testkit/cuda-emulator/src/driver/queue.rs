@@ -105,6 +105,7 @@ impl Driver {
     pub(super) fn uncaptured(&mut self) -> Done {
         let own = thread::current().id();
         let captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut());
+        // 0 is global mode, 1 is thread-local, 2 is relaxed.
         let heeded = captures.filter(|capture| match capture.mode {
             0 => true,
             1 => capture.thread == own,
@@ -153,6 +154,7 @@ pub(super) fn ask(mut driver: Guard, stream: Handle, op: Op) -> Done {
         driver.uncaptured()?;
         drop(driver);
         finish_streams(|stream| stream.blocking)?;
+        // Only after `finish_streams`, which takes the turn itself.
         let _turn = TURN.lock();
         return perform(op);
     };
@@ -258,6 +260,7 @@ fn perform(op: Op) -> Done {
             }
             Ok(())
         }
+        // The turn is taken already, so this drains the other stream without `finish_event`.
         Op::Wait { event, turn, stream } => drain(stream, Some((event, turn))),
         Op::Reach { address, live } => {
             DRIVER.lock().memory.reach(address, live);

@@ -19,6 +19,7 @@ api! {
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) {
         let mut driver = current()?;
         driver.within(from, size)?;
+        // Host memory that the driver did not allocate is pageable.
         let pageable = driver.within(to as u64, size).is_err();
         if pageable {
             driver.uncaptured_stream(stream)?;
@@ -42,6 +43,7 @@ api! {
         let mut driver = current()?;
         let handle = driver.handle();
         let context = CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0));
+        // Bit 0 is `CU_STREAM_NON_BLOCKING`.
         let made = Stream { context, blocking: flags & 1 == 0, queue: Default::default(), capture: None };
         driver.streams.insert(handle, made);
         put(stream, handle as Handle)

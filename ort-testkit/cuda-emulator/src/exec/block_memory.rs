@@ -90,10 +90,12 @@ impl Mem<'_> {
             return Err(code::MISALIGNED_ADDRESS);
         }
         let (space, address) = match (space, address >> 56) {
+            // Device addresses are host addresses, whose top byte is zero.
             (Space::Generic, 0x70) => (Space::Shared, address & 0xFF_FFFF_FFFF_FFFF),
             (Space::Generic, 0x71) => (Space::Local, address & 0xFF_FFFF_FFFF_FFFF),
             _ => (space, address),
         };
+        // A subtraction, because `address + size` may wrap.
         let inside = |length: u64| address < length && size <= length - address;
         match space {
             Space::Shared if inside(self.shared_size) => {

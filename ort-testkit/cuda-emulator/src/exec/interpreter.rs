@@ -91,6 +91,7 @@ pub(super) fn run(
     macro_rules! place {
         ($space:expr, $base:expr, $offset:expr, $size:expr) => {{
             let mut address = get!($base).wrapping_add(i64::from($offset) as u64);
+            // Addresses of these spaces have 32 bits, so the sum with an offset wraps there.
             if $space == Space::Local && $base != special::LOCAL as u32 || $space == Space::Shared {
                 address &= 0xFFFF_FFFF;
             }
@@ -128,6 +129,7 @@ pub(super) fn run(
             Op::Cvt { d, a, how } => set!(d, convert(how, get!(a))),
             Op::Carry { subtract, wide, with, out, d, a, b } => {
                 let bits = if wide { 64 } else { 32 };
+                // In 128 bits a carry or a borrow shows above the mask.
                 let mask = (1u128 << bits) - 1;
                 let (a, b) = (u128::from(get!(a)) & mask, u128::from(get!(b)) & mask);
                 let carry = u128::from(with && t.carry);
@@ -240,6 +242,7 @@ pub(super) fn run(
                 if let Err(fault) = t.call(functions, number) {
                     leave!(pc - 1, Err(fault));
                 }
+                // The callee has another frame, and the registers may have moved.
                 code = functions[t.function].code.as_ptr();
                 regs = t.regs[t.base..].as_mut_ptr();
                 pc = 0;

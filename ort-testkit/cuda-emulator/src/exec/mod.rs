@@ -83,11 +83,13 @@ impl Worker<'_> {
             t.regs.extend_from_slice(&function.template);
             t.local.clear();
             t.local.extend_from_slice(parameters);
+            // All ones, so that reads before writes show.
             t.local.resize(function.local.max(parameters.len()), 0xFF);
             t.frames.clear();
             (t.base, t.pc, t.function, t.state) = (0, 0, *entry, State::Run);
             (t.carry, t.is_early) = (false, false);
             let (n, [bx, by, _]) = (number as u32, *block);
+            // Threads are numbered with x fastest. The number decides warp and lane.
             let thread = [n % bx, n / bx % by, n / (bx * by)];
             for axis in 0..3 {
                 t.regs[special::TID + axis] = thread[axis].into();
@@ -151,6 +153,7 @@ impl Worker<'_> {
                 }
                 return Ok(true);
             }
+            // `here` contains `first`, so each round removes a lane and the loop ends.
             open &= !here;
         }
         Ok(false)
@@ -164,6 +167,7 @@ impl Worker<'_> {
             let State::Barrier(id, count) = self.threads[at].state else { continue };
             let same = |t: &&mut Thread| matches!(t.state, State::Barrier(other, _) if other == id);
             let waiting = self.threads.iter_mut().filter(same).count();
+            // Without a count, all threads that have not exited must arrive.
             let needed = if count == 0 { live } else { count as usize };
             if waiting >= needed {
                 self.threads.iter_mut().filter(same).for_each(|t| t.state = State::Run);
@@ -285,6 +289,7 @@ pub(crate) fn launch(launch: &Launch) -> Result<()> {
                 break;
             }
             if let Err(fault) = worker.block(index) {
+                // The first fault is reported. The other workers end after their blocks.
                 stop.store(true, Relaxed);
                 failed.lock().get_or_insert(fault);
             }

@@ -96,8 +96,10 @@ impl Thread {
         if self.frames.len() > 1000 {
             return Err(code::LAUNCH_FAILED);
         }
+        // `back` leaves the frame of an earlier callee in place.
         self.regs.truncate(base);
         self.regs.extend_from_slice(&callee.template);
+        // The special registers are in the first slots of every frame.
         self.regs.copy_within(self.base..self.base + special::COUNT, base);
         self.local.truncate(place);
         self.local.resize(place + callee.local, 0xFF);

@@ -25,6 +25,7 @@ pub(crate) enum Num {
 
 fn number(text: &str) -> Option<Num> {
     let lower = text.to_ascii_lowercase();
+    // The bits of an f32 or of an f64 in hexadecimal ("Floating-Point Constants").
     if let Some(hex) = lower.strip_prefix("0f").filter(|h| h.len() == 8) {
         return u32::from_str_radix(hex, 16).ok().map(Num::F32);
     }
@@ -61,6 +62,7 @@ pub(crate) fn lex(text: &str) -> Result<Vec<(Tok, u32)>> {
                 at += bytes[at..].iter().position(|b| *b == b'\n').unwrap_or(bytes.len() - at);
             }
             b'/' if bytes.get(at + 1) == Some(&b'*') => {
+                // Both bytes before are ASCII, so the slice starts at a character.
                 let Some(end) = text[at + 2..].find("*/") else { return bad(line, "a comment without end") };
                 line += text[at..at + 2 + end].matches('\n').count() as u32;
                 at += end + 4;
@@ -85,6 +87,7 @@ pub(crate) fn lex(text: &str) -> Result<Vec<(Tok, u32)>> {
                 loop {
                     if at < bytes.len() && word(bytes[at]) {
                         at += 1;
+                    // `shared::cta` is one word.
                     } else if bytes.get(at) == Some(&b':') && bytes.get(at + 1) == Some(&b':') {
                         at += 2;
                     } else {

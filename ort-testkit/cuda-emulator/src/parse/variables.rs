@@ -37,6 +37,7 @@ impl Parser {
         if lanes > 1 {
             found.count = Some(found.count.unwrap_or(1) * lanes);
         }
+        // The default alignment is that of the whole vector.
         let natural = ty.bytes() * lanes;
         found.align = if align == 0 { natural.max(1) } else { align };
         Ok(found)
@@ -95,6 +96,7 @@ impl Parser {
                 (true, _) => bits.wrapping_neg(),
             }
         };
+        // No type has more than eight bytes.
         global.data[*at..*at + size].copy_from_slice(&value.to_le_bytes()[..size]);
         *at += size;
         Ok(())

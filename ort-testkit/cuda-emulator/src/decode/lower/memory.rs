@@ -61,8 +61,10 @@ pub(super) fn atomic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
     let Some(how) = how.into_iter().find(|w| raw.words.iter().any(|r| r == w)) else { return unknown(raw) };
     let s = values.iter().map(|v| b.source(v, ty)).collect::<Result<Vec<_>>>()?;
     let f: Option<alu::F2> = match how {
+        // The exchange of `cas` needs no function: `Atom::run` stores the new value itself.
         "exch" => Some(|_, b| b),
         "cas" => Some(|a, _| a),
+        // `inc` wraps to zero at the bound. `dec` wraps to the bound at zero, or from above it.
         "inc" => Some(|a, b| if a as u32 >= b as u32 { 0 } else { a + 1 }),
         "dec" => Some(|a, b| if a == 0 || a as u32 > b as u32 { b } else { a - 1 }),
         _ => alu::binary(how, "", ty),

@@ -107,6 +107,7 @@ pub(super) fn warp(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         ("mma", [d, x, y, c]) => {
             let shape = ["m16n8k16", "m16n8k8", "m16n8k32", "m16n8k4", "m8n8k4"].into_iter().find(|w| has(w));
             let tys = types(raw);
+            // The last four words in reverse: the types of c, b, a and d.
             let formats: Vec<&str> = raw.words.iter().rev().take(4).map(String::as_str).collect();
             let Some(kind) = Mma::find(shape.unwrap_or(""), &formats) else { return unknown(raw) };
             let _ = tys;
@@ -135,10 +136,12 @@ pub(super) fn warpgroup(b: &mut Builder, raw: &Raw) -> Result<()> {
                 "bf16" => Element::Bf16,
                 _ => return unknown(raw),
             };
+            // 64 rows of N columns over 128 threads are N / 2 registers in each.
             let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
             let is_full = columns.and_then(|columns| columns.parse().ok()) == Some(2 * d.len());
             let [left, right, adds, scales_and_turns @ ..] = sides else { return unknown(raw) };
             let [scale_a, scale_b, turn_a, turn_b] = scales_and_turns else { return unknown(raw) };
+            // N is a multiple of 8, and 256 at most.
             if !is_full || !(4..=128).contains(&d.len()) || d.len() % 4 != 0 {
                 return unknown(raw);
             }
