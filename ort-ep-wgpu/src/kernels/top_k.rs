@@ -169,10 +169,10 @@ fn counted(cx: &OpCx<'_>, rows: &TopKRows) -> Result<Dispatch> {
     let code = format!(
         "{ORDER}{}{keep}
         fn element(i: u32) {{
-            let row = i / p.inner;
-            let outer = row / p.len;
-            let row = outer * p.inner + (i - row * p.inner);
-            let place = row - outer * p.len;
+            let step = i / p.inner;
+            let outer = step / p.len;
+            let row = outer * p.inner + (i - step * p.inner);
+            let place = step - outer * p.len;
             let own = key(i);
             var rank = 0u;
             for (var other = 0u; other < p.len; other++) {{
