@@ -215,6 +215,11 @@ fn strings() {
     let mut bytes = [0; 3];
     parse_elements(&["3.7", "-2", "300"], DType::U8, &mut bytes, CastOptions::default()).unwrap();
     assert_eq!(bytes, [3, 254, 44]);
+    let mut bytes = [0; 32];
+    let texts = ["1e19", "18446744073709551615", "-1.5", "1.5"];
+    parse_elements(&texts, DType::U64, &mut bytes, CastOptions::default()).unwrap();
+    let values: Vec<u64> = bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(values, [10_000_000_000_000_000_000, u64::MAX, u64::MAX, 1]);
     assert!(parse_elements(&["Hello"], DType::U8, &mut [0], CastOptions::default()).is_err());
 }
 
