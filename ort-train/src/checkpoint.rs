@@ -110,13 +110,18 @@ impl Manifest {
     fn check_numbers(&self) -> Result<()> {
         check_rate(self.learning_rate)?;
         self.schedule.check().map_err(|problem| damaged(&problem))?;
-        let counts = [("updates", self.updates), ("batches", self.batches), ("pending", self.pending as u64)];
-        match counts.iter().find(|(_, count)| *count > MOST_STEPS) {
-            None => Ok(()),
-            Some((name, count)) => {
-                Err(damaged(&format!("it has {count} {name}, expected at most {MOST_STEPS}")))
-            }
-        }
+        check_steps("updates", self.updates)?;
+        check_steps("batches", self.batches)?;
+        check_steps("pending batches", self.pending as u64)?;
+        check_steps("skipped updates", self.loss_scale.map_or(0, |scaler| scaler.skipped))
+    }
+}
+
+/// Fails on a step counter that no training run could have reached.
+pub(crate) fn check_steps(name: &str, count: u64) -> Result<()> {
+    match count <= MOST_STEPS {
+        true => Ok(()),
+        false => Err(damaged(&format!("it has {count} {name}, expected at most {MOST_STEPS}"))),
     }
 }
 

@@ -323,10 +323,15 @@ fn options_that_make_no_sense_are_refused() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     trainer.save_checkpoint(folder.path(), &Map::new())?;
     let path = folder.path().join("training.json");
-    let mut manifest: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    manifest["loss_scale"]["scale"] = 0.0.into();
-    std::fs::write(&path, manifest.to_string()).unwrap();
-    let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
-    assert!(problem.to_string().contains("loss scale"), "{problem}");
+    let manifest: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (key, value, words) in
+        [("scale", Json::from(0.0), "loss scale"), ("skipped", Json::from(u64::MAX), "skipped updates")]
+    {
+        let mut changed = manifest.clone();
+        changed["loss_scale"][key] = value;
+        std::fs::write(&path, changed.to_string()).unwrap();
+        let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
+        assert!(problem.to_string().contains(words), "{problem}");
+    }
     Ok(())
 }
