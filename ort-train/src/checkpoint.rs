@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::mixed::LossScaler;
-use crate::state::State;
+use crate::state::{State, gradient_name};
 use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 
 /// The file that makes a folder a checkpoint.
@@ -254,9 +254,9 @@ impl Trainer {
         let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
         // All tensors must be in the state before they are compared.
         self.detach();
+        // All tensors are checked before the first is added or overwritten.
+        self.check_tensors(&tensors, manifest.pending > 0)?;
         self.hold_gradients(manifest.pending > 0)?;
-        // All tensors are checked before the first is overwritten.
-        self.check_tensors(&tensors)?;
         let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
         for name in names {
             // `check_tensors` found each of them, so none is skipped.
@@ -277,23 +277,27 @@ impl Trainer {
         Ok(manifest.properties)
     }
 
-    /// Fails if the tensors are not those of this training run.
-    fn check_tensors(&self, tensors: &SafeTensors<'_>) -> Result<()> {
-        for (name, buffer) in self.state.iter() {
-            let found = tensors.tensor(name).map_err(|_| {
+    /// Fails if the tensors are not those of this training run, with gradients if batches wait for
+    /// their update.
+    fn check_tensors(&self, tensors: &SafeTensors<'_>, has_gradients: bool) -> Result<()> {
+        let held = self.state.iter().map(|(name, buffer)| (name.to_string(), buffer.dtype(), buffer.shape()));
+        let parameters = self.training.parameters.iter().filter(|_| has_gradients);
+        let gradients = parameters.map(|it| (gradient_name(&it.name), it.tensor.dtype(), it.tensor.shape()));
+        for (name, expected, shape) in held.chain(gradients) {
+            let found = tensors.tensor(&name).map_err(|_| {
                 error!(InvalidArgument, "the checkpoint has no tensor '{name}'")
                     .help("resume with the model and the options of the checkpoint")
             })?;
             let dtype = dtype_of(found.dtype())?;
             ensure!(
-                dtype == buffer.dtype() && found.shape() == buffer.shape(),
+                dtype == expected && found.shape() == shape,
                 InvalidArgument,
                 help = "resume with the model of the checkpoint",
                 "tensor '{name}' is {}{:?} in the checkpoint, expected {}{:?}",
                 dtype.name(),
                 found.shape(),
-                buffer.dtype().name(),
-                buffer.shape()
+                expected.name(),
+                shape
             );
         }
         Ok(())
