@@ -8,6 +8,10 @@ use ort_core::tensor::{Shape, TensorView};
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
+/// The size of a tensor that no memory can hold. An offset of this size, rounded up, and a length of
+/// this size add up without overflow.
+const HUGE: usize = usize::MAX / 2;
+
 /// Names the tensor that an operand is bound to at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
@@ -36,9 +40,9 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// The number of elements.
+    /// The number of elements; `usize::MAX` on overflow.
     pub fn count(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().copied().fold(1, usize::saturating_mul)
     }
 
     /// The number of dimensions.
@@ -48,8 +52,7 @@ impl Operand {
 
     /// The bytes of all elements; a huge number on overflow.
     pub fn bytes(&self) -> usize {
-        // Half the range, so that `workspace` can add an offset and round up.
-        self.dtype.byte_len(self.count()).unwrap_or(usize::MAX / 2)
+        self.dtype.byte_len(self.count()).unwrap_or(HUGE).min(HUGE)
     }
 
     /// The size of a dimension; 1 for axes past the last.
@@ -135,7 +138,35 @@ impl<L> OpCx<'_, L> {
         let (offset, bytes) = (*taken, operand.bytes());
         operand.arg = Arg::Workspace { offset, bytes };
         // The alignment of device allocations, for each tensor in the workspace.
-        *taken = offset.saturating_add(bytes).next_multiple_of(256);
+        *taken = offset.saturating_add(bytes).min(HUGE).next_multiple_of(256);
         operand
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ort_core::spec::OP;
+
+    use super::*;
+
+    static NODE: OpSpec = OP;
+
+    #[test]
+    fn workspaces_that_overflow_stay_huge() {
+        let attrs = Attributes::default();
+        let (inputs, outputs, host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        let cx = OpCx { op: NODE.name, spec: &NODE, attrs: &attrs, limits: (), inputs, outputs, host };
+        let mut taken = 0;
+        let mut append = |dtype, shape: &[usize]| match cx.workspace(&mut taken, dtype, shape).arg {
+            Arg::Workspace { offset, bytes } => (offset, bytes),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(append(DType::F32, &[3]), (0, 12));
+        assert_eq!(append(DType::F32, &[0, usize::MAX, 2]), (256, 0));
+        assert_eq!(append(DType::U8, &[usize::MAX, 2]), (256, HUGE));
+        for dtype in [DType::U8, DType::F32, DType::F64] {
+            let (offset, bytes) = append(dtype, &[usize::MAX, 2]);
+            assert!(offset > HUGE && bytes == HUGE && offset.checked_add(bytes).is_some(), "{dtype}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::io::{Read, Seek, SeekFrom};
 
+use indexmap::IndexMap;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, NAME_BYTES, Result, ensure, error, shown};
 use zip::ZipArchive;
@@ -32,7 +33,7 @@ const MOST_EXPANSION: u64 = 1040;
 pub struct Archive<R> {
     archive: ZipArchive<R>,
     /// The name of each array, and its index in the ZIP directory.
-    names: Vec<(String, usize)>,
+    names: IndexMap<String, usize>,
     /// The length of the file in bytes. No compressed entry can be longer.
     length: u64,
 }
@@ -47,12 +48,12 @@ impl<R: Read + Seek> Archive<R> {
         let length = check_ends(&mut reader)?;
         let archive = ZipArchive::new(reader).map_err(|problem| of_archive(&problem))?;
         ensure!(archive.len() <= MOST_ARRAYS, InvalidArgument, "the archive has {} entries", archive.len());
-        let mut names = Vec::new();
+        let mut names = IndexMap::new();
         for index in 0..archive.len() {
             let name = archive.name_for_index(index).transpose().map_err(|problem| of_archive(&problem))?;
             let name: Cow<'_, str> = name.unwrap_or_default();
             if let Some(name) = name.strip_suffix(SUFFIX) {
-                names.push((name.to_string(), index));
+                names.entry(name.to_string()).or_insert(index);
             }
         }
         Ok(Archive { archive, names, length })
@@ -60,7 +61,7 @@ impl<R: Read + Seek> Archive<R> {
 
     /// Returns the names of the arrays in archive order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().map(|(name, _)| name.as_str())
+        self.names.keys().map(String::as_str)
     }
 
     /// Reads the header of an array: its type and shape.
@@ -104,8 +105,7 @@ impl<R: Read + Seek> Archive<R> {
     /// Calls `read` with an entry and an upper bound on its uncompressed bytes.
     fn entry<T>(&mut self, name: &str, read: impl FnOnce(&mut dyn Read, u64) -> Result<T>) -> Result<T> {
         let place = || format!("array '{}'", shown(name, NAME_BYTES));
-        let found = self.names.iter().find(|(known, _)| known == name);
-        let index = found.map(|(_, index)| *index);
+        let index = self.names.get(name).copied();
         let index = index.ok_or_else(|| error!(InvalidArgument, "it is missing").within(place()))?;
         let mut entry =
             self.archive.by_index(index).map_err(|problem| of_archive(&problem).within(place()))?;

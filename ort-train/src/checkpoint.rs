@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::mixed::LossScaler;
-use crate::state::State;
+use crate::state::{State, gradient_name};
 use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 
 /// The file that makes a folder a checkpoint.
@@ -110,13 +110,18 @@ impl Manifest {
     fn check_numbers(&self) -> Result<()> {
         check_rate(self.learning_rate)?;
         self.schedule.check().map_err(|problem| damaged(&problem))?;
-        let counts = [("updates", self.updates), ("batches", self.batches), ("pending", self.pending as u64)];
-        match counts.iter().find(|(_, count)| *count > MOST_STEPS) {
-            None => Ok(()),
-            Some((name, count)) => {
-                Err(damaged(&format!("it has {count} {name}, expected at most {MOST_STEPS}")))
-            }
-        }
+        check_steps("updates", self.updates)?;
+        check_steps("batches", self.batches)?;
+        check_steps("pending batches", self.pending as u64)?;
+        check_steps("skipped updates", self.loss_scale.map_or(0, |scaler| scaler.skipped))
+    }
+}
+
+/// Fails on a step counter that no training run could have reached.
+pub(crate) fn check_steps(name: &str, count: u64) -> Result<()> {
+    match count <= MOST_STEPS {
+        true => Ok(()),
+        false => Err(damaged(&format!("it has {count} {name}, expected at most {MOST_STEPS}"))),
     }
 }
 
@@ -249,9 +254,9 @@ impl Trainer {
         let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
         // All tensors must be in the state before they are compared.
         self.detach();
+        // All tensors are checked before the first is added or overwritten.
+        self.check_tensors(&tensors, manifest.pending > 0)?;
         self.hold_gradients(manifest.pending > 0)?;
-        // All tensors are checked before the first is overwritten.
-        self.check_tensors(&tensors)?;
         let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
         for name in names {
             // `check_tensors` found each of them, so none is skipped.
@@ -272,23 +277,27 @@ impl Trainer {
         Ok(manifest.properties)
     }
 
-    /// Fails if the tensors are not those of this training run.
-    fn check_tensors(&self, tensors: &SafeTensors<'_>) -> Result<()> {
-        for (name, buffer) in self.state.iter() {
-            let found = tensors.tensor(name).map_err(|_| {
+    /// Fails if the tensors are not those of this training run, with gradients if batches wait for
+    /// their update.
+    fn check_tensors(&self, tensors: &SafeTensors<'_>, has_gradients: bool) -> Result<()> {
+        let held = self.state.iter().map(|(name, buffer)| (name.to_string(), buffer.dtype(), buffer.shape()));
+        let parameters = self.training.parameters.iter().filter(|_| has_gradients);
+        let gradients = parameters.map(|it| (gradient_name(&it.name), it.tensor.dtype(), it.tensor.shape()));
+        for (name, expected, shape) in held.chain(gradients) {
+            let found = tensors.tensor(&name).map_err(|_| {
                 error!(InvalidArgument, "the checkpoint has no tensor '{name}'")
                     .help("resume with the model and the options of the checkpoint")
             })?;
             let dtype = dtype_of(found.dtype())?;
             ensure!(
-                dtype == buffer.dtype() && found.shape() == buffer.shape(),
+                dtype == expected && found.shape() == shape,
                 InvalidArgument,
                 help = "resume with the model of the checkpoint",
                 "tensor '{name}' is {}{:?} in the checkpoint, expected {}{:?}",
                 dtype.name(),
                 found.shape(),
-                buffer.dtype().name(),
-                buffer.shape()
+                expected.name(),
+                shape
             );
         }
         Ok(())

@@ -198,8 +198,17 @@ impl Optimizer {
                 positive("epsilon", epsilon)?;
                 positive("weight_decay", weight_decay)
             }
-            Optimizer::Adafactor { clip_threshold, weight_decay, .. } => {
-                positive("clip_threshold", clip_threshold)?;
+            Optimizer::Adafactor { beta2_decay, clip_threshold, weight_decay } => {
+                ensure!(
+                    beta2_decay.is_finite() && beta2_decay <= 0.0,
+                    InvalidArgument,
+                    "beta2_decay is {beta2_decay}, expected 0 or less"
+                );
+                ensure!(
+                    clip_threshold.is_finite() && clip_threshold > 0.0,
+                    InvalidArgument,
+                    "clip_threshold is {clip_threshold}, expected more than 0"
+                );
                 positive("weight_decay", weight_decay)
             }
         }
@@ -354,3 +363,30 @@ pub(crate) fn shared_inputs(builder: &mut GraphBuilder) -> (ValueId, ValueId) {
 pub(crate) const LEARNING_RATE: &str = "optimizer.learning_rate";
 /// The name of the input for the number of the update, counted from 1.
 pub(crate) const STEP: &str = "optimizer.step";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ranges are those of the operator, without infinity, which would stop its moments.
+    #[test]
+    fn ranges_of_adafactor() {
+        for (beta2_decay, clip_threshold, expected) in [
+            (-0.8, 1.0, None),
+            (0.0, 1.0, None),
+            (0.5, 1.0, Some("beta2_decay is 0.5, expected 0 or less")),
+            (f32::NEG_INFINITY, 1.0, Some("beta2_decay is -inf, expected 0 or less")),
+            (f32::NAN, 1.0, Some("beta2_decay is NaN, expected 0 or less")),
+            (-0.8, 0.0, Some("clip_threshold is 0, expected more than 0")),
+        ] {
+            let optimizer = Optimizer::Adafactor { beta2_decay, clip_threshold, weight_decay: 0.0 };
+            let problem = optimizer.check().err().map(|problem| problem.to_string());
+            let matches = match (&problem, expected) {
+                (None, None) => true,
+                (Some(problem), Some(expected)) => problem.contains(expected),
+                _ => false,
+            };
+            assert!(matches, "{optimizer}: {problem:?}");
+        }
+    }
+}

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
@@ -84,12 +85,28 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
     events
 }
 
-/// Prints the time per operator, and the slowest `nodes` nodes. Times are means over `runs`.
+/// Returns the self time of each event: its duration without the nodes of its subgraphs, which have
+/// events of their own.
+fn own_times(events: &[ProfileEvent]) -> Vec<Duration> {
+    // The time at each depth since the last event of a smaller depth. Events are in the order in
+    // which they ended, so the nodes of a body come before the node that it belongs to.
+    let mut depths: Vec<Duration> = Vec::new();
+    let own = |event: &ProfileEvent| {
+        depths.resize(depths.len().max(event.depth + 1), Duration::ZERO);
+        let inner: Duration = depths.drain(event.depth + 1..).sum();
+        depths.last_mut().into_iter().for_each(|sum| *sum += event.duration);
+        event.duration.saturating_sub(inner)
+    };
+    events.iter().map(own).collect()
+}
+
+/// Prints the time per operator, and the slowest `nodes` nodes. Times are self times, and means over
+/// `runs`.
 pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     let mut by_node: BTreeMap<(&str, &str), (f64, &ProfileEvent)> = BTreeMap::new();
-    for event in events {
-        let milliseconds = event.duration.as_secs_f64() * 1e3 / runs as f64;
+    for (event, time) in events.iter().zip(own_times(events)) {
+        let milliseconds = time.as_secs_f64() * 1e3 / runs as f64;
         let entry = by_op.entry(event.op).or_default();
         entry.0 += 1;
         entry.1 += milliseconds;
@@ -128,4 +145,25 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
         rows.add_row(row.into_iter().take(shown));
     }
     say!("{rows}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nodes_of_a_body_count_once() {
+        let nodes = [("Add", 2, 1), ("If", 1, 4), ("Mul", 1, 2), ("Loop", 0, 10), ("Relu", 0, 5)];
+        let event = |(op, depth, milliseconds): (&'static str, usize, u64)| ProfileEvent {
+            node: op.to_lowercase(),
+            op,
+            start: Duration::ZERO,
+            duration: Duration::from_millis(milliseconds),
+            memory: EventMemory::default(),
+            depth,
+            kernels: None,
+        };
+        let own = own_times(&nodes.map(event));
+        assert_eq!(own, [1, 3, 2, 4, 5].map(Duration::from_millis));
+    }
 }

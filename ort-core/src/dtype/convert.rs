@@ -150,12 +150,14 @@ fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize
                 for (float, integer) in floats.iter_mut().zip(block.iter()) {
                     // A uint64 is read as the `i64` of equal bits. Only conversions to floats tell
                     // the two apart.
-                    *float = if from == DType::U64 { *integer as u64 as f64 } else { *integer as f64 };
+                    *float = match (from, to) {
+                        (DType::U64, DType::F64) => *integer as u64 as f64,
+                        (_, DType::F64) => *integer as f64,
+                        (DType::U64, _) => sticky_double(*integer as u64),
+                        _ => sticky_double(integer.unsigned_abs()).copysign(*integer as f64),
+                    };
                 }
-                match to {
-                    DType::F32 => write_integers_as_f32(from, block, dst),
-                    _ => write_floats(to, floats, dst, options),
-                }
+                write_floats(to, floats, dst, options);
             } else {
                 write_integers(to, block, dst);
             }
@@ -163,13 +165,13 @@ fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize
     }
 }
 
-/// Converts 64-bit integers directly to single precision: through a double they would be rounded
-/// twice.
-fn write_integers_as_f32(from: DType, block: &[i64], dst: &mut [u8]) {
-    for (value, bytes) in block.iter().zip(dst.chunks_exact_mut(4)) {
-        let float = if from == DType::U64 { *value as u64 as f32 } else { *value as f32 };
-        bytes.copy_from_slice(&float.to_le_bytes());
-    }
+/// Converts an integer to a double whose rounding to a narrower float equals one direct rounding.
+fn sticky_double(integer: u64) -> f64 {
+    // The bits that may not fit a double, whose significand has 53. The lowest bit that is kept
+    // tells whether they were all 0, which is all that a later rounding needs to know of them.
+    const LOST: u64 = (1 << 11) - 1;
+    let sticky = u64::from(integer & LOST != 0) << 11;
+    (if integer >> 53 == 0 { integer } else { (integer & !LOST) | sticky }) as f64
 }
 
 fn read<S: AnyBitPattern + AsPrimitive<D>, D: Copy + 'static>(src: &[u8], block: &mut [D]) {

@@ -135,7 +135,9 @@ fn parse_integer(text: &str, to: DType) -> Result<i64, ConvertError> {
     if to == DType::Bool {
         return Ok(i64::from(value != 0.0));
     }
+    // The narrower types take the low bits of an int64.
+    let wide = if to == DType::U64 { DType::U64 } else { DType::I64 };
     let mut bytes = [0; 8];
-    write_floats(DType::I64, &[value], &mut bytes, CastOptions::default());
+    write_floats(wide, &[value], &mut bytes, CastOptions::default());
     Ok(i64::from_le_bytes(bytes))
 }

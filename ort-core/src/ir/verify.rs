@@ -1,12 +1,14 @@
 //! Graph verifier: the invariants of every graph, as a table of rules.
 
 use super::Graph;
-use crate::{Result, Within, ensure};
+use crate::{Result, Within, ensure, error};
 
 /// A rule: its name and its check.
 type Rule = (&'static str, fn(&Graph) -> Result<()>);
 
 const RULES: &[Rule] = &[
+    // First, because the other rules look values up.
+    ("every value has an entry", has_entries),
     ("every value has one origin", one_origin),
     ("nodes come after what they read", in_order),
     ("inputs and outputs count as the operator allows", arity),
@@ -34,6 +36,16 @@ impl Graph {
     }
 }
 
+fn has_entries(graph: &Graph) -> Result<()> {
+    let given = graph.inputs.iter().chain(&graph.outputs).chain(graph.constants.keys());
+    let given = given.chain(graph.input_defaults.keys()).copied();
+    let used = graph.nodes.iter().flat_map(|node| node.reads().chain(node.outputs.iter().flatten().copied()));
+    match given.chain(used).find(|id| id.index() >= graph.value_count()) {
+        None => Ok(()),
+        Some(id) => Err(error!(InvalidGraph, "value {} has no entry", id.0)),
+    }
+}
+
 fn one_origin(graph: &Graph) -> Result<()> {
     let mut seen = vec![false; graph.value_count()];
     let produced = graph.nodes.iter().flat_map(|node| node.outputs.iter().flatten().copied());
@@ -41,8 +53,7 @@ fn one_origin(graph: &Graph) -> Result<()> {
     let given = graph.inputs.iter().copied().chain(graph.constants.keys().copied());
     for id in given.chain(produced) {
         let name = &graph.value(id).name;
-        // An id without an entry is invalid, and counts as a duplicate.
-        let twice = seen.get_mut(id.index()).is_none_or(|seen| std::mem::replace(seen, true));
+        let twice = seen.get_mut(id.index()).is_some_and(|seen| std::mem::replace(seen, true));
         ensure!(!twice, InvalidGraph, "'{name}' is defined twice");
     }
     Ok(())
@@ -63,4 +74,32 @@ fn in_order(graph: &Graph) -> Result<()> {
 
 fn arity(graph: &Graph) -> Result<()> {
     graph.nodes.iter().try_for_each(|node| node.spec.check_arity(node).within(|| node.place()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::ir::{GraphBuilder, ValueId};
+
+    #[test]
+    fn values_without_an_entry_are_refused() -> Result<()> {
+        let mut builder = GraphBuilder::new("g");
+        let x = builder.input("x", DType::F32, &["2"]);
+        let y = builder.node("Relu", &[x], &[])?;
+        let graph = builder.finish(&[y])?;
+        let changes: [fn(&mut Graph, ValueId); 4] = [
+            |graph, id| graph.inputs.push(id),
+            |graph, id| graph.outputs.push(id),
+            |graph, id| graph.nodes[0].inputs[0] = Some(id),
+            |graph, id| graph.nodes[0].outputs[0] = Some(id),
+        ];
+        for change in changes {
+            let mut graph = graph.clone();
+            change(&mut graph, ValueId(9));
+            let problem = graph.verify().unwrap_err().to_string();
+            assert!(problem.contains("value 9 has no entry"), "{problem}");
+        }
+        Ok(())
+    }
 }

@@ -150,7 +150,8 @@ impl Count {
                 // Twice the size, because vectors grow by doubling.
                 let size = MESSAGES.get(kind).map_or(0, |message| message.0);
                 self.taken = self.taken.saturating_add(2 * size as u64);
-                self.nodes += usize::from(message == GRAPH && kind == NODE && graphs == 1);
+                // Graphs of training and in functions are deeper than the main graph.
+                self.nodes += usize::from(message == GRAPH && kind == NODE && depth == 1);
                 self.message(inner, kind, depth + 1, graphs + usize::from(kind == GRAPH));
             }
         }

@@ -144,6 +144,8 @@ fn outer_reads<'a>(graph: &'a GraphProto, names: &mut Vec<&'a str>) {
     let mut own: HashSet<&str> = graph.input.iter().map(|value| value.name()).collect();
     // Names that the graph defines hide those of the graphs around it.
     own.extend(graph.initializer.iter().map(|tensor| tensor.name()));
+    let sparse = graph.sparse_initializer.iter().filter_map(|tensor| tensor.values.as_ref());
+    own.extend(sparse.map(|values| values.name()));
     own.extend(graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)));
     let mut read: Vec<&str> = graph.output.iter().map(|value| value.name()).collect();
     for node in &graph.node {

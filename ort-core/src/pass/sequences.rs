@@ -5,7 +5,7 @@ use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
 use crate::spec::{Draft, known_ints};
 use crate::tensor::Tensor;
-use crate::{Result, error};
+use crate::{Result, ensure, error};
 
 /// Whether a node takes a tensor out of a sequence.
 pub(super) fn is_reader(node: &Node) -> bool {
@@ -19,7 +19,7 @@ pub(super) fn without_sequence(graph: &mut Graph, node: &Node) -> Result<Option<
     match (node.spec.name, maker.spec.name) {
         ("SequenceAt", "SequenceConstruct") => {
             let count = maker.inputs.len() as i64;
-            let Some(place) = position(graph, node, Some(count)) else { return Ok(None) };
+            let Some(place) = position(graph, node, Some(count))? else { return Ok(None) };
             let element = maker.inputs.get(place).copied().flatten();
             let element =
                 element.ok_or_else(|| error!(InvalidGraph, "position {place} of {count} elements"))?;
@@ -52,12 +52,19 @@ fn maker_of(graph: &Graph, node: &Node) -> Option<Node> {
     graph.nodes.get(producer.index()).cloned()
 }
 
-/// Returns the position that `SequenceAt` reads, counted from the front.
-fn position(graph: &Graph, node: &Node, count: Option<i64>) -> Option<usize> {
-    let position = node.inputs.get(1).copied().flatten()?;
-    let place = *known_ints(graph.constants.get(&position).map(Tensor::view))?.first()?;
-    let place = if place < 0 { place + count? } else { place };
-    usize::try_from(place).ok()
+/// Returns the position that `SequenceAt` reads, counted from the front; `None` if it is unknown.
+/// It is within the sequence if the number of elements, `count`, is known.
+fn position(graph: &Graph, node: &Node, count: Option<i64>) -> Result<Option<usize>> {
+    let input = node.inputs.get(1).copied().flatten();
+    let known = input.and_then(|input| known_ints(graph.constants.get(&input).map(Tensor::view)));
+    let Some(given) = known.and_then(|ints| ints.first().copied()) else { return Ok(None) };
+    let Some(count) = count else { return Ok(usize::try_from(given).ok()) };
+    ensure!(
+        (-count..count).contains(&given),
+        InvalidGraph,
+        "position {given} is out of range for a sequence of {count} elements"
+    );
+    Ok(usize::try_from(if given < 0 { given + count } else { given }).ok())
 }
 
 /// Returns nodes that compute one part of a split tensor: a slice, or one element of the axis,
@@ -69,9 +76,9 @@ fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>
     let size = shape.get(axis).and_then(Dim::as_constant);
     let split = maker.inputs.get(1).copied().flatten();
     let attr = [("axis", Attribute::Int(axis as i64))];
-    let (start, end) = match split {
+    let (start, length) = match split {
         None => {
-            let Some(place) = position(graph, node, size) else { return Ok(None) };
+            let Some(place) = position(graph, node, size)? else { return Ok(None) };
             if !maker.attrs.flag("keepdims")? {
                 let index = Tensor::scalar(place as i64)?;
                 let gather = |draft: &mut Draft<'_>| {
@@ -80,7 +87,7 @@ fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>
                 };
                 return replaced(graph, node, gather).map(Some);
             }
-            (place as i64, place as i64 + 1)
+            (place as i64, 1)
         }
         Some(split) => {
             let is_scalar = graph.value(split).ty.shape().is_some_and(<[Dim]>::is_empty);
@@ -90,19 +97,22 @@ fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>
             // A scalar is the size of all parts but the last, a vector lists the size of each.
             let step = sizes.first().copied().filter(|step| is_scalar && *step > 0);
             let count = match step {
-                Some(step) => size.map(|size| (size + step - 1) / step),
+                Some(step) => size.map(|size| size / step + i64::from(size % step != 0)),
                 None => Some(sizes.len() as i64),
             };
-            let Some(place) = position(graph, node, count) else { return Ok(None) };
+            let Some(place) = position(graph, node, count)? else { return Ok(None) };
             match step {
-                Some(step) => (place as i64 * step, (place as i64 + 1) * step),
+                Some(step) => ((place as i64).saturating_mul(step), step),
                 None => {
-                    let start: i64 = sizes.iter().take(place).sum();
-                    (start, start + sizes.get(place).copied().unwrap_or(0))
+                    let before = sizes.iter().take(place).copied();
+                    let start = before.fold(0, i64::saturating_add);
+                    (start, sizes.get(place).copied().unwrap_or(0))
                 }
             }
         }
     };
+    // `Slice` clamps both ends to the axis, so ends that saturate are right.
+    let end = start.saturating_add(length);
     let slice = |draft: &mut Draft<'_>| {
         let (start, end) = (draft.constant_ints(&[start])?, draft.constant_ints(&[end])?);
         let axes = draft.constant_ints(&[axis as i64])?;

@@ -1,7 +1,7 @@
 //! Values that are not tensors: sequences, optionals, maps and sparse tensors.
 
 use super::Tensor;
-use super::types::ValueType;
+use super::types::{TensorType, ValueType};
 use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
@@ -182,12 +182,12 @@ impl Value {
 
     /// Returns the type, with concrete shapes.
     pub fn value_type(&self) -> ValueType {
-        let tensor = |tensor: &Tensor| {
-            let shape = tensor.shape().iter().map(|&size| crate::dim::Dim::constant(size as i64)).collect();
-            ValueType::tensor(tensor.dtype(), Some(shape))
+        let tensor = |dtype: DType, shape: &[usize]| {
+            let shape = shape.iter().map(|&size| crate::dim::Dim::constant(size as i64)).collect();
+            TensorType { dtype, shape: Some(shape) }
         };
         match self {
-            Value::Tensor(value) => tensor(value),
+            Value::Tensor(value) => ValueType::Tensor(tensor(value.dtype(), value.shape())),
             Value::Sequence(value) => ValueType::Sequence(Box::new(value.element_type.clone())),
             Value::Optional(value) => ValueType::Optional(Box::new(value.element_type.clone())),
             Value::Map(value) => {
@@ -197,10 +197,7 @@ impl Value {
                 };
                 ValueType::Map(key, Box::new(value.values.value_type()))
             }
-            Value::Sparse(value) => match tensor(&value.values) {
-                ValueType::Tensor(ty) => ValueType::Sparse(ty),
-                other => other,
-            },
+            Value::Sparse(value) => ValueType::Sparse(tensor(value.values.dtype(), &value.shape)),
         }
     }
 

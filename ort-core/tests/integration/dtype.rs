@@ -127,6 +127,28 @@ fn conversions_agree_with_numpy() {
     assert!(pairs > 500, "only {pairs} pairs were checked");
 }
 
+/// The numbers are just above the middle of two floats, by less than a double can tell: the upper
+/// one is nearer. Exact arithmetic gives the expected bits.
+#[test]
+fn large_integers_are_rounded_once() {
+    let cases: [(u64, DType, DType, &[u8]); 8] = [
+        ((1 << 62) + (1 << 54) + 1, DType::I64, DType::BF16, &[0x81, 0x5e]),
+        ((1 << 62) + (1 << 54), DType::I64, DType::BF16, &[0x80, 0x5e]),
+        (0u64.wrapping_sub((1 << 62) + (1 << 54) + 1), DType::I64, DType::BF16, &[0x81, 0xde]),
+        ((1 << 63) + (1 << 55) + 1, DType::U64, DType::BF16, &[0x01, 0x5f]),
+        ((1 << 62) + (1 << 38) + 1, DType::I64, DType::F32, &[0x01, 0x00, 0x80, 0x5e]),
+        ((1 << 63) + (1 << 39) + 1, DType::U64, DType::F32, &[0x01, 0x00, 0x00, 0x5f]),
+        // Up to the next power of two.
+        ((1 << 62) + 1, DType::I64, DType::F8E8M0, &[190]),
+        (u64::MAX, DType::U64, DType::F8E8M0, &[191]),
+    ];
+    for (number, from, to, expected) in cases {
+        let mut bytes = vec![0; expected.len()];
+        convert(from, &number.to_le_bytes(), to, &mut bytes, 1, CastOptions::default()).unwrap();
+        assert_eq!(bytes, expected, "{number} of {from} to {to}");
+    }
+}
+
 #[test]
 fn blocks_and_odd_lengths() {
     for elements in [0, 1, 7, 255, 256, 257, 1001] {
@@ -215,6 +237,11 @@ fn strings() {
     let mut bytes = [0; 3];
     parse_elements(&["3.7", "-2", "300"], DType::U8, &mut bytes, CastOptions::default()).unwrap();
     assert_eq!(bytes, [3, 254, 44]);
+    let mut bytes = [0; 32];
+    let texts = ["1e19", "18446744073709551615", "-1.5", "1.5"];
+    parse_elements(&texts, DType::U64, &mut bytes, CastOptions::default()).unwrap();
+    let values: Vec<u64> = bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(values, [10_000_000_000_000_000_000, u64::MAX, u64::MAX, 1]);
     assert!(parse_elements(&["Hello"], DType::U8, &mut [0], CastOptions::default()).is_err());
 }
 

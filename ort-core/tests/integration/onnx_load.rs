@@ -167,26 +167,39 @@ fn initializers_among_the_inputs_are_defaults_or_constants() {
     }
 }
 
-#[test]
-fn sparse_initializers_become_dense() {
+/// The initializer `w`.
+fn sparse_weight() -> SparseTensorProto {
     let mut indices = weight("", &[]);
     indices.data_type = Some(7);
     indices.dims = vec![2];
     indices.raw_data = None;
     indices.int64_data = vec![1, 5];
-    let sparse = SparseTensorProto {
-        values: Some(weight("w", &[3.0, 4.0])),
-        indices: Some(indices),
-        dims: vec![2, 3],
-    };
+    SparseTensorProto { values: Some(weight("w", &[3.0, 4.0])), indices: Some(indices), dims: vec![2, 3] }
+}
+
+#[test]
+fn sparse_initializers_become_dense() {
     let mut graph = graph(vec![node("Pair", &["x", "w"], &["y"])], &["x"], &["y"]);
-    graph.sparse_initializer = vec![sparse];
+    graph.sparse_initializer = vec![sparse_weight()];
     let graph = load(model_of(graph)).unwrap();
     let dense = &graph.constants[&graph.find_value("w").unwrap()];
     assert_eq!(
         (dense.shape(), dense.to_vec::<f32>().unwrap()),
         (&[2, 3][..], vec![0.0, 3.0, 0.0, 0.0, 0.0, 4.0])
     );
+}
+
+/// Else the body would wait for `w` around it, and that for the body.
+#[test]
+fn initializers_of_a_body_hide_names_around_it() {
+    let body = || graph(vec![node("Pair", &["x", "w"], &["r"])], &[], &["r"]);
+    let dense = GraphProto { initializer: vec![weight("w", &[1.0])], ..body() };
+    let sparse = GraphProto { sparse_initializer: vec![sparse_weight()], ..body() };
+    for body in [dense, sparse] {
+        let run = with(node("Run", &[], &["a"]), graph_attribute("body", body));
+        let graph = load(model(vec![run, node("Pair", &["a"], &["w"])], &["x"], &["w"])).unwrap();
+        assert_eq!(lines(&graph), ["a = Run()", "w = Pair(a)"]);
+    }
 }
 
 #[test]

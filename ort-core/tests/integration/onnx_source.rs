@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use ort_core::ErrorKind;
-use ort_core::onnx::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use ort_core::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TrainingInfoProto,
+};
 use ort_core::onnx::{FileAccess, Source};
 use prost::Message;
 use tempfile::TempDir;
@@ -110,6 +112,13 @@ fn a_file_that_is_no_model_says_what_it_is() {
     let mut flipped = whole.clone();
     flipped[3] ^= 0x80;
     let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102400\n";
+    let no_graph = ModelProto { graph: None, ..model(4) };
+    let training = TrainingInfoProto { algorithm: model(4).graph, ..TrainingInfoProto::default() };
+    let training = ModelProto { training_info: vec![training], ..no_graph.clone() };
+    let body = AttributeProto { g: model(4).graph.map(Box::new), ..AttributeProto::default() };
+    let node = NodeProto { attribute: vec![body], ..NodeProto::default() };
+    let function = FunctionProto { node: vec![node], ..FunctionProto::default() };
+    let functions = ModelProto { functions: vec![function], ..no_graph };
     use ErrorKind::{InvalidProtobuf, NoModel};
     let cases: Vec<(&str, Vec<u8>, ErrorKind, &str)> = vec![
         ("empty", vec![], NoModel, "empty"),
@@ -133,6 +142,8 @@ fn a_file_that_is_no_model_says_what_it_is() {
         ("cut in the graph", whole[..600].to_vec(), InvalidProtobuf, "cut short"),
         ("cut at the last byte", whole[..whole.len() - 1].to_vec(), InvalidProtobuf, "1 bytes are missing"),
         ("no graph", b"\x08\x08".to_vec(), NoModel, "without an ONNX graph"),
+        ("no graph but that of training", training.encode_to_vec(), NoModel, "without an ONNX graph"),
+        ("no graph but one in a function", functions.encode_to_vec(), NoModel, "without an ONNX graph"),
         ("damaged", flipped, InvalidProtobuf, "damaged"),
         (
             "length of 2^63",

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use ort_runtime::dim::Dim;
 use ort_runtime::dtype::DType;
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_runtime::spec::infer_graph;
 use ort_runtime::{ErrorKind, Model, Result, RunOptions, Session, Tensor, Value};
 
 /// A subgraph under construction, with what it captures.
@@ -257,5 +259,34 @@ fn a_branch_that_contradicts_itself_is_an_error_only_when_it_is_taken() -> Resul
     let problem = session.run(&inputs(true)?).expect_err("the branch adds three elements to four");
     assert_eq!(problem.kind(), ErrorKind::InvalidGraph);
     assert!(problem.to_string().contains("then_branch"), "{problem}");
+    Ok(())
+}
+
+/// `if c { if c { x + four } else { x + four } } else { x }` is inferred with three elements, then
+/// with four.
+#[test]
+fn a_branch_that_contradicts_itself_keeps_its_bodies() -> Result<()> {
+    let mut main = GraphBuilder::new("main");
+    let x = main.input("x", DType::F32, &["3"]);
+    let condition = main.input("c", DType::Bool, &[]);
+    let (mut then, outer) = Body::new(&[x, condition]);
+    let sum = |attr: &'static str| -> Result<Subgraph> {
+        let (mut body, inner) = Body::new(&outer[..1]);
+        let four = body.builder.constant(Tensor::from_slice(&[4], &[0.0f32; 4])?);
+        let sum = body.builder.node("Add", &[inner[0], four], &[])?;
+        Ok(body.finish(attr, &[sum]))
+    };
+    let branches = vec![sum("then_branch")?, sum("else_branch")?];
+    let chosen = then.builder.add(("", "If"), &[Some(outer[1])], &[], 1, branches)?;
+    let (otherwise, outer) = Body::new(&[x]);
+    let branches = vec![then.finish("then_branch", &chosen), otherwise.finish("else_branch", &outer)];
+    let chosen = main.add(("", "If"), &[Some(condition)], &[], 1, branches)?;
+    let mut graph = main.finish(&chosen)?;
+    let then = |graph: &Graph| graph.nodes[0].subgraphs[0].graph.clone();
+    assert!(then(&graph).broken.is_some());
+    assert_eq!(then(&graph).nodes[0].subgraphs.len(), 2);
+    graph.value_mut(x).ty = ValueType::tensor(DType::F32, Some(vec![Dim::constant(4)]));
+    infer_graph(&mut graph)?;
+    assert!(then(&graph).broken.is_none());
     Ok(())
 }

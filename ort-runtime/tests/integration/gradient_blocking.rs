@@ -4,7 +4,7 @@ use ort_runtime::dtype::DType;
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
 use ort_runtime::pass::{Blocking, add_backward, blocking_nodes};
 use ort_runtime::spec::{OpSpec, Registry};
-use ort_runtime::{ErrorKind, Result};
+use ort_runtime::{ErrorKind, Result, Tensor};
 
 fn same_bits(b: &mut GraphBuilder, x: ValueId) -> Result<ValueId> {
     b.node("BitCast", &[x], &[("to", Attribute::Int(i64::from(DType::F32.onnx_code())))])
@@ -71,6 +71,46 @@ fn rounding_has_slope_zero_and_no_obstacle() -> Result<()> {
     }
     Ok(())
 }
+
+/// Sizes and positions of hostile models are at most an error. The error for a position is our own
+/// if the number of parts is known.
+#[test]
+fn positions_in_a_sequence_do_not_overflow() -> Result<()> {
+    const MAX: i64 = i64::MAX;
+    let scalar = |size: i64| Some((vec![], vec![size]));
+    let list = |sizes: &[i64]| Some((vec![sizes.len()], sizes.to_vec()));
+    for (size, split, position, is_outside) in [
+        ("4", None, 3, false),
+        ("4", None, 4, true),
+        ("4", None, -5, true),
+        ("4", None, MAX, true),
+        ("4", None, i64::MIN, true),
+        ("4", scalar(3), 2, true),
+        ("4", scalar(3), MAX, true),
+        ("4", scalar(MAX), 0, false),
+        ("4", list(&[1, 3]), 2, true),
+        ("n", None, MAX, false),
+        ("n", scalar(3), MAX, false),
+        ("n", list(&[MAX, MAX, 1]), 2, false),
+    ] {
+        let name = format!("{split:?} of {size} at {position}");
+        let mut b = GraphBuilder::new(&name);
+        let x = b.input("x", DType::F32, &[size]);
+        let mut inputs = vec![x];
+        if let Some((shape, sizes)) = split {
+            inputs.push(b.constant(Tensor::from_slice(&shape, &sizes)?));
+        }
+        let parts = b.node("SplitToSequence", &inputs, &[])?;
+        let position = b.constant(Tensor::scalar(position)?);
+        let part = b.node("SequenceAt", &[parts, position], &[])?;
+        let mut graph = b.finish(&[part])?;
+        let problem = add_backward(&mut graph, part, &[x]).err().map(|problem| problem.to_string());
+        let problem = problem.unwrap_or_default();
+        assert_eq!(problem.contains("is out of range"), is_outside, "{name}: {problem}");
+    }
+    Ok(())
+}
+
 /// Every operator of the standard has a gradient or says why it has none.
 #[test]
 fn every_operator_says_why() -> Result<()> {

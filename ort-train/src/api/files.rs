@@ -14,7 +14,9 @@ use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 use super::shared::{Kept, OptimizerState, Property, Shared};
-use crate::checkpoint::{Stored, USE_OLDER, check_rate, damaged, dtype_of, stored_dtype, system};
+use crate::checkpoint::{
+    Stored, USE_OLDER, check_rate, check_steps, damaged, dtype_of, stored_dtype, system,
+};
 use crate::state::state_name;
 
 /// The metadata key of the description.
@@ -166,8 +168,9 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
     let tensors = tensors.collect();
     if let Some(optimizer) = &manifest.optimizer {
         // The file is untrusted: such a number would otherwise reach the weights with the first
-        // update.
+        // update, or overflow.
         check_rate(optimizer.learning_rate)?;
+        check_steps("updates", optimizer.updates)?;
         optimizer.optimizer.check().map_err(|problem| damaged(&problem))?;
     }
     let optimizer = manifest.optimizer.map(|OptimizerEntry { optimizer, updates, learning_rate }| {

@@ -331,7 +331,9 @@ fn rank(graph: &Graph, value: ValueId) -> usize {
 
 /// Whether no finite element overflows in 16 bits.
 fn fits(number: &Tensor, dtype: DType) -> bool {
-    let largest = if dtype == DType::F16 { 65504.0 } else { f32::MAX };
+    // 0x7f7f is the largest bfloat16, 3.39e38. A mask's `f32::MIN` would become -inf there, and the
+    // softmax of a fully masked row NaN.
+    let largest = if dtype == DType::F16 { 65504.0 } else { f32::from_bits(0x7f7f_0000) };
     number
         .to_vec::<f32>()
         .is_ok_and(|numbers| numbers.iter().all(|number| number.is_infinite() || number.abs() <= largest))

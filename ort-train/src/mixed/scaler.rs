@@ -29,7 +29,8 @@ impl LossScaler {
         let scale = match is_updated {
             false => self.scale * backoff_factor,
             true => {
-                self.in_a_row += 1;
+                // A checkpoint may hold any count.
+                self.in_a_row = self.in_a_row.saturating_add(1);
                 if self.in_a_row < growth_interval {
                     return;
                 }
@@ -78,5 +79,8 @@ mod tests {
             LossScale::Dynamic { initial: 1.0, growth_factor: 4.0, backoff_factor: 0.5, growth_interval: 1 };
         (0..400).for_each(|_| scaler.follow(rule, true));
         assert!(scaler.scale.is_finite());
+        scaler.in_a_row = u32::MAX;
+        scaler.follow(rule, true);
+        assert_eq!(scaler.in_a_row, 0);
     }
 }

@@ -225,6 +225,38 @@ fn what_was_trained_is_exported() -> Result<()> {
 }
 
 #[test]
+fn numbers_that_no_training_has_are_refused() -> Result<()> {
+    let reference = json("api/reference.json");
+    let folder = tempfile::tempdir().unwrap();
+    let files =
+        generate_artifacts(&perceptron(), &options(&reference["cross_entropy_adamw"], folder.path()))?;
+    let (state, _module, _optimizer) = begin(&files)?;
+    let (saved, changed) = (folder.path().join("saved"), folder.path().join("changed"));
+    state.save_checkpoint(&saved, true)?;
+    // In a safetensors file the length of the header comes first, then the header, then the data.
+    let bytes = std::fs::read(&saved).unwrap();
+    let (length, rest) = bytes.split_at(8);
+    let (header, tensors) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let header: Json = serde_json::from_slice(header).unwrap();
+    for (key, value, words) in [
+        ("updates", Json::from(u64::MAX), "updates"),
+        ("learning_rate", Json::from(-1), "learning rate is -1"),
+    ] {
+        let mut header = header.clone();
+        let text = &mut header["__metadata__"]["ort-runtime.checkpoint"];
+        let mut manifest: Json = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        manifest["optimizer"][key] = value;
+        *text = manifest.to_string().into();
+        let header = header.to_string();
+        let length = (header.len() as u64).to_le_bytes();
+        std::fs::write(&changed, [&length[..], header.as_bytes(), tensors].concat()).unwrap();
+        let problem = CheckpointState::load_checkpoint(&changed).err().unwrap().to_string();
+        assert!(problem.contains(words), "{key}: {problem}");
+    }
+    Ok(())
+}
+
+#[test]
 fn what_does_not_suit_is_refused() -> Result<()> {
     let reference = json("api/reference.json");
     let folder = tempfile::tempdir().unwrap();

@@ -3,8 +3,11 @@
 
 use crate::support::{MODELS, Recording, given, json};
 use ort_core::dtype::DType;
+use ort_core::ir::GraphBuilder;
+use ort_core::session::Model;
+use ort_core::tensor::Tensor;
 use ort_core::{ErrorKind, Result};
-use ort_train::{LossScale, MixedPrecision, Recompute, Trainer, TrainingOptions};
+use ort_train::{Loss, LossScale, MixedPrecision, Recompute, Trainer, TrainingGraph, TrainingOptions};
 use serde_json::{Map, Value as Json};
 
 const BOTH: [(&str, MixedPrecision); 2] = [("bf16", MixedPrecision::Bf16), ("fp16", MixedPrecision::Fp16)];
@@ -260,6 +263,31 @@ fn what_computes_in_which_type_is_told() -> Result<()> {
     Ok(())
 }
 
+/// The numbers are what a mask adds to hide a score.
+#[test]
+fn constants_that_16_bits_cannot_hold_stay_in_float32() -> Result<()> {
+    for (key, precision, largest) in
+        [("bf16", MixedPrecision::Bf16, 3.389_531_4e38), ("fp16", MixedPrecision::Fp16, 65504.0f32)]
+    {
+        for (number, expected) in [(-largest, (1, 0)), (f32::NEG_INFINITY, (1, 0)), (f32::MIN, (0, 1))] {
+            let mut b = GraphBuilder::new("masked");
+            let x = b.input("x", DType::F32, &["batch", "2"]);
+            let weight = b.graph_mut().add_constant("w", Tensor::from_slice(&[2, 2], &[0.5f32; 4])?);
+            let product = b.node("MatMul", &[x, weight], &[])?;
+            let mask = b.constant(Tensor::scalar(number)?);
+            let y = b.node("Add", &[product, mask], &[])?;
+            let model = Model::from_graph(b.finish(&[y])?);
+            let mixed_precision = Some(precision);
+            let options = TrainingOptions { loss: Loss::Mse, mixed_precision, ..TrainingOptions::default() };
+            let training = TrainingGraph::new(&model, &options)?;
+            let row = training.precisions().iter().find(|row| row.operator == "Add");
+            let counts = row.map(|row| (row.half, row.single));
+            assert_eq!(counts, Some(expected), "{number:e} in {key}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn options_that_make_no_sense_are_refused() -> Result<()> {
     let recording = Recording::load("unet");
@@ -295,10 +323,15 @@ fn options_that_make_no_sense_are_refused() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     trainer.save_checkpoint(folder.path(), &Map::new())?;
     let path = folder.path().join("training.json");
-    let mut manifest: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    manifest["loss_scale"]["scale"] = 0.0.into();
-    std::fs::write(&path, manifest.to_string()).unwrap();
-    let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
-    assert!(problem.to_string().contains("loss scale"), "{problem}");
+    let manifest: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (key, value, words) in
+        [("scale", Json::from(0.0), "loss scale"), ("skipped", Json::from(u64::MAX), "skipped updates")]
+    {
+        let mut changed = manifest.clone();
+        changed["loss_scale"][key] = value;
+        std::fs::write(&path, changed.to_string()).unwrap();
+        let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
+        assert!(problem.to_string().contains(words), "{problem}");
+    }
     Ok(())
 }

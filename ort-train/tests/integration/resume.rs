@@ -181,6 +181,25 @@ fn saving_touches_nothing_outside_of_the_folder() -> Result<()> {
 }
 
 #[test]
+fn a_refused_checkpoint_changes_nothing() -> Result<()> {
+    let recording = Recording::load("unet");
+    let mut trainer = Trainer::new(&recording.model, recording.options())?;
+    let folder = tempfile::tempdir().unwrap();
+    trainer.save_checkpoint(folder.path(), &Map::new())?;
+    let path = folder.path().join("training.json");
+    let manifest = std::fs::read_to_string(&path).unwrap();
+    let mut changed: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    changed["pending"] = 1.into();
+    std::fs::write(&path, changed.to_string()).unwrap();
+    let problem = trainer.load_checkpoint(folder.path()).unwrap_err().to_string();
+    assert!(problem.contains(".gradient'"), "{problem}");
+    // Gradients that were left behind would be expected of this checkpoint, too.
+    std::fs::write(&path, manifest).unwrap();
+    trainer.load_checkpoint(folder.path())?;
+    Ok(())
+}
+
+#[test]
 fn numbers_that_no_training_has_are_refused() -> Result<()> {
     let recording = Recording::load("unet");
     let mut trainer = Trainer::new(&recording.model, recording.options())?;

@@ -97,15 +97,18 @@ fn losses(history: &History) -> Group {
     const VALIDATION: &str = "#c00";
     let all: Vec<f64> = history.losses.iter().map(|loss| f64::from(*loss)).collect();
     let ends = history.epochs.iter();
-    let epochs: Vec<(f64, f64)> = ends.clone().map(|epoch| (epoch.batches as f64, epoch.loss)).collect();
-    let validation: Vec<(f64, f64)> =
-        ends.filter_map(|epoch| Some((epoch.batches as f64, epoch.validation.loss?))).collect();
+    let is_finite = |(_, loss): &(f64, f64)| loss.is_finite();
+    let epochs = ends.clone().map(|epoch| (epoch.batches as f64, epoch.loss));
+    let epochs: Vec<(f64, f64)> = epochs.filter(is_finite).collect();
+    let validation = ends.filter_map(|epoch| Some((epoch.batches as f64, epoch.validation.loss?)));
+    let validation: Vec<(f64, f64)> = validation.filter(is_finite).collect();
     let values = all.iter().chain(epochs.iter().chain(&validation).map(|(_, loss)| loss));
-    // A loss that is NaN is skipped by `max`, and one that is 0 must not scale the axis to 0.
-    let most = values.copied().fold(f64::MIN_POSITIVE, f64::max);
+    // A loss that is 0 must not scale the axis to 0, and an infinite one not to infinity.
+    let most = values.copied().filter(|loss| loss.is_finite()).fold(f64::MIN_POSITIVE, f64::max);
     let [(top, height), _] = CHARTS;
-    // Leave some room above the curve.
-    let frame = Frame { top, height, batches: all.len(), most: most * 1.05 };
+    // Leave some room above the curve. A checkpoint may hold losses near the largest number, and
+    // the labels of an infinite axis would not come to an end.
+    let frame = Frame { top, height, batches: all.len(), most: (most * 1.05).min(f64::MAX) };
     let mut group = Group::new().add(frame.axes("loss", 1.0)).add(frame.curve(&thinned(&all), BATCH));
     for (points, colour) in [(&epochs, EPOCH), (&validation, VALIDATION)] {
         group = group.add(frame.curve(points, colour));
@@ -144,19 +147,23 @@ fn memory(history: &History) -> Group {
 }
 
 /// Returns the points of a curve: batch numbers from 1, and values. Many batches are averaged in
-/// groups.
+/// groups. Batches that overflowed under a loss scale are left out.
 fn thinned(values: &[f64]) -> Vec<(f64, f64)> {
     let group = values.len().div_ceil(MOST_POINTS).max(1);
     let mean = |(index, values): (usize, &[f64])| {
         // Batches count from 1, and a group stands at the mean of its batches.
         let place = (index * group) as f64 + (values.len() + 1) as f64 / 2.0;
-        (place, values.iter().sum::<f64>() / values.len() as f64)
+        let finite = values.iter().filter(|value| value.is_finite());
+        let (sum, count) = finite.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+        (count > 0.0).then(|| (place, sum / count))
     };
-    values.chunks(group).enumerate().map(mean).collect()
+    values.chunks(group).enumerate().filter_map(mean).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::evaluation::Score;
+    use super::super::training::Epoch;
     use super::*;
 
     #[test]
@@ -166,5 +173,21 @@ mod tests {
         let points = thinned(&many);
         assert_eq!(points.len(), 600);
         assert!(points.iter().all(|(place, value)| place == value));
+    }
+
+    #[test]
+    fn losses_that_are_not_finite_are_left_out() {
+        assert_eq!(thinned(&[2.0, f64::INFINITY, f64::NAN, 1.0]), [(1.0, 2.0), (4.0, 1.0)]);
+        for losses in [vec![2.0, f32::INFINITY, f32::NAN, 1.0], vec![f32::INFINITY]] {
+            let epoch = Epoch {
+                epoch: 1,
+                loss: f64::MAX,
+                validation: Score { loss: Some(f64::INFINITY), ..Score::default() },
+                seconds: 1.0,
+                batches: losses.len(),
+            };
+            let drawing = draw("m", &History { losses, epochs: vec![epoch], ..History::default() });
+            assert!(drawing.to_string().contains("mean of each epoch"));
+        }
     }
 }

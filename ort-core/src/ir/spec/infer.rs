@@ -294,14 +294,29 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
     let Some(node) = graph.nodes.get_mut(index) else { return Ok(()) };
     // Rules change subgraphs while inputs borrow the graph, so detach them from the node.
     let mut subgraphs = std::mem::take(&mut node.subgraphs);
-    for subgraph in &mut subgraphs {
+    let inferred = infer_detached(graph, index, &mut subgraphs, compare);
+    // Also after an error: a broken branch keeps its nodes with their bodies.
+    if let Some(node) = graph.nodes.get_mut(index) {
+        node.subgraphs = subgraphs;
+    }
+    inferred
+}
+
+/// [`infer_node_at`] of a node whose subgraphs are detached.
+fn infer_detached(
+    graph: &mut Graph,
+    index: usize,
+    subgraphs: &mut [Subgraph],
+    compare: Compare<'_>,
+) -> Result<()> {
+    for subgraph in &mut *subgraphs {
         pass_captures(graph, subgraph);
     }
     let Some(node) = graph.nodes.get(index) else { return Ok(()) };
     node.spec.check_arity(node).within(|| node.place())?;
     let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-    let outputs = infer_node(node, &inputs, &mut subgraphs)
+    let outputs = infer_node(node, &inputs, subgraphs)
         .map_err(|problem| problem.help(inputs_in_words(graph, node)))
         .within(|| node.place())?;
     // The facts borrow the graph, which changes below.
@@ -317,9 +332,6 @@ fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Resul
         }
         // Also if there are none: elements of an earlier inference need not hold for these inputs.
         value.symbolic = symbolic;
-    }
-    if let Some(node) = graph.nodes.get_mut(index) {
-        node.subgraphs = subgraphs;
     }
     Ok(())
 }
