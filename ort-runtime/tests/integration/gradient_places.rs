@@ -2,9 +2,10 @@
 //! differences on the CPU.
 
 use crate::gradient_support::rows::{check_all, row};
+use crate::gradient_support::{Build, expanded, gradient};
 use crate::support::{axis, ints};
-use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
-use ort_runtime::{Result, Tensor};
+use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
+use ort_runtime::{DType, Result, Tensor};
 
 type Attrs<'a> = &'a [(&'static str, Attribute)];
 
@@ -302,4 +303,40 @@ fn sequences_of_known_length() {
             &[&[2, 3]],
         ),
     ]);
+}
+
+/// The gradient of a node by its first input, expanded.
+fn expand_gradient_of(shape: &[&str], build: Build) -> Result<Graph> {
+    let mut b = GraphBuilder::new("hostile");
+    let x = b.input("x", DType::F64, shape);
+    let y = build(&mut b, &[x])?;
+    let loss = b.node("ReduceSum", &[y], &[("keepdims", Attribute::Int(0))])?;
+    let graph = b.finish(&[loss])?;
+    let name = graph.value(loss).name.to_string();
+    let mut b = GraphBuilder::extend(graph);
+    let gradient = gradient(&mut b, &["x"], &name, &[x])?;
+    expanded(b, &gradient)
+}
+
+fn roi_align(b: &mut GraphBuilder, x: ValueId, height: i64, samples: i64) -> Result<ValueId> {
+    let regions = b.constant(Tensor::from_slice(&[1, 4], &[0.0f64, 0.0, 2.0, 2.0])?);
+    let images = b.constant(ints(&[0])?);
+    b.node("RoiAlign", &[x, regions, images], &[int("output_height", height), int("sampling_ratio", samples)])
+}
+
+#[test]
+fn hostile_sizes_take_no_memory_and_overflow_is_an_error() -> Result<()> {
+    expand_gradient_of(&["1", "2", "5", "4"], |b, x| roi_align(b, x[0], 1 << 36, 4))?;
+    let overflows: [(&[&str], Build); 2] = [
+        (&["1", "2", "5", "4"], |b, x| roi_align(b, x[0], 1 << 36, 1 << 36)),
+        (&["1", "4", "6"], |b, x| {
+            let (image, block) = (b.constant(ints(&[3, 4])?), b.constant(ints(&[1 << 40, 1 << 40])?));
+            b.node("Col2Im", &[x[0], image, block], &[])
+        }),
+    ];
+    for (shape, build) in overflows {
+        let problem = expand_gradient_of(shape, build).expect_err("a product of sizes overflows");
+        assert!(problem.to_string().contains("overflows"), "{problem}");
+    }
+    Ok(())
 }

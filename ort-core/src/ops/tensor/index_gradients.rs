@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
-use crate::spec::GradCx;
+use crate::spec::{GradCx, product};
 use crate::{Result, error};
 
 /// The destination of a scatter, for scattering and gathering other values at the same indices.
@@ -218,7 +218,7 @@ pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     let block = cx.known_ints(cx.input(2)?);
     let block = block
         .ok_or_else(|| error!(NotImplemented, "the gradient of blocks whose size only the run knows"))?;
-    let (rank, count) = (block.len(), block.iter().product::<i64>());
+    let (rank, count) = (block.len(), product(&block)?);
     let dtype = cx.dtype(upstream)?;
     let places = cx.ints(&[count])?;
     let places = cx.range(places)?;
