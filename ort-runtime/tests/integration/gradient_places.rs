@@ -124,13 +124,20 @@ fn affine(b: &mut GraphBuilder, x: ValueId, size: &[i64], aligned: i64) -> Resul
     b.node("AffineGrid", &[x, size], &[int("align_corners", aligned)])
 }
 
+const CODES: [i8; 8] = [1, -3, 7, 20, -100, 4, 0, 9];
+
 fn dequantized(b: &mut GraphBuilder, scale: ValueId, zero: bool, attrs: Attrs<'_>) -> Result<ValueId> {
-    let codes = b.constant(Tensor::from_slice(&[2, 4], &[1i8, -3, 7, 20, -100, 4, 0, 9])?);
+    let codes = b.constant(Tensor::from_slice(&[2, 4], &CODES)?);
     let zero = match zero {
         true => Some(b.constant(Tensor::from_slice(&[2], &[3i8, -1])?)),
         false => None,
     };
     b.add(("", "DequantizeLinear"), &[Some(codes), Some(scale), zero], attrs, 1, vec![]).map(|y| y[0])
+}
+
+fn dequantized_list(b: &mut GraphBuilder, scale: ValueId, attrs: Attrs<'_>) -> Result<ValueId> {
+    let codes = b.constant(Tensor::from_slice(&[8], &CODES)?);
+    b.node("DequantizeLinear", &[codes, scale], attrs)
 }
 
 /// A matrix that has an inverse.
@@ -167,6 +174,22 @@ fn images_and_matrices() {
         )
         .single()
         .fixed(),
+        row(
+            "a scale for each block, the last of which is shorter",
+            |b, x| dequantized(b, x[0], false, &[int("axis", -1), int("block_size", 3)]),
+            &[&[2, 2]],
+        )
+        .single()
+        .fixed(),
+        row(
+            "a scale for each block of a list",
+            |b, x| dequantized_list(b, x[0], &[int("axis", 0), int("block_size", 3)]),
+            &[&[3]],
+        )
+        .single()
+        .fixed(),
+        row("one scale for a list", |b, x| dequantized_list(b, x[0], &axis(0)), &[&[1]]).single().fixed(),
+        row("one scale of rank 2", |b, x| dequantized(b, x[0], false, &[]), &[&[1, 1]]).single().fixed(),
         row("Det", |b, x| regular(b, x[0]).and_then(|x| b.node("Det", &[x], &[])), &[&[2, 3, 3]]),
         row(
             "Inverse",
