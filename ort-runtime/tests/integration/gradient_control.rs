@@ -76,6 +76,17 @@ fn scans() {
             &[STATE, &[4, 3, 2], &[2, 2], &[2, 2]],
         ),
         row(
+            "backwards, by another number than 1",
+            |b, x| {
+                let attrs = [
+                    ("scan_input_directions", Attribute::Ints(vec![2])),
+                    ("scan_output_directions", Attribute::Ints(vec![-1])),
+                ];
+                recurrence(b, x, &attrs)
+            },
+            &[STATE, &[4, 3, 2], &[2, 2], &[2, 2]],
+        ),
+        row(
             "other axes",
             |b, x| {
                 let attrs = [

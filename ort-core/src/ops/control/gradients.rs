@@ -42,7 +42,7 @@ struct Flow {
     first_output: usize,
     /// The number of loop-carried values.
     states: usize,
-    /// The axis and direction of each scanned input.
+    /// The axis and direction of each scanned input; a direction is 0 for forward or 1 for reverse.
     inputs: Vec<(i64, i64)>,
     /// The axis and direction of each scan output.
     outputs: Vec<(i64, i64)>,
@@ -59,7 +59,8 @@ pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
         let at = |name: &str, index: usize| {
             attrs.find_ints(name).and_then(|list| list.get(index)).copied().unwrap_or(0)
         };
-        (0..count).map(|index| (at(axes, index), at(directions, index))).collect()
+        // Any direction other than 0 is backwards, and counts as 1 here.
+        (0..count).map(|index| (at(axes, index), i64::from(at(directions, index) != 0))).collect()
     };
     let outputs = body_of(cx)?.graph.outputs.len().saturating_sub(states);
     let flow = Flow {
