@@ -153,6 +153,21 @@ fn loops() {
         row("not at all", |b, x| looped(b, x, Some(0), None), &[&[2, 3], &[3]]),
         row("while it is large", |b, x| looped(b, x, None, Some(0.3)), &[&[2, 3], &[3]]),
         row(
+            "a value that grows, whose last form has no reader",
+            |b, x| {
+                let (mut body, captured) = Body::new(&[x[1]]);
+                let inner = body.inputs(&["number", "holds", "x"]);
+                let product = body.builder.node("Mul", &[inner[2], captured[0]], &[])?;
+                let grown =
+                    body.builder.node("Concat", &[inner[2], product], &[("axis", Attribute::Int(0))])?;
+                let sine = body.builder.node("Sin", &[grown], &[])?;
+                let body = body.finish("body", &[inner[1], grown, sine]);
+                let trips = b.constant(Tensor::scalar(1i64)?);
+                b.add(("", "Loop"), &[Some(trips), None, Some(x[0])], &[], 2, vec![body]).map(|all| all[1])
+            },
+            &[&[2, 3], &[3]],
+        ),
+        row(
             "a loop in a loop, without a value that it carries",
             |b, x| {
                 let (mut outer, captured) = Body::new(&[x[0], x[1]]);
