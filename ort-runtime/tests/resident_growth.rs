@@ -182,6 +182,29 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "FeatureVectorizer",
+        make: || one(("ai.onnx.ml", "FeatureVectorizer"), vec![numbers(&[2 * MIB, 2])?], &[], 1),
+    },
+    Case {
+        name: "CategoryMapper",
+        make: || {
+            let attrs = [
+                ("cats_int64s", Attribute::Ints(vec![0, 1])),
+                ("cats_strings", Attribute::Strings(vec!["a".into(), "b".into()])),
+            ];
+            let keys = (0..3 * MIB as i64).map(|index| index % 3).collect();
+            one(("ai.onnx.ml", "CategoryMapper"), vec![Tensor::from_vec(&[3 * MIB], keys)?], &attrs, 1)
+        },
+    },
+    Case {
+        name: "ArrayFeatureExtractor",
+        make: || {
+            let indices = (0..2 * MIB as i64).map(|index| index % 8).collect();
+            let indices = Tensor::from_vec(&[2 * MIB], indices)?;
+            one(("ai.onnx.ml", "ArrayFeatureExtractor"), vec![numbers(&[1, 8])?, indices], &[], 1)
+        },
+    },
+    Case {
         name: "SoftmaxCrossEntropyLoss",
         make: || {
             let labels =

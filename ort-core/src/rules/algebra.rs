@@ -2,6 +2,7 @@
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
+use crate::ops::tensor::geometry::permutation;
 use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::rules;
@@ -36,7 +37,8 @@ rules! { "algebra", Basic;
     transpose_nothing: "t@Transpose(x)" if moves_nothing => Template("x"), ["x=f32[2,3] t.perm=[0,1]"], keep true;
     /// Two Transposes become one with the composed permutation: one pass over memory less.
     transpose_transpose: "outer@Transpose(inner@Transpose(x))" => Build(join_transposes),
-        ["x=f32[2,3,4] outer.perm=[0,2,1] inner.perm=[1,2,0]", "x=f32[2,3] outer.perm=[1,0] inner.perm=[1,0]"],
+        ["x=f32[2,3,4] outer.perm=[0,2,1] inner.perm=[1,2,0]", "x=f32[2,3] outer.perm=[1,0] inner.perm=[1,0]",
+            "x=f32[2,3] outer.perm=[-1,0] inner.perm=[-1,0]"],
         keep true;
     /// A Reshape of a Reshape becomes the outer one, if its constant shape has no 0, which would
     /// copy a size of the inner one.
@@ -105,17 +107,9 @@ fn casts_to_own_type(found: &Found<'_>) -> bool {
     to.is_some_and(|to| found.dtype("x").is_some_and(|dtype| i64::from(dtype.onnx_code()) == to))
 }
 
-/// Returns the permutation of a transposition: the axes reversed if none is given.
-fn permutation(node: &crate::ir::Node, rank: usize) -> Vec<usize> {
-    match node.attrs.find_ints("perm") {
-        Some(perm) => perm.iter().filter_map(|&axis| usize::try_from(axis).ok()).collect(),
-        None => (0..rank).rev().collect(),
-    }
-}
-
 fn moves_nothing(found: &Found<'_>) -> bool {
     let (Some(node), Some(rank)) = (found.node("t"), found.rank("x")) else { return false };
-    permutation(node, rank).into_iter().eq(0..rank)
+    permutation(&node.attrs, rank).is_ok_and(|order| order.into_iter().eq(0..rank))
 }
 
 fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -124,7 +118,7 @@ fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     else {
         return Ok(None);
     };
-    let (outer, inner) = (permutation(outer, rank), permutation(inner, rank));
+    let (outer, inner) = (permutation(&outer.attrs, rank)?, permutation(&inner.attrs, rank)?);
     // Axis i of the result is axis `outer[i]` of the inner one, which is axis `inner[outer[i]]` of
     // x.
     let joined: Option<Vec<i64>> =

@@ -290,3 +290,23 @@ fn a_branch_that_contradicts_itself_keeps_its_bodies() -> Result<()> {
     assert!(then(&graph).broken.is_none());
     Ok(())
 }
+
+#[test]
+fn the_error_is_that_of_the_branch_that_a_constant_condition_takes() -> Result<()> {
+    for (condition, taken) in [(true, 4), (false, 5)] {
+        let mut main = GraphBuilder::new("main");
+        let x = main.input("x", DType::F32, &["3"]);
+        let condition = main.constant(Tensor::from_bools(&[], &[condition])?);
+        let mut branches = Vec::new();
+        for (attr, size) in [("then_branch", 4), ("else_branch", 5)] {
+            let (mut branch, outer) = Body::new(&[x]);
+            let other = branch.builder.constant(Tensor::from_slice(&[size], &vec![0.0f32; size])?);
+            let sum = branch.builder.node("Add", &[outer[0], other], &[])?;
+            branches.push(branch.finish(attr, &[sum]));
+        }
+        let chosen = main.add(("", "If"), &[Some(condition)], &[], 1, branches)?;
+        let problem = main.finish(&chosen).expect_err("3 elements and 4, or 3 and 5");
+        assert!(problem.to_string().contains(&format!("and {taken}")), "{problem}");
+    }
+    Ok(())
+}

@@ -76,6 +76,17 @@ fn scans() {
             &[STATE, &[4, 3, 2], &[2, 2], &[2, 2]],
         ),
         row(
+            "backwards, by another number than 1",
+            |b, x| {
+                let attrs = [
+                    ("scan_input_directions", Attribute::Ints(vec![2])),
+                    ("scan_output_directions", Attribute::Ints(vec![-1])),
+                ];
+                recurrence(b, x, &attrs)
+            },
+            &[STATE, &[4, 3, 2], &[2, 2], &[2, 2]],
+        ),
+        row(
             "other axes",
             |b, x| {
                 let attrs = [
@@ -141,6 +152,21 @@ fn loops() {
         row("four times", |b, x| looped(b, x, Some(4), None), &[&[2, 3], &[3]]),
         row("not at all", |b, x| looped(b, x, Some(0), None), &[&[2, 3], &[3]]),
         row("while it is large", |b, x| looped(b, x, None, Some(0.3)), &[&[2, 3], &[3]]),
+        row(
+            "a value that grows, whose last form has no reader",
+            |b, x| {
+                let (mut body, captured) = Body::new(&[x[1]]);
+                let inner = body.inputs(&["number", "holds", "x"]);
+                let product = body.builder.node("Mul", &[inner[2], captured[0]], &[])?;
+                let grown =
+                    body.builder.node("Concat", &[inner[2], product], &[("axis", Attribute::Int(0))])?;
+                let sine = body.builder.node("Sin", &[grown], &[])?;
+                let body = body.finish("body", &[inner[1], grown, sine]);
+                let trips = b.constant(Tensor::scalar(1i64)?);
+                b.add(("", "Loop"), &[Some(trips), None, Some(x[0])], &[], 2, vec![body]).map(|all| all[1])
+            },
+            &[&[2, 3], &[3]],
+        ),
         row(
             "a loop in a loop, without a value that it carries",
             |b, x| {

@@ -507,6 +507,18 @@ fn reductions_and_choices() {
             &[&[2, 4]],
         ),
         row(
+            "running sum 22",
+            |b, x| {
+                let axis = b.constant(Tensor::scalar(1i64)?);
+                b.node(
+                    "CumSum",
+                    &[x[0], axis],
+                    &[("exclusive", Attribute::Int(2)), ("reverse", Attribute::Int(2))],
+                )
+            },
+            &[&[2, 4]],
+        ),
+        row(
             "greatest",
             |b, x| {
                 let c0 = b.constant(ints(&[2])?);

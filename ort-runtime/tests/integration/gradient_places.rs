@@ -2,9 +2,10 @@
 //! differences on the CPU.
 
 use crate::gradient_support::rows::{check_all, row};
+use crate::gradient_support::{Build, expanded, gradient};
 use crate::support::{axis, ints};
-use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
-use ort_runtime::{Result, Tensor};
+use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
+use ort_runtime::{DType, Result, Tensor};
 
 type Attrs<'a> = &'a [(&'static str, Attribute)];
 
@@ -123,13 +124,20 @@ fn affine(b: &mut GraphBuilder, x: ValueId, size: &[i64], aligned: i64) -> Resul
     b.node("AffineGrid", &[x, size], &[int("align_corners", aligned)])
 }
 
+const CODES: [i8; 8] = [1, -3, 7, 20, -100, 4, 0, 9];
+
 fn dequantized(b: &mut GraphBuilder, scale: ValueId, zero: bool, attrs: Attrs<'_>) -> Result<ValueId> {
-    let codes = b.constant(Tensor::from_slice(&[2, 4], &[1i8, -3, 7, 20, -100, 4, 0, 9])?);
+    let codes = b.constant(Tensor::from_slice(&[2, 4], &CODES)?);
     let zero = match zero {
         true => Some(b.constant(Tensor::from_slice(&[2], &[3i8, -1])?)),
         false => None,
     };
     b.add(("", "DequantizeLinear"), &[Some(codes), Some(scale), zero], attrs, 1, vec![]).map(|y| y[0])
+}
+
+fn dequantized_list(b: &mut GraphBuilder, scale: ValueId, attrs: Attrs<'_>) -> Result<ValueId> {
+    let codes = b.constant(Tensor::from_slice(&[8], &CODES)?);
+    b.node("DequantizeLinear", &[codes, scale], attrs)
 }
 
 /// A matrix that has an inverse.
@@ -166,6 +174,22 @@ fn images_and_matrices() {
         )
         .single()
         .fixed(),
+        row(
+            "a scale for each block, the last of which is shorter",
+            |b, x| dequantized(b, x[0], false, &[int("axis", -1), int("block_size", 3)]),
+            &[&[2, 2]],
+        )
+        .single()
+        .fixed(),
+        row(
+            "a scale for each block of a list",
+            |b, x| dequantized_list(b, x[0], &[int("axis", 0), int("block_size", 3)]),
+            &[&[3]],
+        )
+        .single()
+        .fixed(),
+        row("one scale for a list", |b, x| dequantized_list(b, x[0], &axis(0)), &[&[1]]).single().fixed(),
+        row("one scale of rank 2", |b, x| dequantized(b, x[0], false, &[]), &[&[1, 1]]).single().fixed(),
         row("Det", |b, x| regular(b, x[0]).and_then(|x| b.node("Det", &[x], &[])), &[&[2, 3, 3]]),
         row(
             "Inverse",
@@ -302,4 +326,40 @@ fn sequences_of_known_length() {
             &[&[2, 3]],
         ),
     ]);
+}
+
+/// The gradient of a node by its first input, expanded.
+fn expand_gradient_of(shape: &[&str], build: Build) -> Result<Graph> {
+    let mut b = GraphBuilder::new("hostile");
+    let x = b.input("x", DType::F64, shape);
+    let y = build(&mut b, &[x])?;
+    let loss = b.node("ReduceSum", &[y], &[("keepdims", Attribute::Int(0))])?;
+    let graph = b.finish(&[loss])?;
+    let name = graph.value(loss).name.to_string();
+    let mut b = GraphBuilder::extend(graph);
+    let gradient = gradient(&mut b, &["x"], &name, &[x])?;
+    expanded(b, &gradient)
+}
+
+fn roi_align(b: &mut GraphBuilder, x: ValueId, height: i64, samples: i64) -> Result<ValueId> {
+    let regions = b.constant(Tensor::from_slice(&[1, 4], &[0.0f64, 0.0, 2.0, 2.0])?);
+    let images = b.constant(ints(&[0])?);
+    b.node("RoiAlign", &[x, regions, images], &[int("output_height", height), int("sampling_ratio", samples)])
+}
+
+#[test]
+fn hostile_sizes_take_no_memory_and_overflow_is_an_error() -> Result<()> {
+    expand_gradient_of(&["1", "2", "5", "4"], |b, x| roi_align(b, x[0], 1 << 36, 4))?;
+    let overflows: [(&[&str], Build); 2] = [
+        (&["1", "2", "5", "4"], |b, x| roi_align(b, x[0], 1 << 36, 1 << 36)),
+        (&["1", "4", "6"], |b, x| {
+            let (image, block) = (b.constant(ints(&[3, 4])?), b.constant(ints(&[1 << 40, 1 << 40])?));
+            b.node("Col2Im", &[x[0], image, block], &[])
+        }),
+    ];
+    for (shape, build) in overflows {
+        let problem = expand_gradient_of(shape, build).expect_err("a product of sizes overflows");
+        assert!(problem.to_string().contains("overflows"), "{problem}");
+    }
+    Ok(())
 }

@@ -212,6 +212,31 @@ fn without_an_update_nothing_changes() -> Result<()> {
 }
 
 #[test]
+fn lamb_keeps_nan_in_its_trust_ratio() -> Result<()> {
+    for dtype in [DType::F32, DType::F64] {
+        let mut given = inputs("LAMB", dtype, dtype, &[5])?;
+        replace(&mut given, "gradient", tensor(dtype, &[5], &[0.5, f64::NAN, 1.0, -2.0, 0.25])?);
+        let new = doubles(&Step::new("LAMB", &[], &given)?.run(&given)?[0].1)?;
+        assert!(new.iter().all(|x| x.is_nan()), "the norm of the update is NaN: {new:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn states_of_another_length_are_refused_beside_rows() -> Result<()> {
+    let attrs = [("first_row", Attribute::Int(3))];
+    for (length, fits) in [(2, false), (4, true), (9, false)] {
+        let mut given = inputs("AdamW", DType::F32, DType::F32, &[4])?;
+        replace(&mut given, "gradient", tensor(DType::F32, &[1], &[0.5])?);
+        replace(&mut given, "first_moment", tensor(DType::F32, &[length], &vec![0.0; length])?);
+        // With names for sizes, the run is the first to see them.
+        let result = Step::on("AdamW", &attrs, &given, (false, 1))?.run(&given);
+        assert_eq!(result.is_ok(), fits, "a state of {length} elements");
+    }
+    Ok(())
+}
+
+#[test]
 fn gradients_of_all_types_and_scales_give_the_same_bits() -> Result<()> {
     for (op, attrs) in operators() {
         for dtype in [DType::F32, DType::F64] {

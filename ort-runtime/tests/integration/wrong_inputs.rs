@@ -1,7 +1,7 @@
 //! Inputs that do not fit the model: one clear error each, word for word.
 
 use crate::support::{floats, session};
-use ort_runtime::ir::{Graph, GraphBuilder};
+use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
 use ort_runtime::tensor::SequenceValue;
 use ort_runtime::{DType, ErrorKind, Result, Tensor, Value};
 
@@ -104,4 +104,59 @@ fn a_reshape_to_more_or_less_is_refused() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A node over inputs whose shapes only the run knows, on zeros of these shapes.
+fn run_on_zeros(
+    op: &str,
+    dtype: DType,
+    attrs: &[(&str, Attribute)],
+    shapes: &[&[usize]],
+) -> Result<Vec<(String, Value)>> {
+    let mut builder = GraphBuilder::new(op);
+    let names: Vec<String> = (0..shapes.len()).map(|index| format!("x{index}")).collect();
+    let input = |name| Some(builder.typed_input(name, ValueType::tensor(dtype, None)));
+    let inputs: Vec<Option<ValueId>> = names.iter().map(String::as_str).map(input).collect();
+    let outputs = builder.add(("", op), &inputs, attrs, 1, Vec::new())?;
+    let session = session(builder.finish(&outputs)?)?;
+    let zeros = |shape: &[usize]| {
+        let count = ort_runtime::tensor::element_count(shape)?;
+        Ok(match dtype {
+            DType::F64 => Tensor::from_vec(shape, vec![0.0f64; count])?,
+            DType::U8 => Tensor::from_vec(shape, vec![0u8; count])?,
+            _ => Tensor::from_vec(shape, vec![0.0f32; count])?,
+        })
+    };
+    let tensors = shapes.iter().map(|shape| zeros(shape)).collect::<Result<Vec<Tensor>>>()?;
+    let inputs: Vec<(&str, Value)> =
+        names.iter().zip(tensors).map(|(name, tensor)| (name.as_str(), tensor.into())).collect();
+    session.run(&inputs)
+}
+
+#[test]
+fn products_of_hostile_sizes_do_not_overflow() {
+    const HUGE: usize = 1 << 40;
+    let group = |group| ("group", Attribute::Int(group));
+    let offset_group = ("offset_group", Attribute::Int(1 << 62));
+    // Only tensors without elements can have such sizes.
+    let cases: [(&str, DType, Vec<(&str, Attribute)>, Vec<&[usize]>); 7] = [
+        ("Conv", DType::F64, vec![group(1 << 30)], vec![&[1, 4, 5, 5], &[0, HUGE, 3, 3]]),
+        ("Conv", DType::F64, vec![], vec![&[0, 4, HUGE, HUGE], &[2, 4, 3, 3]]),
+        ("ConvTranspose", DType::F64, vec![group(1 << 30)], vec![&[1, 0, 5, 5], &[0, HUGE, 3, 3]]),
+        ("ConvInteger", DType::U8, vec![group(1 << 30)], vec![&[1, 4, 5, 5, 5], &[0, HUGE, 3, 3, 3]]),
+        ("ConvInteger", DType::U8, vec![], vec![&[0, 4, HUGE, HUGE, 3], &[2, 4, 3, 3, 3]]),
+        (
+            "DeformConv",
+            DType::F32,
+            vec![group(1 << 62)],
+            vec![&[1, 4, 5, 5], &[0, HUGE, 3, 3], &[1, 18, 3, 3]],
+        ),
+        ("DeformConv", DType::F32, vec![offset_group], vec![&[1, 0, 5, 5], &[1, 0, 3, 3], &[1, 18, 3, 3]]),
+    ];
+    for (op, dtype, attrs, shapes) in cases {
+        match run_on_zeros(op, dtype, &attrs, &shapes) {
+            Ok(outputs) => assert_eq!(outputs.len(), 1),
+            Err(problem) => assert!(!problem.to_string().contains("panicked"), "{op} {shapes:?}: {problem}"),
+        }
+    }
 }

@@ -208,7 +208,7 @@ impl WarpOp {
                             address &= 0xFFFF_FFFF;
                         }
                         let pc = thread.pc;
-                        let from = mem.resolve(&mut thread.local, space, address, 16, pc)?;
+                        let from = mem.resolve(thread.local(), space, address, 16, pc)?;
                         for (k, value) in values.iter_mut().enumerate() {
                             // SAFETY: `resolve` checked that 16 aligned bytes are there.
                             *value = unsafe { from.cast::<u16>().add(k).read() };
@@ -247,7 +247,7 @@ impl WarpOp {
                             address &= 0xFFFF_FFFF;
                         }
                         let (number, pc) = (thread.number, thread.pc);
-                        let to = mem.resolve(&mut thread.local, space, address, 16, pc)?;
+                        let to = mem.resolve(thread.local(), space, address, 16, pc)?;
                         // SAFETY: `resolve` checked that 16 aligned bytes are there.
                         unsafe { to.cast::<[u16; 8]>().write(*values) };
                         mem.written(to, 16, number);

@@ -211,6 +211,12 @@ impl GradCx<'_> {
     }
 }
 
+/// Returns the product of numbers that come from the model. Its overflow is an error.
+pub(crate) fn product(numbers: &[i64]) -> Result<i64> {
+    let product = numbers.iter().try_fold(1i64, |product, &number| product.checked_mul(number));
+    product.ok_or_else(|| error!(InvalidGraph, "the product of {numbers:?} overflows"))
+}
+
 /// Normalizes an axis that may count from the back.
 pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
     let rank = rank as i64;

@@ -238,6 +238,13 @@ impl<'a> InferCx<'a> {
                 (_, Err(_)) => continue,
             };
         }
+        for (ty, symbolic) in &mut self.outputs {
+            if ty.dtype() == Some(DType::I32)
+                && let Some(symbolic) = symbolic
+            {
+                SymTensor::forget_wide(symbolic);
+            }
+        }
         self.outputs
     }
 }

@@ -29,7 +29,7 @@ pub use draft::Draft;
 pub use flow::{Flow, TripCount};
 pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
-pub(crate) use gradient_steps::axis_of;
+pub(crate) use gradient_steps::{axis_of, product};
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub(crate) use infer::{infer_at, infer_comparing, infer_until};
 pub(crate) use node_emitter::NodeEmitter;

@@ -1,7 +1,9 @@
 //! Symbolic tensors: small integer tensors whose elements are expressions, such as shapes, axes and
 //! counts.
 
-use crate::dim::Dim;
+use std::sync::Arc;
+
+use crate::dim::{Dim, Symbol};
 use crate::dtype::DType;
 use crate::tensor::{Shape, Tensor, TensorView, element_count};
 use crate::{Result, ensure};
@@ -56,6 +58,17 @@ impl SymTensor {
         // `follows` admits integers and booleans only, so the conversion is exact.
         let elements = view.to_ints().ok()?.into_iter().map(Dim::constant).collect();
         Some(SymTensor { shape: view.shape().into(), elements })
+    }
+
+    /// Makes the elements unknown that `int32` cannot hold. The run computes them modulo 2^32, and
+    /// inference without a bound on the type.
+    pub(super) fn forget_wide(self: &mut Arc<SymTensor>) {
+        let is_wide =
+            |element: &Dim| element.as_constant().is_some_and(|value| i32::try_from(value).is_err());
+        if self.elements.iter().any(is_wide) {
+            let elements = Arc::make_mut(self).elements.iter_mut().filter(|element| is_wide(element));
+            elements.for_each(|element| *element = Dim::symbol(Symbol::unknown_value()));
+        }
     }
 
     /// Returns all elements as numbers, if all are constant.

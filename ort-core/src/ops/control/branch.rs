@@ -54,7 +54,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             // One branch is ruled out by the condition or inconsistent, so the other determines the
             // type.
             (Some(types), None) | (None, Some(types)) => types.get(index).cloned().unwrap_or_default(),
-            (None, None) => return Err(broken(cx)),
+            (None, None) => return Err(broken(cx, known)),
         };
         cx.set_type(index, ty);
     }
@@ -72,9 +72,15 @@ fn infer_branch(cx: &mut InferCx<'_>, attr: &str) -> Result<Option<Vec<ValueType
     Ok(types)
 }
 
-/// Returns the error if every branch that may be taken is inconsistent.
-fn broken(cx: &InferCx<'_>) -> Error {
-    let branches = (0..cx.subgraph_count()).filter_map(|index| cx.subgraph(index));
-    let problem = branches.filter_map(|branch| branch.graph.broken.clone()).next();
+/// Returns the error if every branch that may be taken is inconsistent. `condition` is the
+/// condition, if it is known.
+fn broken(cx: &InferCx<'_>, condition: Option<i64>) -> Error {
+    let branches: &[&str] = match condition {
+        Some(0) => &["else_branch"],
+        Some(_) => &["then_branch"],
+        None => &["then_branch", "else_branch"],
+    };
+    let branch = |attr: &&str| cx.find_subgraph(attr).and_then(|index| cx.subgraph(index));
+    let problem = branches.iter().filter_map(branch).find_map(|branch| branch.graph.broken.clone());
     problem.unwrap_or_else(|| error!(InvalidGraph, "no branch can be taken"))
 }

@@ -42,7 +42,7 @@ struct Flow {
     first_output: usize,
     /// The number of loop-carried values.
     states: usize,
-    /// The axis and direction of each scanned input.
+    /// The axis and direction of each scanned input; a direction is 0 for forward or 1 for reverse.
     inputs: Vec<(i64, i64)>,
     /// The axis and direction of each scan output.
     outputs: Vec<(i64, i64)>,
@@ -59,7 +59,8 @@ pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
         let at = |name: &str, index: usize| {
             attrs.find_ints(name).and_then(|list| list.get(index)).copied().unwrap_or(0)
         };
-        (0..count).map(|index| (at(axes, index), at(directions, index))).collect()
+        // Any direction other than 0 is backwards, and counts as 1 here.
+        (0..count).map(|index| (at(axes, index), i64::from(at(directions, index) != 0))).collect()
     };
     let outputs = body_of(cx)?.graph.outputs.len().saturating_sub(states);
     let flow = Flow {
@@ -256,12 +257,14 @@ fn seeds(
         let output = outputs.get(flow.first_output + state).copied();
         let output = output.ok_or_else(|| error!(InvalidGraph, "the body has too few outputs"))?;
         let inner = back.input("carried", output);
-        let initial = cx.input(flow.first_input + state)?;
         // The backward scan starts at the last iteration, whose gradient is that of the node's
         // output.
         let first = match cx.find_upstream(state) {
             Some(upstream) => upstream,
-            None => cx.filled(0.0, initial)?,
+            None => {
+                let like = like_final(cx, flow, back, state)?;
+                cx.filled(0.0, like)?
+            }
         };
         back.states.push((inner, first));
         seeds.push((output, inner));
@@ -275,6 +278,18 @@ fn seeds(
         seeds.push((output, inner));
     }
     Ok(seeds)
+}
+
+/// Returns a value outside with the shape that a carried value has after the last iteration.
+fn like_final(cx: &mut GradCx<'_>, flow: &Flow, back: &Backward, state: usize) -> Result<ValueId> {
+    let inner = back.graph.inputs.get(flow.first_input + state).copied();
+    let shape = inner.and_then(|inner| back.graph.value(inner).ty.shape());
+    // Inference widens what changes from one iteration to the next, so a known shape is that of all
+    // of them. The initial value serves then, and the forward loop needs no further output.
+    match shape.is_some_and(|shape| !shape.iter().any(Dim::has_unknown)) {
+        true => cx.input(flow.first_input + state),
+        false => cx.demand_output(state),
+    }
 }
 
 /// Provides what the backward body reads of the forward one: it scans the scanned inputs again, and

@@ -84,25 +84,36 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let rank = rank.ok_or_else(|| error!(NotImplemented, "a softmax of data of unknown rank"))?;
     let axis = axes::normalize(int(draft, "axis")?, rank)? as i64;
     let shape = draft.emit("Shape", &[data], &[])?;
-    let tail = draft.emit("Shape", &[data], &[("start", Attribute::Int(axis))])?;
-    let width = draft.emit("ReduceProd", &[tail], &[])?;
-    let (rest, one) = (draft.constant_ints(&[-1])?, draft.constant_ints(&[1])?);
+    let product = |draft: &mut Draft<'_>, range: (&'static str, Attribute)| {
+        let sizes = draft.emit("Shape", &[data], &[range])?;
+        draft.emit("ReduceProd", &[sizes], &[])
+    };
+    let outer = product(draft, ("end", Attribute::Int(axis)))?;
+    let width = product(draft, ("start", Attribute::Int(axis)))?;
+    let one = draft.constant_ints(&[1])?;
+    // Data without elements may have a width or a bias of 0 rows.
+    let quotient = |draft: &mut Draft<'_>, number: ValueId, by: ValueId| {
+        let by = draft.emit("Max", &[by, one], &[])?;
+        draft.emit("Div", &[number, by], &[])
+    };
     let size = draft.emit("Size", &[bias], &[])?;
     let size = draft.emit("Reshape", &[size, one], &[])?;
-    let rows = draft.emit("Div", &[size, width], &[])?;
+    let rows = quotient(draft, size, width)?;
+    let rest = quotient(draft, outer, rows)?;
     let inner = int(draft, "is_inner_broadcast")? != 0;
     // Splits the rows of the data into two axes, so that the bias broadcasts along one of them.
     let sides = if inner { [[rows, rest], [rows, one]] } else { [[rest, rows], [one, rows]] };
+    // Zeros are sizes, not copies.
+    let literal = [("allowzero", Attribute::Int(1))];
     // [outer, inner, width], in which `rows` is the number of rows of the bias.
     let mut parts: Vec<ValueId> = Vec::with_capacity(2);
     for (value, [outer, inner]) in [data, bias].into_iter().zip(sides) {
         let sizes = draft.emit("Concat", &[outer, inner, width], &[("axis", Attribute::Int(0))])?;
-        parts.push(draft.emit("Reshape", &[value, sizes], &[])?);
+        parts.push(draft.emit("Reshape", &[value, sizes], &literal)?);
     }
     let sum = draft.emit("Add", &parts, &[])?;
     let result = draft.emit("Softmax", &[sum], &[("axis", Attribute::Int(-1))])?;
-    // Zeros in the data's own shape are sizes, not copies.
-    draft.become_op("Reshape", &[result, shape], &[("allowzero", Attribute::Int(1))]);
+    draft.become_op("Reshape", &[result, shape], &literal);
     Ok(())
 }
 

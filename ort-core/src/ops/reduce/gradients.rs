@@ -148,7 +148,7 @@ pub(super) fn of_running_sum(cx: &mut GradCx<'_>) -> Result<()> {
     let (axis, upstream) = (cx.input(1)?, cx.upstream()?);
     let attrs = [
         ("exclusive", Attribute::Int(cx.attrs().int("exclusive")?)),
-        ("reverse", Attribute::Int(1 - cx.attrs().int("reverse")?)),
+        ("reverse", Attribute::Int(i64::from(!cx.attrs().flag("reverse")?))),
     ];
     let gradient = cx.emit("CumSum", &[upstream, axis], &attrs)?;
     cx.set(0, gradient);

@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
-use crate::spec::GradCx;
+use crate::spec::{GradCx, product};
 use crate::{Result, error};
 
 /// The destination of a scatter, for scattering and gathering other values at the same indices.
@@ -218,7 +218,7 @@ pub(super) fn of_col2im(cx: &mut GradCx<'_>) -> Result<()> {
     let block = cx.known_ints(cx.input(2)?);
     let block = block
         .ok_or_else(|| error!(NotImplemented, "the gradient of blocks whose size only the run knows"))?;
-    let (rank, count) = (block.len(), block.iter().product::<i64>());
+    let (rank, count) = (block.len(), product(&block)?);
     let dtype = cx.dtype(upstream)?;
     let places = cx.ints(&[count])?;
     let places = cx.range(places)?;
@@ -302,31 +302,40 @@ pub(in crate::ops) fn of_dequantize(cx: &mut GradCx<'_>) -> Result<()> {
     let plain = cx.emit_some("DequantizeLinear", &inputs, &cx.attr_list())?;
     let product = cx.emit("Mul", &[upstream, plain], &[])?;
     let product = cx.cast(product, cx.dtype(scale)?)?;
-    // The rank of the scales tells a scale per tensor, per index of the axis, and per block apart.
-    let (rank, of_scale) = (cx.rank(codes)?, cx.rank(scale)?);
-    let gradient = match of_scale {
-        0 => cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?,
-        // One scale for the whole tensor, written as a vector.
-        1 if cx.size_at(scale, 0)?.as_constant() == Some(1) && rank != 1 => {
-            cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?
-        }
-        1 => {
-            let axis = cx.axis("axis", rank)? as i64;
-            let axes: Vec<i64> = (0..rank as i64).filter(|at| *at != axis).collect();
-            cx.sum_along(product, &axes)?
-        }
-        _ => {
-            // Block quantization: each block along the axis has a scale of its own.
-            let axis = cx.axis("axis", rank)?;
-            let (before, behind) = (cx.sizes(product, 0, axis)?, cx.sizes(product, axis + 1, rank)?);
-            let (blocks, rest) =
-                (cx.sizes(scale, axis, axis + 1)?, cx.ints(&[cx.attrs().int("block_size")?])?);
-            let shape = cx.join(&[before, blocks, rest, behind])?;
-            let apart = cx.reshape(product, shape)?;
-            cx.sum_along(apart, &[axis as i64 + 1])?
-        }
+    let (rank, of_scale, block) = (cx.rank(codes)?, cx.rank(scale)?, cx.attrs().int("block_size")?);
+    let sizes = cx.constant_sizes(scale);
+    // A list of one scale is of the whole tensor, even with a block size.
+    let is_single = sizes.is_some_and(|sizes| sizes.iter().all(|&size| size == 1));
+    let gradient = if of_scale == 0 || is_single && (of_scale == 1 || block == 0) {
+        cx.emit("ReduceSum", &[product], &[("keepdims", Attribute::Int(0))])?
+    } else if block == 0 {
+        let axis = cx.axis("axis", rank)?;
+        let axes: Vec<i64> = (0..rank).filter(|at| *at != axis).map(|at| at as i64).collect();
+        cx.sum_along(product, &axes)?
+    } else {
+        let axis = cx.axis("axis", rank)?;
+        of_blocks(cx, [product, scale], axis, block)?
     };
     cx.set_reshaped(1, gradient)
+}
+
+/// Sums `value` over the blocks along `axis` that each have a scale of their own.
+fn of_blocks(cx: &mut GradCx<'_>, [value, scale]: [ValueId; 2], axis: usize, block: i64) -> Result<ValueId> {
+    let rank = cx.rank(value)?;
+    let (blocks, size) = (cx.sizes(scale, axis, axis + 1)?, cx.ints(&[block])?);
+    let (before, behind) = (cx.sizes(value, 0, axis)?, cx.sizes(value, axis + 1, rank)?);
+    let mut whole = value;
+    if cx.size_at(value, axis)?.as_constant().is_none_or(|size| size.checked_rem(block) != Some(0)) {
+        // The standard allows a last block that is shorter than the others: zeros fill it up.
+        let (filled, here) = (cx.emit("Mul", &[blocks, size], &[])?, cx.sizes(value, axis, axis + 1)?);
+        let missing = cx.emit("Sub", &[filled, here], &[])?;
+        let (none, at) = (cx.ints(&[0])?, cx.ints(&[axis as i64])?);
+        let pads = cx.join(&[none, missing])?;
+        whole = cx.emit_some("Pad", &[Some(value), Some(pads), None, Some(at)], &[])?;
+    }
+    let shape = cx.join(&[before, blocks, size, behind])?;
+    let apart = cx.reshape(whole, shape)?;
+    cx.sum_along(apart, &[axis as i64 + 1])
 }
 
 /// Decomposes `CumProd` into a scan that multiplies.

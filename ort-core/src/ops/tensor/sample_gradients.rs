@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
-use crate::spec::GradCx;
+use crate::spec::{GradCx, product};
 use crate::{Result, ensure, error};
 
 /// One element that a position reads along an axis.
@@ -275,13 +275,9 @@ pub(in crate::ops) fn of_roi_align(cx: &mut GradCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The coordinates of each region's samples, rows then columns, `[regions, bins * samples]`.
-fn region_samples(
-    cx: &mut GradCx<'_>,
-    regions: ValueId,
-    bins: [i64; 2],
-    samples: i64,
-) -> Result<Vec<ValueId>> {
+/// The coordinates of each region's samples, rows then columns, `[regions, samples]`. `counts` are
+/// the samples of a region along both axes.
+fn region_samples(cx: &mut GradCx<'_>, regions: ValueId, counts: [i64; 2]) -> Result<Vec<ValueId>> {
     let attrs = cx.attrs();
     let half_pixel = attrs.string("coordinate_transformation_mode")? == "half_pixel";
     let dtype = cx.dtype(regions)?;
@@ -292,17 +288,21 @@ fn region_samples(
     let corners = columns(cx, corners, 4)?;
     let [left, top, right, bottom] = corners[..] else { return Err(error!(Fail, "a region has four sides")) };
     let mut coordinates = Vec::with_capacity(2);
-    for (start, end, bins) in [(top, bottom, bins[0]), (left, right, bins[1])] {
+    for (start, end, count) in [(top, bottom, counts[0]), (left, right, counts[1])] {
         let mut extent = cx.emit("Sub", &[end, start], &[])?;
         // Without the half-pixel shift, regions are at least one pixel wide and high.
         if !half_pixel {
             let one = cx.number(1.0, dtype)?;
             extent = cx.emit("Max", &[extent, one], &[])?;
         }
-        // Sample centers, evenly spaced over the region: all bins have the same number of them.
-        let places: Vec<f64> =
-            (0..bins * samples).map(|at| (at as f64 + 0.5) / (bins * samples) as f64).collect();
-        let places = cx.pen.constant(crate::tensor::Tensor::from_slice(&[places.len()], &places)?);
+        // Sample centers, evenly spaced over the region: all bins have the same number of them. Nodes
+        // compute them, because a hostile count would not fit into memory.
+        let (half, total) = (cx.number(0.5, DType::F64)?, cx.number(count as f64, DType::F64)?);
+        let count = cx.ints(&[count])?;
+        let places = cx.range(count)?;
+        let places = cx.cast(places, DType::F64)?;
+        let places = cx.emit("Add", &[places, half], &[])?;
+        let places = cx.emit("Div", &[places, total], &[])?;
         let places = cx.cast(places, dtype)?;
         let last = cx.ints(&[1])?;
         let (start, extent) =
@@ -320,11 +320,12 @@ fn roi_align_parts(cx: &mut GradCx<'_>) -> Result<Vec<ValueId>> {
     ensure!(is_mean, NotImplemented, "RoiAlign of the greatest samples has no gradient");
     ensure!(samples > 0, NotImplemented, "RoiAlign has no gradient where regions have samples by their size");
     let bins = [attrs.int("output_height")?, attrs.int("output_width")?];
+    let counts = [product(&[bins[0], samples])?, product(&[bins[1], samples])?];
     let dtype = cx.dtype(image)?;
-    let coordinates = region_samples(cx, regions, bins, samples)?;
+    let coordinates = region_samples(cx, regions, counts)?;
     // All points of all regions as `[1, points]`: the batch index is one more axis of the image.
     let count = cx.sizes(regions, 0, 1)?;
-    let grid = cx.ints(&[bins[0] * samples, bins[1] * samples])?;
+    let grid = cx.ints(&counts)?;
     let shape = cx.join(&[count, grid])?;
     let spread = |cx: &mut GradCx<'_>, value: ValueId, axes: &[i64]| {
         let axes = cx.ints(axes)?;
@@ -380,7 +381,7 @@ fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Resu
     };
     let (strides, dilations, pads) =
         (list("strides", 1, rank), list("dilations", 1, rank), list("pads", 0, rank * 2));
-    let (taps, dtype): (i64, DType) = (kernel.iter().product(), cx.dtype(image)?);
+    let (taps, dtype) = (product(kernel)?, cx.dtype(image)?);
     let windows = cx.sizes(output, 2, rank + 2)?;
     let mut axes = Vec::with_capacity(rank);
     let mut step = taps;
@@ -398,9 +399,13 @@ fn moved_taps(cx: &mut GradCx<'_>, kernel: &[i64], offset: Vec<ValueId>) -> Resu
         let begins = cx.reshape_to(begins, &column)?;
         let begins = cx.emit("Expand", &[begins, windows], &[])?;
         let begins = cx.reshape_to(begins, &[1, 1, -1])?;
-        let shifts: Vec<i64> =
-            (0..taps).map(|tap| tap / step.max(1) % get(kernel).max(1) * get(&dilations)).collect();
-        let shifts = cx.ints(&shifts)?;
+        // `tap / step % kernel * dilation`, by nodes, because a hostile kernel has too many taps.
+        let mut shifts = cx.ints(&[taps])?;
+        shifts = cx.range(shifts)?;
+        for (op, by) in [("Div", step.max(1)), ("Mod", get(kernel).max(1)), ("Mul", get(&dilations))] {
+            let by = cx.integer(by)?;
+            shifts = cx.emit(op, &[shifts, by], &[])?;
+        }
         let shifts = cx.reshape_to(shifts, &[1, -1, 1])?;
         let places = cx.emit("Add", &[begins, shifts], &[])?;
         let places = cx.cast(places, dtype)?;
@@ -420,7 +425,7 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     let unknown =
         || error!(NotImplemented, "the gradient of a DeformConv whose filters' size only the run knows");
     let kernel: Vec<i64> = cx.constant_sizes(filters).ok_or_else(unknown)?.into_iter().skip(2).collect();
-    let taps: i64 = kernel.iter().product();
+    let taps = product(&kernel)?;
     let (groups, moved_groups) = (attrs.int("group")?, attrs.int("offset_group")?);
     let windows = cx.sizes(output, 2, rank + 2)?;
     let pixels = cx.emit("ReduceProd", &[windows], &[])?;
@@ -455,10 +460,11 @@ pub(in crate::ops) fn deform_conv_parts(cx: &mut GradCx<'_>) -> Result<Vec<Value
     }
     // `[groups, filters per group, channels per group * taps]` by
     // `[batch, groups, channels per group * taps, windows]`.
-    let outer = cx.ints(&[-1, groups, channels / groups * taps])?;
+    let depth = product(&[channels / groups, taps])?;
+    let outer = cx.ints(&[-1, groups, depth])?;
     let shape = cx.join(&[outer, pixels])?;
     let values = cx.reshape(values, shape)?;
-    let filters = cx.reshape_to(filters, &[groups, -1, channels / groups * taps])?;
+    let filters = cx.reshape_to(filters, &[groups, -1, depth])?;
     let products = cx.emit("MatMul", &[filters, values], &[])?;
     let shape = cx.shape_of(output)?;
     let mut result = cx.reshape(products, shape)?;

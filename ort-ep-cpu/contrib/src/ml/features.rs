@@ -1,12 +1,13 @@
 //! Feature selection and thresholding: `ArrayFeatureExtractor` and `Binarizer`.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
+use ort_core::ep::{IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::ONNX_ML;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::heap::{WithHeap, elements};
 use ort_cpu_threads::interrupt::spending;
 
 cpu_kernels![
@@ -14,7 +15,11 @@ cpu_kernels![
         domain: ONNX_ML,
         op: "ArrayFeatureExtractor",
         outputs: OutputsFrom::Kernel,
-        make: |_| Ok(Box::new(extract)),
+        make: |_| {
+            // Each index as `i64` and as `usize`.
+            let bound = |shapes: &IoShapes<'_>| elements(shapes.input(1)).saturating_mul(16);
+            Ok(Box::new(WithHeap { bound, run: extract }))
+        },
         ..KernelDef::BASE
     },
     KernelDef {

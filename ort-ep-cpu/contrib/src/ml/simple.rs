@@ -157,7 +157,9 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     // Pairs of the two lists, in both directions; of duplicates the last one wins.
     let to_int: HashMap<String, i64> = strings.iter().cloned().zip(ints.iter().copied()).collect();
     let to_string: HashMap<i64, String> = ints.into_iter().zip(strings).collect();
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // The integers; strings are looked up where they are.
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<i64>());
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         if let Ok(texts) = input.strings() {
             let output = cx.output(0)?.as_mut_slice::<i64>()?;
@@ -170,12 +172,18 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let texts = texts.iter().map(|key| to_string.get(key).unwrap_or(&nameless).clone());
         let texts = cx.strings(input.shape(), texts)?;
         cx.set(0, texts)
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let sizes = cx.attrs().find_ints("inputdimensions").map(<[i64]>::to_vec);
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // The elements of one input at a time as `f64`.
+    let bound = |shapes: &IoShapes<'_>| {
+        let most = shapes.inputs.iter().flatten().map(|shape| elements(shape)).max();
+        most.unwrap_or(0).saturating_mul(size_of::<f64>())
+    };
+    let run = move |cx: &mut RunCx<'_>| {
         let (rows, width) = match cx.output_shape(0) {
             Some(&[rows, width]) => (rows, width),
             _ => return Err(error!(Fail, "the output is not a matrix")),
@@ -209,5 +217,6 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             first = first.saturating_add(size);
         }
         Ok(())
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }

@@ -323,6 +323,9 @@ impl<'a> Call<'a> {
         step: impl Fn([&mut [T]; N], &[T]) + Sync,
     ) -> Result<()> {
         if let Some(first) = self.first {
+            // `of_rows` checked that the rows are inside the parameter, which is the first tensor.
+            let whole = streams.first().map_or(0, Stream::len);
+            streams.iter().try_for_each(|stream| stream.check_len(whole))?;
             for stream in &mut streams {
                 // Rows that the gradient does not cover keep their values.
                 stream.take(first).keep();

@@ -21,11 +21,22 @@ pub(super) enum Function<V> {
 }
 
 /// The source of an operand.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Source {
     Input(usize),
     Constant(f64),
     Register(usize),
+}
+
+/// Constants are compared by their bits, because `x / 0` and `x / -0` differ.
+impl PartialEq for Source {
+    fn eq(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::Input(a), Source::Input(b)) | (Source::Register(a), Source::Register(b)) => a == b,
+            (Source::Constant(a), Source::Constant(b)) => a.to_bits() == b.to_bits(),
+            _ => false,
+        }
+    }
 }
 
 /// One step. Operands that its function does not have are constants, which are never read.
@@ -201,6 +212,14 @@ mod tests {
         for step in &program.steps[..4] {
             assert!(!step.operands.contains(&Source::Register(step.to)), "{step:?} reads what it writes");
         }
+    }
+
+    #[test]
+    fn zeros_of_both_signs_are_two_constants() {
+        let over = |zero: f64| ScalarExpr::Input(0) / ScalarExpr::Constant(zero);
+        let steps = |formula: ScalarExpr| Program::<()>::compile(&formula).steps.len();
+        assert_eq!(steps(over(0.0) + over(-0.0)), 3, "two quotients of different sign, and their sum");
+        assert_eq!(steps(over(f64::NAN) + over(f64::NAN)), 2, "equal bits are one constant");
     }
 
     #[test]

@@ -188,8 +188,9 @@ impl<M: Movement> Executable for Moving<M> {
         if self.unpacks {
             let operands = self.movement.operands(shapes.inputs.len()).into_iter();
             // Unpacking produces whole bytes of elements, so the count rounds up.
-            let moved = operands.map(|index| (elements(shapes.input(index)) / 4 * 4).saturating_add(4));
-            let made = shapes.outputs.iter().flatten().map(|shape| elements(shape));
+            let unpacked = |shape: &[usize]| (elements(shape) / 4 * 4).saturating_add(4);
+            let moved = operands.map(|index| unpacked(shapes.input(index)));
+            let made = shapes.outputs.iter().flatten().map(|shape| unpacked(shape));
             bytes = moved.chain(made).fold(bytes, usize::saturating_add);
         }
         Ok(tables(bytes))
@@ -247,11 +248,17 @@ fn apply_unpacked(
     let from: Vec<&[[u8; 1]]> =
         // Unpacking makes whole bytes of elements, so the padding is cut off here.
         unpacked.iter().zip(counts).map(|(cells, count)| &cells[..count.min(cells.len())]).collect();
-    let mut outputs: Vec<Vec<[u8; 1]>> = io
-        .outputs
-        .iter()
-        .map(|shape| vec![[0]; shape.as_ref().map_or(0, |shape| shape.iter().product())])
-        .collect();
+    let mut outputs: Vec<Vec<[u8; 1]>> = Vec::with_capacity(to.len());
+    for (index, (shape, bytes)) in io.outputs.iter().zip(&*to).enumerate() {
+        let count = shape.as_ref().map_or(0, |shape| shape.iter().product());
+        // In place, the output's memory holds the elements of the first operand.
+        let mut cells = match bytes {
+            Some(bytes) if index == 0 && io.in_place => unpack(bytes, bits),
+            _ => Vec::new(),
+        };
+        cells.resize(count, [0]);
+        outputs.push(cells);
+    }
     let mut slots: Vec<Option<&mut [[u8; 1]]>> =
         outputs.iter_mut().map(|cells| Some(cells.as_mut_slice())).collect();
     movement.apply(io, &from, &mut slots)?;

@@ -37,7 +37,7 @@ struct TfIdf {
     tree: Vec<Branch>,
     /// The output column of each n-gram.
     columns: Vec<usize>,
-    /// The weight of each output column; empty if all weights are 1.
+    /// The weight of each n-gram.
     weights: Vec<f32>,
     width: usize,
     lengths: (usize, usize),
@@ -84,9 +84,12 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     );
     let tree = grow(&pool, &naturals("ngram_counts")?, columns.len())?;
     let width = columns.iter().max().map_or(0, |last| last + 1);
-    let weights = attrs.find_floats("weights").unwrap_or(&[]).to_vec();
+    let weights = match attrs.find_floats("weights") {
+        Some(weights) if !weights.is_empty() => weights.to_vec(),
+        _ => vec![1.0; columns.len()],
+    };
     ensure!(
-        weights.is_empty() || weights.len() == columns.len(),
+        weights.len() == columns.len(),
         InvalidGraph,
         "{} weights for {} n-grams",
         weights.len(),
@@ -146,7 +149,7 @@ fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
 }
 
 impl TfIdf {
-    /// Adds the n-gram counts of one row.
+    /// Adds the n-grams of one row to the columns of its output.
     fn count(&self, row: &[Option<u32>], counts: &mut [f32]) {
         let (shortest, longest) = self.lengths;
         // Longer skips leave the row.
@@ -164,7 +167,15 @@ impl TfIdf {
                     // Single tokens have nothing to skip, so count them in one pass only.
                     let counted = length >= shortest && (length > 1 || step == 1);
                     if let (Some(gram), true) = (self.tree[at].gram, counted) {
-                        counts[self.columns[gram]] += 1.0;
+                        let (count, weight) = (&mut counts[self.columns[gram]], self.weights[gram]);
+                        match self.mode {
+                            Mode::Counts => *count += 1.0,
+                            // ONNX calls this mode IDF: the weight alone, without the count.
+                            Mode::Presence => *count = weight,
+                            // Several n-grams may share a column, so each occurrence adds its own
+                            // weight, as in ONNX Runtime.
+                            Mode::WeightedCounts => *count += weight,
+                        }
                     }
                     place += step;
                 }
@@ -201,24 +212,8 @@ impl Executable for TfIdf {
             return Ok(());
         }
         for (tokens, counts) in tokens.chunks(row).zip(output.chunks_mut(self.width)) {
-            spend(2 * self.width);
+            spend(self.width);
             self.count(tokens, counts);
-            let ones = if self.weights.is_empty() { self.width } else { 0 };
-            let weights = self.weights.iter().copied().chain(std::iter::repeat_n(1.0, ones));
-            for (count, weight) in counts.iter_mut().zip(weights) {
-                *count = match self.mode {
-                    Mode::Counts => *count,
-                    // ONNX calls this mode IDF: the weight alone, without the count.
-                    Mode::Presence => {
-                        if *count > 0.0 {
-                            weight
-                        } else {
-                            0.0
-                        }
-                    }
-                    Mode::WeightedCounts => *count * weight,
-                };
-            }
         }
         Ok(())
     }

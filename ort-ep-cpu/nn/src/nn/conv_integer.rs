@@ -11,7 +11,7 @@ use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
-use super::conv_reference::convolve_plane;
+use super::conv_reference::{convolve_plane, volume};
 use super::window_of;
 use ort_cpu_conv::bytes::{
     ConvTarget, PackedFilters, QuantizedConv, pack_filters, packed_filters_len, quantized_conv_workspace_len,
@@ -60,7 +60,7 @@ struct ConvSizes {
 fn packed_shape(weight: &[usize]) -> Result<[usize; 3]> {
     match weight {
         [filters, channels, kernel @ ..] if !kernel.is_empty() => {
-            Ok([*filters, *channels, kernel.iter().product()])
+            Ok([*filters, *channels, element_count(kernel)?])
         }
         _ => Err(error!(InvalidArgument, "a weight of shape {weight:?}")),
     }
@@ -289,7 +289,7 @@ fn accumulate(
     let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
     let axes = Windows::new(&reference.attrs, &kernel)?.on(spatial)?;
     ensure!(
-        group_channels * reference.groups == *channels
+        group_channels.checked_mul(reference.groups) == Some(*channels)
             && filters.is_multiple_of(reference.groups)
             && (bias.is_empty() || bias.len() == *filters),
         InvalidArgument,
@@ -297,9 +297,9 @@ fn accumulate(
         reference.groups
     );
     let ((image, image_signed), (weight, weight_signed)) = (x.reader()?, w.reader()?);
-    let input: usize = axes.iter().map(|axis| axis.input).product();
-    let output: usize = axes.iter().map(|axis| axis.output).product();
-    let (image_len, weight_len) = (group_channels * input, weight.len() / (*filters).max(1));
+    let input = volume(&axes, |axis| axis.input);
+    let output = volume(&axes, |axis| axis.output);
+    let (image_len, weight_len) = (group_channels.saturating_mul(input), weight.len() / (*filters).max(1));
     for_each_chunk_mut(threads, result, output, |unit, plane| {
         // One unit is a plane of the result, so that no two threads write to the same one.
         let (batch, filter) = (unit / filters, unit % filters);

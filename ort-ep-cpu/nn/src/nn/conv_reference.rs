@@ -78,6 +78,12 @@ pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Opt
     Some(place)
 }
 
+/// Returns the product of one size of all axes. It saturates, because the other sizes of an empty
+/// tensor may be arbitrarily large; no element is read through them.
+pub(super) fn volume(axes: &[WindowAxis], size: fn(&WindowAxis) -> usize) -> usize {
+    axes.iter().map(size).fold(1, usize::saturating_mul)
+}
+
 /// Accumulates one plane of a convolution's result over the channels of its group.
 /// `add(sum, image, weight)` adds one term. `weight` starts at the filter.
 pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
@@ -86,8 +92,8 @@ pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     plane: &mut [S],
     add: impl Fn(S, X, W) -> S,
 ) {
-    let input: usize = axes.iter().map(|axis| axis.input).product();
-    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
+    let input = volume(axes, |axis| axis.input);
+    let taps = volume(axes, |axis| axis.kernel);
     if input == 0 || taps == 0 {
         return;
     }
@@ -122,7 +128,7 @@ fn conv<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize)
     let axes = Windows::new(attrs, &kernel)?.on(spatial)?;
     let (filters, group_channels) = (weight.shape()[0], weight.shape()[1]);
     ensure!(
-        group_channels * groups == *channels && filters.is_multiple_of(groups),
+        group_channels.checked_mul(groups) == Some(*channels) && filters.is_multiple_of(groups),
         InvalidArgument,
         "a weight of shape {:?} does not fit {groups} groups of {channels} channels",
         weight.shape()
@@ -130,9 +136,9 @@ fn conv<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize)
     let (image, weight) = (image.as_slice::<T>()?, weight.as_slice::<T>()?);
     let bias = cx.find_input(2).map(|bias| bias.as_slice::<T>()).transpose()?;
     ensure!(bias.is_none_or(|bias| bias.len() == filters), InvalidArgument, "the bias has another length");
-    let input: usize = axes.iter().map(|axis| axis.input).product();
-    let output: usize = axes.iter().map(|axis| axis.output).product();
-    let (image_len, weight_len) = (group_channels * input, weight.len() / filters.max(1));
+    let input = volume(&axes, |axis| axis.input);
+    let output = volume(&axes, |axis| axis.output);
+    let (image_len, weight_len) = (group_channels.saturating_mul(input), weight.len() / filters.max(1));
     let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<T>()?);
     for_each_chunk_mut(threads, result, output, |unit, plane| {
         let (batch, filter) = (unit / filters, unit % filters);
@@ -157,22 +163,25 @@ fn transposed<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: 
         return Err(error!(InvalidArgument, "an image of shape {:?}", image.shape()));
     };
     let axes = Windows::new(attrs, &kernel)?.transposed_on(attrs, spatial)?;
-    // The weight is [channels, filters / groups, ...], unlike that of `Conv`.
+    // The weight is [channels, filters / groups, ...], unlike that of `Conv`. Without channels,
+    // their number is a multiple of any `groups`, and the number of filters may overflow.
     let group_filters = weight.shape()[1];
+    let filters = group_filters.checked_mul(groups);
+    let filters = filters.filter(|_| weight.shape()[0] == *channels && channels.is_multiple_of(groups));
     ensure!(
-        weight.shape()[0] == *channels && channels.is_multiple_of(groups),
+        filters.is_some(),
         InvalidArgument,
         "a weight of shape {:?} does not fit {groups} groups of {channels} channels",
         weight.shape()
     );
     let (image, weight) = (image.as_slice::<T>()?, weight.as_slice::<T>()?);
-    let (filters, group_channels) = (group_filters * groups, channels / groups);
+    let (filters, group_channels) = (filters.unwrap_or_default(), channels / groups);
     let bias = cx.find_input(2).map(|bias| bias.as_slice::<T>()).transpose()?;
     ensure!(bias.is_none_or(|bias| bias.len() == filters), InvalidArgument, "the bias has another length");
     // The axes are those of the forward convolution, whose input is our result.
-    let plane_len: usize = axes.iter().map(|axis| axis.input).product();
-    let pixels: usize = axes.iter().map(|axis| axis.output).product();
-    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
+    let plane_len = volume(&axes, |axis| axis.input);
+    let pixels = volume(&axes, |axis| axis.output);
+    let taps = volume(&axes, |axis| axis.kernel);
     let (threads, result) = (cx.threads(), cx.output(0)?.as_mut_slice::<T>()?);
     // A task owns whole planes of the result, so it can scatter without locks.
     for_each_chunk_mut(threads, result, plane_len, |unit, plane| {

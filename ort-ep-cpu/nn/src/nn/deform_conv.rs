@@ -5,10 +5,11 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
-use ort_core::tensor::TensorView;
+use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
+use super::conv_reference::volume;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::real::Real;
@@ -59,7 +60,7 @@ fn sample<T: Real>(plane: &[T], sizes: &[usize], position: &[f64]) -> f64 {
 /// Returns the distance of each kernel tap from the window's origin along each axis, less the
 /// padding.
 fn shifts(axes: &[WindowAxis]) -> Vec<f64> {
-    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
+    let taps = volume(axes, |axis| axis.kernel);
     let mut shifts = vec![0.0; taps * axes.len()];
     for (tap, shifts) in shifts.chunks_exact_mut(axes.len().max(1)).enumerate() {
         let mut rest = tap;
@@ -97,19 +98,20 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
         return Err(error!(InvalidArgument, "DeformConv with weights of shape {:?}", weight.shape()));
     };
     let (batch, channels, rank) = (*batch, *channels, axes.len());
-    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
-    let pixels: usize = axes.iter().map(|axis| axis.output).product();
+    let taps = volume(&axes, |axis| axis.kernel);
+    let pixels = volume(&axes, |axis| axis.output);
     let mask = cx.find_input(4).map(|mask| mask.as_slice::<T>()).transpose()?;
     let bias = cx.find_input(3).map(|bias| bias.as_slice::<T>()).transpose()?;
     // Image [batch, channels, ...]; offset [batch, offset_groups, taps, rank, pixels].
-    let fits = group_channels * groups == channels
+    let fits = group_channels.checked_mul(groups) == Some(channels)
         && filters.is_multiple_of(groups)
         && channels.is_multiple_of(offset_groups)
-        && offset.element_count() == batch * offset_groups * rank * taps * pixels
-        && mask.is_none_or(|mask| mask.len() == batch * offset_groups * taps * pixels)
+        && element_count(&[batch, offset_groups, taps, rank, pixels]).ok() == Some(offset.element_count())
+        && mask
+            .is_none_or(|mask| element_count(&[batch, offset_groups, taps, pixels]).ok() == Some(mask.len()))
         && bias.is_none_or(|bias| bias.len() == filters);
     ensure!(fits, InvalidArgument, "the shapes of image, weight, offset, bias and mask do not match");
-    let plane_len: usize = sizes.iter().product();
+    let plane_len = volume(&axes, |axis| axis.input);
     let (image, weight, offset) = (image.as_slice::<T>()?, weight.as_slice::<T>()?, offset.as_slice::<T>()?);
     // The taps' shifts do not depend on the output element, so they are computed once.
     let shifts = shifts(&axes);

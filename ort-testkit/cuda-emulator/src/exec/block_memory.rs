@@ -10,7 +10,8 @@ pub(crate) struct Mem<'a> {
     /// A cache of allocations: the one that each instruction used last, by the low bits of its
     /// number.
     pub(super) recent: [(u64, u64); 64],
-    pub(super) shared: Vec<u64>,
+    /// Shared memory, in units of the largest access, for the alignment of its base.
+    pub(super) shared: Vec<u128>,
     pub(super) shared_size: u64,
     /// The last writer of each 16 bytes of shared memory. Tracked only if the module has `wgmma`,
     /// which reads shared memory through the async proxy.
@@ -34,7 +35,7 @@ impl Mem<'_> {
     pub(super) fn reset(&mut self, shared: usize, threads: usize) {
         self.shared_size = shared as u64;
         self.shared.clear();
-        self.shared.resize(shared.div_ceil(8) + 2, !0);
+        self.shared.resize(shared.div_ceil(16) + 1, !0);
         // Memory that was never written counts as written before all fences.
         (self.clock, self.fences) = (1, vec![1; threads]);
         self.barriers = Barriers::default();

@@ -95,7 +95,7 @@ pub(super) fn run(
             if $space == Space::Local && $base != special::LOCAL as u32 || $space == Space::Shared {
                 address &= 0xFFFF_FFFF;
             }
-            match mem.resolve(&mut t.local, $space, address, $size, pc) {
+            match mem.resolve(t.local(), $space, address, $size, pc) {
                 Ok(at) => at,
                 Err(fault) => leave!(pc - 1, Err(fault)),
             }
@@ -300,7 +300,7 @@ pub(super) fn bulk(bulk: &Bulk, mem: &mut Mem, t: &mut Thread) -> std::result::R
                 ));
             }
             for (place, word) in words.iter_mut().enumerate() {
-                let from = mem.resolve(&mut t.local, Space::Generic, address + 8 * place as u64, 8, 0)?;
+                let from = mem.resolve(t.local(), Space::Generic, address + 8 * place as u64, 8, 0)?;
                 // SAFETY: `resolve` checked that eight aligned bytes are there.
                 *word = unsafe { load(from, 3) };
             }

@@ -82,9 +82,9 @@ impl Worker<'_> {
             t.regs.clear();
             t.regs.extend_from_slice(&function.template);
             t.local.clear();
-            t.local.extend_from_slice(parameters);
             // All ones, so that reads before writes show.
-            t.local.resize(function.local.max(parameters.len()), 0xFF);
+            t.local.resize(function.local.max(parameters.len()).div_ceil(size_of::<u128>()), u128::MAX);
+            t.local()[..parameters.len()].copy_from_slice(parameters);
             t.frames.clear();
             (t.base, t.pc, t.function, t.state) = (0, 0, *entry, State::Run);
             (t.carry, t.is_early) = (false, false);

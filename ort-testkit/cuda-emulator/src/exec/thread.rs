@@ -34,7 +34,9 @@ pub(crate) struct Thread {
     pub(crate) number: usize,
     pub(super) regs: Vec<u64>,
     pub(super) base: usize,
-    pub(crate) local: Vec<u8>,
+    /// Local memory, in units of the largest access: PTX aligns addresses within it, and so must its
+    /// base be aligned.
+    pub(super) local: Vec<u128>,
     pub(crate) pc: usize,
     pub(super) function: usize,
     pub(super) frames: Vec<Frame>,
@@ -59,6 +61,11 @@ impl Thread {
             carry: false,
             is_early: false,
         }
+    }
+
+    /// The bytes of local memory.
+    pub(crate) fn local(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.local)
     }
 
     /// Reads a slot.
@@ -101,8 +108,9 @@ impl Thread {
         self.regs.extend_from_slice(&callee.template);
         // The special registers are in the first slots of every frame.
         self.regs.copy_within(self.base..self.base + special::COUNT, base);
-        self.local.truncate(place);
-        self.local.resize(place + callee.local, 0xFF);
+        // `Builder::finish` rounds the local memory of a function up to whole units.
+        self.local.truncate(place / size_of::<u128>());
+        self.local.resize((place + callee.local) / size_of::<u128>(), u128::MAX);
         let (old, new) = (Scope { base: self.base, local }, Scope { base, local: place });
         for (argument, (formal, size)) in site.arguments.iter().zip(&callee.formals) {
             self.transfer(*argument, old, *formal, new, *size);
@@ -126,16 +134,16 @@ impl Thread {
             }
             (Place::Local(a), Place::Local(d)) => {
                 let start = old.local + a as usize;
-                self.local.copy_within(start..start + size, new.local + d as usize);
+                self.local().copy_within(start..start + size, new.local + d as usize);
             }
             (Place::Slot(a), Place::Local(d)) => {
                 let bytes = self.regs[old.base + a as usize].to_le_bytes();
                 let (start, size) = (new.local + d as usize, size.min(8));
-                self.local[start..start + size].copy_from_slice(&bytes[..size]);
+                self.local()[start..start + size].copy_from_slice(&bytes[..size]);
             }
             (Place::Local(a), Place::Slot(d)) => {
                 let (mut bytes, start, size) = ([0; 8], old.local + a as usize, size.min(8));
-                bytes[..size].copy_from_slice(&self.local[start..start + size]);
+                bytes[..size].copy_from_slice(&self.local()[start..start + size]);
                 self.regs[new.base + d as usize] = u64::from_le_bytes(bytes);
             }
         }
@@ -153,5 +161,15 @@ impl Thread {
         }
         (self.base, self.function, self.pc) = (frame.base, frame.function, frame.pc);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Thread;
+
+    #[test]
+    fn local_memory_is_aligned_for_the_largest_access() {
+        assert_eq!(align_of_val(Thread::new(0).local.as_slice()), 16);
     }
 }

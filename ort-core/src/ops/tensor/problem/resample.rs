@@ -299,9 +299,10 @@ impl Col2Im {
         for (index, (size, block)) in image.iter().zip(blocks).enumerate() {
             let (stride, dilation) = (entry("strides", index, 1)?, entry("dilations", index, 1)?);
             let (begin, end) = (entry("pads", index, 0)?, entry("pads", rank + index, 0)?);
-            // Numbers below 2^31 keep the arithmetic below free of overflow.
-            let small =
-                [stride, dilation, begin, end, *size, *block].iter().all(|number| number.abs() < 1 << 31);
+            // Numbers below 2^31 keep the arithmetic below free of overflow. `i64::MIN` has no
+            // absolute value in `i64`.
+            let numbers = [stride, dilation, begin, end, *size, *block];
+            let small = numbers.iter().all(|number| number.unsigned_abs() < 1 << 31);
             ensure!(
                 small && stride > 0 && dilation > 0,
                 InvalidGraph,
@@ -330,6 +331,29 @@ impl Col2Im {
             InvalidArgument,
             "the input has {columns} elements, expected {expected}: images times elements of a block times positions of the block"
         );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Col2Im;
+    use crate::Result;
+    use crate::ir::{Attribute, Attributes};
+    use crate::spec::Registry;
+
+    #[test]
+    fn the_smallest_integer_is_refused() -> Result<()> {
+        let spec = Registry::global()?.find("", "Col2Im").expect("the standard has it");
+        let attrs = |pads: [i64; 2]| {
+            Attributes::new(spec, vec![("pads".to_string(), Attribute::Ints(pads.to_vec()))])
+        };
+        assert_eq!(Col2Im::new(&attrs([1, 0])?, &[3], &[2])?.axes[0].places, 3);
+        for pads in [[i64::MIN, 0], [0, i64::MIN]] {
+            assert!(Col2Im::new(&attrs(pads)?, &[3], &[2]).is_err(), "{pads:?}");
+        }
+        assert!(Col2Im::new(&attrs([0, 0])?, &[i64::MIN], &[2]).is_err());
+        assert!(Col2Im::new(&attrs([0, 0])?, &[3], &[i64::MIN]).is_err());
         Ok(())
     }
 }
