@@ -324,12 +324,11 @@ impl Col2Im {
     /// Refuses columns that are not one for each position of a block in an image.
     pub fn check_columns(&self, columns: usize, result: usize) -> Result<()> {
         let images = result.checked_div(self.volume(|axis| axis.size)).unwrap_or(0);
-        let per_image = self.volume(|axis| axis.block).saturating_mul(self.volume(|axis| axis.places));
-        let expected = images.saturating_mul(per_image);
+        let (block, places) = (self.volume(|axis| axis.block), self.volume(|axis| axis.places));
         ensure!(
-            columns == expected || result == 0,
+            columns == images.saturating_mul(block.saturating_mul(places)) || result == 0,
             InvalidArgument,
-            "the input has {columns} elements, expected {expected}: images times elements of a block times positions of the block"
+            "the input has {columns} elements, expected {images} x {block} x {places}: images, elements of a block, positions of the block"
         );
         Ok(())
     }
