@@ -26,8 +26,12 @@ fn known() -> Known {
     let weight = builder.constant(Tensor::from_slice(&[2, 2], &[1f32, 2.0, 3.0, 4.0]).expect("a tensor"));
     let y = builder.node("MatMul", &[x, weight], &[]).expect("a node");
     let model = Model::from_graph(builder.finish(&[y]).expect("a graph"));
-    let options =
-        TrainingOptions { loss: Loss::Mse, optimizer: Optimizer::adamw(), threads: Some(1), ..TrainingOptions::default() };
+    let options = TrainingOptions {
+        loss: Loss::Mse,
+        optimizer: Optimizer::adamw(),
+        threads: Some(1),
+        ..TrainingOptions::default()
+    };
     let trainer = Trainer::new(&model, options).expect("a trainer");
     let folder = top.path().join("checkpoint");
     // A save that leaves its folder would change this file.

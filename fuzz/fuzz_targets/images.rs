@@ -22,6 +22,9 @@ fuzz_target!(|data: &[u8]| {
     let file = Tensor::from_slice(&[data.len()], data).expect("bytes");
     if let Err(problem) = session().run(&[("file", file.into())]) {
         // A panic in a kernel is a defect, which the session reports as this kind.
-        assert!(problem.kind() != ErrorKind::RuntimeException || !problem.message().contains("panicked"), "{problem}");
+        assert!(
+            problem.kind() != ErrorKind::RuntimeException || !problem.message().contains("panicked"),
+            "{problem}"
+        );
     }
 });
