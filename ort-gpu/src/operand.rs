@@ -8,8 +8,8 @@ use ort_core::tensor::{Shape, TensorView};
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-/// The size of a tensor that no memory can hold. An offset of this size, rounded up, and a length of
-/// this size add up without overflow.
+/// The size of a tensor that no memory can hold. An offset of this size, rounded up, and a length
+/// of this size add up without overflow.
 const HUGE: usize = usize::MAX / 2;
 
 /// Names the tensor that an operand is bound to at run time.

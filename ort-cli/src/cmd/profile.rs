@@ -100,8 +100,8 @@ fn own_times(events: &[ProfileEvent]) -> Vec<Duration> {
     events.iter().map(own).collect()
 }
 
-/// Prints the time per operator, and the slowest `nodes` nodes. Times are self times, and means over
-/// `runs`.
+/// Prints the time per operator, and the slowest `nodes` nodes. Times are self times, and means
+/// over `runs`.
 pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     let mut by_node: BTreeMap<(&str, &str), (f64, &ProfileEvent)> = BTreeMap::new();

@@ -295,8 +295,8 @@ fn region_samples(cx: &mut GradCx<'_>, regions: ValueId, counts: [i64; 2]) -> Re
             let one = cx.number(1.0, dtype)?;
             extent = cx.emit("Max", &[extent, one], &[])?;
         }
-        // Sample centers, evenly spaced over the region: all bins have the same number of them. Nodes
-        // compute them, because a hostile count would not fit into memory.
+        // Sample centers, evenly spaced over the region: all bins have the same number of them.
+        // Nodes compute them, because a hostile count would not fit into memory.
         let (half, total) = (cx.number(0.5, DType::F64)?, cx.number(count as f64, DType::F64)?);
         let count = cx.ints(&[count])?;
         let places = cx.range(count)?;

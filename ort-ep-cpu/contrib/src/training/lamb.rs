@@ -70,8 +70,8 @@ impl LambKernel {
             *sums = [sums[0] + more[0], sums[1] + more[1]];
         });
         let norms = total(&parts).map(f64::sqrt);
-        // The trust ratio `|x| / |update|` of You et al. (2020), with an upper bound. A norm of zero
-        // would make it 0 or infinite. NaN must stay, and `f64::min` would replace it by the bound.
+        // The trust ratio `|x| / |update|` of You et al. (2020), with an upper bound. A norm of 0
+        // would make it 0 or infinite. NaN must stay; `f64::min` would replace it by the bound.
         let ratio = match norms[0] / norms[1] {
             _ if norms.contains(&0.0) => 1.0,
             ratio if ratio > self.most => self.most,

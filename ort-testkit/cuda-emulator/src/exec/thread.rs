@@ -34,8 +34,8 @@ pub(crate) struct Thread {
     pub(crate) number: usize,
     pub(super) regs: Vec<u64>,
     pub(super) base: usize,
-    /// Local memory, in units of the largest access: PTX aligns addresses within it, and so must its
-    /// base be aligned.
+    /// Local memory, in units of the largest access: PTX aligns addresses within it, so its base
+    /// is aligned, too.
     pub(super) local: Vec<u128>,
     pub(crate) pc: usize,
     pub(super) function: usize,
