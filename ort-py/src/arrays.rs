@@ -1,0 +1,279 @@
+//! Arrays: numpy's memory as tensors, and tensors as numpy arrays, without a copy where it can be.
+
+use std::ffi::c_void;
+
+use numpy::npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, npy_intp};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyList, PyString};
+use smallvec::SmallVec;
+
+use crate::dtypes;
+use crate::error::OrRaise;
+
+/// Returns an array whose memory a tensor can be: of ONNX's byte order, contiguous, aligned. It is
+/// the array itself, or a copy.
+pub(crate) fn readable<'py>(array: &Bound<'py, PyUntypedArray>) -> PyResult<Bound<'py, PyUntypedArray>> {
+    let descr = array.dtype();
+    let is_native = descr.is_native_byteorder().unwrap_or(true);
+    if is_native && array.is_c_contiguous() && array.is_aligned() {
+        return Ok(array.clone());
+    }
+    let py = array.py();
+    let native =
+        if is_native { descr.into_any() } else { descr.call_method1(intern!(py, "newbyteorder"), ("=",))? };
+    let copy = numpy(py)?.call_method1(intern!(py, "ascontiguousarray"), (array, native))?;
+    // It makes arrays of rank 0 ones of rank 1.
+    let copy = copy.call_method1(intern!(py, "reshape"), (array.getattr(intern!(py, "shape"))?,))?;
+    Ok(copy.cast_into::<PyUntypedArray>()?)
+}
+
+/// The module numpy.
+pub(crate) fn numpy(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import(intern!(py, "numpy"))
+}
+
+/// Returns the address of an array's first element.
+pub(crate) fn data_of(array: &Bound<'_, PyUntypedArray>) -> *mut u8 {
+    // SAFETY: the pointer is that of a live array, which `array` borrows.
+    unsafe { (*array.as_array_ptr()).data.cast() }
+}
+
+/// Reads an array as a tensor. The memory is shared where the layout allows it, and then the tensor
+/// keeps the array alive.
+///
+/// The caller may write to shared memory while nothing runs on it, as with onnxruntime.
+pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
+    let py = array.py();
+    let descr = array.dtype();
+    let dtype = dtypes::of_descr(&descr)?.ok_or_else(|| dtypes::unknown(&descr))?;
+    if dtype == DType::String {
+        return strings_of(array);
+    }
+    let array = readable(array)?;
+    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    if dtype.bits().is_some_and(|bits| bits < 8) {
+        return packed(py, dtype, &shape, &array);
+    }
+    let len = array.len() * array.dtype().itemsize();
+    let (data, owner) = (data_of(&array), Owner(array.into_any().unbind()));
+    // SAFETY: the array owns `len` initialised bytes there, does not move them, and lives as long as
+    // `owner`. Runs hold references only while the caller's call lasts.
+    let shared = unsafe { SharedBuffer::foreign(data, len, owner) };
+    let shared = shared.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))?;
+    let bytes = shared.bytes().unwrap_or_default();
+    Tensor::from_bytes(dtype, &shape, bytes).or_raise(py)
+}
+
+/// Keeps a Python object alive from any thread.
+pub(crate) struct Owner(pub(crate) Py<PyAny>);
+
+/// Packs elements of fewer than 8 bits, which numpy keeps in a byte each.
+fn packed(
+    py: Python<'_>,
+    dtype: DType,
+    shape: &[usize],
+    array: &Bound<'_, PyUntypedArray>,
+) -> PyResult<Tensor> {
+    let bits = dtype.bits().unwrap_or(8) as usize;
+    let per_byte = 8 / bits;
+    // SAFETY: the array is contiguous, of one byte per element, and borrowed.
+    let unpacked = unsafe { std::slice::from_raw_parts(data_of(array), array.len()) };
+    let mask = (1_u8 << bits) - 1;
+    let pack = |group: &[u8]| {
+        // The first element is in the lowest bits.
+        group.iter().rev().fold(0_u8, |byte, element| byte << bits | element & mask)
+    };
+    let bytes: Vec<u8> = unpacked.chunks(per_byte).map(pack).collect();
+    Tensor::from_bytes(dtype, shape, bytes.into()).or_raise(py)
+}
+
+/// Reads an array of strings. Each object becomes its text, as `str()` gives it, and bytes stay what
+/// they are.
+fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
+    let py = array.py();
+    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    let flat = array.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
+    Tensor::from_strings(&shape, texts_of(flat.cast::<PyList>()?)?).or_raise(py)
+}
+
+/// Returns the texts of a list's elements.
+pub(crate) fn texts_of(list: &Bound<'_, PyList>) -> PyResult<Vec<String>> {
+    list.iter().map(|element| text_of(&element)).collect()
+}
+
+fn text_of(element: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = element.cast::<PyString>() {
+        return Ok(text.to_str()?.to_owned());
+    }
+    if let Ok(bytes) = element.cast::<PyBytes>() {
+        // Bytes that are no UTF-8 go through as surrogates and come back as bytes.
+        return match std::str::from_utf8(bytes.as_bytes()) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(problem) => Err(PyRuntimeError::new_err(format!("a string is not UTF-8: {problem}"))),
+        };
+    }
+    Ok(element.str()?.to_str()?.to_owned())
+}
+
+/// Returns a tensor as an array over the tensor's memory, which the array keeps alive. Strings
+/// become an array of objects, and elements of fewer than 8 bits one byte each.
+pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = tensor.dtype();
+    if dtype == DType::String {
+        let strings = tensor.strings().or_raise(py)?;
+        return objects(py, PyList::new(py, strings)?, tensor.shape());
+    }
+    let bytes = tensor.bytes().ok_or_else(|| {
+        PyRuntimeError::new_err(format!("the value is in the memory of {}; copy it first", tensor.memory()))
+    })?;
+    let descr = dtypes::descr_of(py, dtype)?;
+    if let Some(bits) = dtype.bits().filter(|bits| *bits < 8) {
+        let unpacked = unpacked(bytes, bits as usize, tensor.element_count());
+        return over(py, descr, tensor.shape(), unpacked.as_ptr().cast_mut(), unpacked);
+    }
+    // Outputs have memory of their own, so the array may be written.
+    over(py, descr, tensor.shape(), bytes.as_ptr().cast_mut(), bytes.clone())
+}
+
+fn unpacked(bytes: &[u8], bits: usize, count: usize) -> Vec<u8> {
+    let (per_byte, mask) = (8 / bits, (1_u8 << bits) - 1);
+    let each = bytes.iter().flat_map(|byte| (0..per_byte).map(move |place| byte >> (place * bits) & mask));
+    each.take(count).collect()
+}
+
+/// Returns an array of objects with this shape.
+fn objects<'py>(py: Python<'py>, list: Bound<'py, PyList>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+    let array = numpy(py)?.call_method1(intern!(py, "empty"), (list.len(), "object"))?;
+    array.set_item(pyo3::types::PySlice::full(py), list)?;
+    array.call_method1(intern!(py, "reshape"), (shape.to_vec(),))
+}
+
+/// Returns an array over memory that `owner` keeps alive.
+pub(crate) fn over<'py>(
+    py: Python<'py>,
+    descr: Bound<'py, PyArrayDescr>,
+    shape: &[usize],
+    data: *mut u8,
+    owner: impl Send + 'static,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut dims: SmallVec<[npy_intp; 8]> = SmallVec::new();
+    for size in shape {
+        dims.push(npy_intp::try_from(*size).map_err(|_| PyMemoryError::new_err("a size is too large"))?);
+    }
+    let base = PyCapsule::new(py, Kept(owner), None)?;
+    // SAFETY: `descr` is handed over, the shape has `dims.len()` sizes, and `data` holds as many
+    // elements for as long as `base` lives, which becomes the array's base.
+    unsafe {
+        let array = PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            PY_ARRAY_API.get_type_object(py, NpyTypes::PyArray_Type),
+            descr.into_dtype_ptr(),
+            dims.len() as i32,
+            dims.as_mut_ptr(),
+            std::ptr::null_mut(),
+            data.cast::<c_void>(),
+            NPY_ARRAY_WRITEABLE,
+            std::ptr::null_mut(),
+        );
+        let array = Bound::from_owned_ptr_or_err(py, array)?;
+        let base = base.into_ptr();
+        if PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast::<PyArrayObject>(), base) < 0 {
+            return Err(PyErr::fetch(py));
+        }
+        Ok(array)
+    }
+}
+
+/// What a capsule keeps. Its drop frees memory, and touches no Python object without the
+/// interpreter's lock.
+struct Kept<T>(#[allow(dead_code, reason = "it is there to be dropped")] T);
+
+/// Memory of the host that a value may be written to, shared by a tensor and by arrays over it.
+#[derive(Clone)]
+pub(crate) struct HostMemory {
+    data: *mut u8,
+    len: usize,
+    owner: std::sync::Arc<dyn Send + Sync>,
+}
+
+// SAFETY: the owner keeps the bytes valid and is itself `Send` and `Sync`; who reads and writes
+// them at the same time is the caller's affair, as with any array of numpy.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// The memory of an array, which stays alive.
+    pub(crate) fn of_array(array: &Bound<'_, PyUntypedArray>) -> HostMemory {
+        let len = array.len() * array.dtype().itemsize();
+        let owner = std::sync::Arc::new(Owner(array.clone().into_any().unbind()));
+        HostMemory { data: data_of(array), len, owner }
+    }
+
+    /// Zeroed memory of `len` bytes.
+    pub(crate) fn new(len: usize) -> PyResult<HostMemory> {
+        let refused = || PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len)));
+        let mut bytes: Vec<Line> = Vec::new();
+        bytes.try_reserve_exact(len.div_ceil(size_of::<Line>())).map_err(|_| refused())?;
+        bytes.resize(len.div_ceil(size_of::<Line>()), Line([0; 64]));
+        let data = bytes.as_mut_ptr().cast();
+        Ok(HostMemory { data, len, owner: std::sync::Arc::new(bytes) })
+    }
+
+    /// Memory at an address that the caller keeps valid.
+    pub(crate) fn at(pointer: usize, len: usize) -> HostMemory {
+        HostMemory {
+            data: std::ptr::with_exposed_provenance_mut(pointer),
+            len,
+            owner: std::sync::Arc::new(()),
+        }
+    }
+
+    pub(crate) fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory as a buffer that a run may write.
+    pub(crate) fn buffer(&self) -> PyResult<Buffer> {
+        // SAFETY: the owner keeps the bytes valid; the caller does not touch them during a run.
+        let buffer = unsafe { Buffer::foreign(self.data, self.len, self.clone()) };
+        buffer.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))
+    }
+
+    /// The memory as a tensor that a run reads.
+    pub(crate) fn tensor(&self, py: Python<'_>, dtype: DType, shape: &[usize]) -> PyResult<Tensor> {
+        // SAFETY: as in `buffer`.
+        let shared = unsafe { SharedBuffer::foreign(self.data, self.len, self.clone()) };
+        let shared = shared.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))?;
+        Tensor::from_bytes(dtype, shape, shared.bytes().unwrap_or_default()).or_raise(py)
+    }
+
+    /// Copies bytes of the same number into it.
+    pub(crate) fn fill(&self, from: &[u8]) -> bool {
+        if from.len() != self.len {
+            return false;
+        }
+        // SAFETY: both are valid for `len` bytes; they may overlap if the caller copies a value onto
+        // itself.
+        unsafe { std::ptr::copy(from.as_ptr(), self.data, self.len) };
+        true
+    }
+}
+
+/// A cache line, to which new memory is aligned.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code, reason = "its bytes are reached through a pointer")] [u8; 64]);
+
+/// Whether a tensor is in host memory.
+pub(crate) fn is_on_host(tensor: &Tensor) -> bool {
+    tensor.memory() == DeviceId::HOST
+}

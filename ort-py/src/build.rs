@@ -1,0 +1,208 @@
+//! Building: what the options of a session say, for the engine.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use ort_runtime::ep::Precision;
+use ort_runtime::onnx::{FileAccess, ModelInfo, Source};
+use ort_runtime::rewrite::Level;
+use ort_runtime::{ArenaDevice, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionOptions};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::error::{OrRaise, exception};
+
+/// The provider that every session has.
+pub(crate) const CPU: &str = "CPUExecutionProvider";
+
+/// onnxruntime's names of our providers.
+pub(crate) const PROVIDERS: [(&str, &str); 3] =
+    [("CUDAExecutionProvider", "cuda"), ("WebGpuExecutionProvider", "wgpu"), (CPU, "cpu")];
+
+/// Opens a model's file, which is mapped.
+pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
+    let py = options.py();
+    if path.is_empty() {
+        return Err(exception(py, ErrorKind::InvalidArgument, "the path of the model is empty"));
+    }
+    if path.ends_with(".ort") {
+        return Err(exception(
+            py,
+            ErrorKind::NotImplemented,
+            "files of format ORT are not read; give the ONNX model that it was converted from",
+        ));
+    }
+    let path = path.to_owned();
+    let source = py.detach(|| Source::open(path, FileAccess::default())).or_raise(py)?;
+    in_folder(options, source)
+}
+
+/// Reads a model from bytes, which are borrowed.
+pub(crate) fn wrap(options: &Bound<'_, PyAny>, bytes: &Bound<'_, PyBytes>) -> PyResult<Source> {
+    if bytes.as_bytes().is_empty() {
+        return Err(exception(
+            options.py(),
+            ErrorKind::InvalidArgument,
+            "No graph was found in the protobuf.: the bytes of the model are empty",
+        ));
+    }
+    in_folder(options, Source::from_bytes(Bytes::from_owner(Borrowed::of(bytes))))
+}
+
+/// Bytes of Python's, kept alive.
+struct Borrowed {
+    data: *const u8,
+    len: usize,
+    _owner: Py<PyBytes>,
+}
+
+// SAFETY: bytes objects do not change, and `_owner` keeps them alive from any thread.
+unsafe impl Send for Borrowed {}
+
+impl Borrowed {
+    fn of(bytes: &Bound<'_, PyBytes>) -> Borrowed {
+        let slice = bytes.as_bytes();
+        Borrowed { data: slice.as_ptr(), len: slice.len(), _owner: bytes.clone().unbind() }
+    }
+}
+
+impl AsRef<[u8]> for Borrowed {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the object behind `_owner` has `len` bytes there, which never change or move.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+/// Sets where the external data of a model in memory lies.
+fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
+    match entries(options)?.remove("session.model_external_initializers_file_folder_path") {
+        Some(folder) => Ok(source.in_folder(PathBuf::from(folder), FileAccess::default())),
+        None => Ok(source),
+    }
+}
+
+/// Returns a copy of options, with those that the model's metadata holds if they are to be read.
+pub(crate) fn copied<'py>(
+    options: &Bound<'py, PyAny>,
+    info: Option<&ModelInfo>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = options.py();
+    let copy = options.call_method0(intern!(py, "__copy__"))?;
+    let config = info.and_then(|info| info.metadata.iter().find(|(key, _)| key == "ort_config"));
+    if let Some((_, config)) = config {
+        copy.call_method1(intern!(py, "_apply_config"), (config,))?;
+    }
+    Ok(copy)
+}
+
+/// Returns the configuration entries of options.
+fn entries(options: &Bound<'_, PyAny>) -> PyResult<HashMap<String, String>> {
+    options.getattr(intern!(options.py(), "_entries"))?.extract()
+}
+
+/// Returns the arenas that a run is to shrink.
+pub(crate) fn shrinkage(py: Python<'_>, options: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<ArenaDevice>> {
+    let Some(options) = options else { return Ok(Vec::new()) };
+    let entries = options.getattr(intern!(py, "_entries"))?.cast_into::<PyDict>()?;
+    let Some(list) = entries.get_item(SHRINKAGE)? else { return Ok(Vec::new()) };
+    let mut run = RunOptions::default();
+    run.add_run_config_entry(SHRINKAGE, list.extract()?).or_raise(py)?;
+    Ok(run.shrink_arenas)
+}
+
+const SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
+
+/// What a session is built with.
+pub(crate) struct Settings {
+    options: SessionOptions,
+    providers: Vec<ProviderRequest>,
+    precision: Precision,
+    cache_dir: Option<PathBuf>,
+    /// Whether runs are profiled.
+    pub(crate) profiles: bool,
+}
+
+impl Settings {
+    /// Reads the package's `SessionOptions`.
+    pub(crate) fn of(
+        given: &Bound<'_, PyAny>,
+        providers: &[(String, HashMap<String, String>)],
+        disabled: Vec<String>,
+    ) -> PyResult<Settings> {
+        let py = given.py();
+        let number = |name: &str| given.getattr(name)?.extract::<usize>();
+        let flag = |name: &str| given.getattr(name)?.extract::<bool>();
+        let mut options = SessionOptions {
+            intra_op_num_threads: number("intra_op_num_threads")?,
+            inter_op_num_threads: number("inter_op_num_threads")?,
+            enable_cpu_mem_arena: flag("enable_cpu_mem_arena")?,
+            enable_mem_pattern: flag("enable_mem_pattern")?,
+            enable_mem_reuse: flag("enable_mem_reuse")?,
+            graph_optimization_level: level(number("graph_optimization_level")?),
+            memory_limit: given.getattr("memory_limit")?.extract()?,
+            disabled_rules: disabled,
+            ..SessionOptions::default()
+        };
+        // Entries that only other providers or builds read have no effect here.
+        for (key, value) in entries(given)? {
+            if OWN_ENTRIES.contains(&key.as_str()) {
+                options.add_session_config_entry(&key, &value).or_raise(py)?;
+            }
+        }
+        let precision: Option<String> = given.getattr("precision")?.extract()?;
+        let precision = match precision.as_deref() {
+            None | Some("fp32") => Precision::Fp32,
+            Some("bf16") => Precision::Bf16,
+            Some(other) => {
+                let text = format!("there is no precision '{other}'; it is fp32 or bf16");
+                return Err(exception(py, ErrorKind::InvalidArgument, &text));
+            }
+        };
+        let cache_dir: Option<PathBuf> = given.getattr("cache_dir")?.extract()?;
+        let providers = providers.iter().map(|(name, options)| request(name, options));
+        let providers = providers.collect::<PyResult<_>>()?;
+        Ok(Settings { options, providers, precision, cache_dir, profiles: flag("enable_profiling")? })
+    }
+
+    /// Builds the session.
+    pub(crate) fn build(self, model: &Model) -> ort_runtime::Result<Session> {
+        let mut builder = Session::builder(model).options(&self.options).precision(self.precision);
+        if let Some(folder) = self.cache_dir {
+            builder = builder.cache_dir(folder);
+        }
+        for request in self.providers {
+            builder = builder.provider_request(request);
+        }
+        builder.build()
+    }
+}
+
+/// Configuration entries that the engine reads; the session's properties have their own names.
+const OWN_ENTRIES: [&str; 2] = ["memory_limit", "load_threads"];
+
+fn level(number: usize) -> Level {
+    match number {
+        0 => Level::Disabled,
+        1 => Level::Basic,
+        2 => Level::Extended,
+        _ => Level::All,
+    }
+}
+
+/// Asks for a provider by onnxruntime's name of it, or by ours.
+fn request(name: &str, options: &HashMap<String, String>) -> PyResult<ProviderRequest> {
+    let own = PROVIDERS.iter().find(|(theirs, own)| *theirs == name || *own == name);
+    let Some((_, own)) = own else {
+        let text = format!("Unknown Provider Type: {name}");
+        return Err(pyo3::exceptions::PyRuntimeError::new_err(text));
+    };
+    Ok(options.iter().fold(ProviderRequest::new(own), |request, (key, value)| request.option(key, value)))
+}
+
+/// Returns onnxruntime's names of the providers of this build, CPU last.
+pub(crate) fn available() -> Vec<&'static str> {
+    let linked: Vec<&str> = ort_runtime::ep::providers().iter().map(|provider| provider.name()).collect();
+    PROVIDERS.iter().filter(|(_, own)| linked.contains(own)).map(|(theirs, _)| *theirs).collect()
+}

@@ -1,0 +1,65 @@
+//! Errors: the engine's kinds as the exception classes that programs written for onnxruntime catch.
+//!
+//! The classes are Python's, in `ort_runtime/capi/_errors.py`: a class of several bases cannot be
+//! made here.
+
+use ort_runtime::{Error, ErrorKind};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// The class, the code and the name of a kind, as onnxruntime writes them.
+fn class_of(kind: ErrorKind) -> (&'static str, u32, &'static str) {
+    match kind {
+        ErrorKind::Fail | ErrorKind::Cancelled => ("Fail", 1, "FAIL"),
+        ErrorKind::OutOfMemory => ("OutOfMemory", 1, "FAIL"),
+        ErrorKind::InvalidArgument => ("InvalidArgument", 2, "INVALID_ARGUMENT"),
+        ErrorKind::NoSuchFile => ("NoSuchFile", 3, "NO_SUCHFILE"),
+        ErrorKind::NoModel => ("NoModel", 4, "NO_MODEL"),
+        ErrorKind::RuntimeException => ("RuntimeException", 6, "RUNTIME_EXCEPTION"),
+        ErrorKind::InvalidProtobuf => ("InvalidProtobuf", 7, "INVALID_PROTOBUF"),
+        ErrorKind::NotImplemented => ("NotImplemented", 9, "NOT_IMPLEMENTED"),
+        ErrorKind::InvalidGraph => ("InvalidGraph", 10, "INVALID_GRAPH"),
+        ErrorKind::EpFail => ("EPFail", 11, "EP_FAIL"),
+    }
+}
+
+/// Makes the exception of a kind with this message.
+pub(crate) fn exception(py: Python<'_>, kind: ErrorKind, message: &str) -> PyErr {
+    let (name, code, shown) = class_of(kind);
+    let text = format!("[ONNXRuntimeError] : {code} : {shown} : {message}");
+    match class(py, name) {
+        Ok(class) => PyErr::from_type(class, text),
+        // The package is not whole; the message still counts.
+        Err(_) => PyRuntimeError::new_err(text),
+    }
+}
+
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module =
+        MODULE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("ort_runtime.capi._errors")?.unbind()))?;
+    Ok(module.bind(py).getattr(name)?.cast_into()?)
+}
+
+/// Turns a failure of the engine into an exception.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    // The message begins with the kind in words, which the class and the code say already.
+    let text = error.to_string();
+    let text =
+        text.strip_prefix(error.kind().name()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text);
+    exception(py, error.kind(), text)
+}
+
+/// [`raised`] for results.
+pub(crate) trait OrRaise<T> {
+    /// Turns the error into an exception.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for ort_runtime::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raised(py, &error))
+    }
+}

@@ -1,0 +1,72 @@
+//! What a model says of itself: its inputs and outputs, and its metadata, as objects of the
+//! package's `_metadata` module.
+
+use ort_runtime::dim::Dim;
+use ort_runtime::ir::ValueType;
+use ort_runtime::{Model, ValueSpec};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::dtypes::type_name;
+
+/// Writes a type as onnxruntime does: `tensor(float)`, `seq(map(string,tensor(float)))`.
+pub(crate) fn type_text(ty: &ValueType) -> String {
+    match ty {
+        ValueType::Tensor(tensor) => format!("tensor({})", type_name(tensor.dtype)),
+        ValueType::Sequence(element) => format!("seq({})", type_text(element)),
+        ValueType::Optional(element) => format!("optional({})", type_text(element)),
+        ValueType::Map(key, value) => format!("map({},{})", type_name(*key), type_text(value)),
+        ValueType::Sparse(tensor) => format!("sparse_tensor({})", type_name(tensor.dtype)),
+        ValueType::Unknown => "unknown".to_owned(),
+    }
+}
+
+/// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that is
+/// not known and that of a scalar are both empty.
+fn shape_of<'py>(py: Python<'py>, ty: &ValueType) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    let shape = match ty {
+        ValueType::Optional(element) => element.shape(),
+        other => other.shape(),
+    };
+    for dim in shape.unwrap_or_default() {
+        match dim.as_constant() {
+            Some(size) => list.append(size)?,
+            None => list.append(symbol_of(dim))?,
+        }
+    }
+    Ok(list)
+}
+
+/// The name of a size, if the model gave it one.
+fn symbol_of(dim: &Dim) -> Option<&str> {
+    dim.as_symbol().and_then(|symbol| symbol.name())
+}
+
+/// Returns inputs or outputs as a list of `NodeArg`.
+pub(crate) fn node_args<'py>(py: Python<'py>, specs: &[ValueSpec]) -> PyResult<Bound<'py, PyList>> {
+    let class = py.import("ort_runtime.capi._metadata")?.getattr("NodeArg")?;
+    let list = PyList::empty(py);
+    for spec in specs {
+        list.append(class.call1((&spec.name, type_text(&spec.ty), shape_of(py, &spec.ty)?))?)?;
+    }
+    Ok(list)
+}
+
+/// Returns a `ModelMetadata`.
+pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bound<'py, PyAny>> {
+    let (info, class) = (model.info(), py.import("ort_runtime.capi._metadata")?.getattr("ModelMetadata")?);
+    let custom = PyDict::new(py);
+    for (key, value) in &info.metadata {
+        custom.set_item(key, value)?;
+    }
+    let fields = PyDict::new(py);
+    fields.set_item("producer_name", &info.producer_name)?;
+    fields.set_item("domain", &info.domain)?;
+    fields.set_item("description", &info.description)?;
+    fields.set_item("graph_name", &info.graph_name)?;
+    fields.set_item("graph_description", &info.graph_description)?;
+    fields.set_item("version", info.model_version)?;
+    fields.set_item("custom_metadata_map", custom)?;
+    class.call((), Some(&fields))
+}

@@ -1,0 +1,378 @@
+//! `OrtValue`: a value that lives outside of a run, in host memory or a device's.
+
+use std::sync::Arc;
+
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use ort_runtime::{DType, DeviceId, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use smallvec::SmallVec;
+
+use crate::arrays::{HostMemory, array_of, is_on_host, over, readable, tensor_of};
+use crate::convert::object_of;
+use crate::device::require_host;
+use crate::dtypes;
+use crate::error::OrRaise;
+use crate::metadata::type_text;
+
+/// A tensor in host memory that is read and written where it is.
+#[derive(Clone)]
+pub(crate) struct HostTensor {
+    pub(crate) dtype: DType,
+    pub(crate) shape: SmallVec<[usize; 8]>,
+    pub(crate) memory: HostMemory,
+}
+
+/// What a value holds.
+#[derive(Clone)]
+enum Held {
+    /// Numbers in host memory.
+    Host(HostTensor),
+    /// Anything else, and results of runs.
+    Value(Value),
+    /// Memory of a device that runs write to, kept by the session whose device it is.
+    Device(Arc<Mutex<Option<TensorBuffer>>>, Arc<Session>),
+}
+
+/// A value of the runtime: a tensor in the memory of the host or of a device, a sequence, a map, or
+/// a sparse tensor.
+#[pyclass(frozen, weakref, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+pub(crate) struct OrtValue(Held);
+
+impl OrtValue {
+    /// Wraps a result.
+    pub(crate) fn of(value: Value) -> OrtValue {
+        OrtValue(Held::Value(value))
+    }
+
+    /// Returns the native value of an object: one itself, or the one inside of the package's class.
+    pub(crate) fn inside<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, OrtValue>>> {
+        if let Ok(value) = object.cast::<OrtValue>() {
+            return Ok(Some(value.clone()));
+        }
+        // Arrays are by far the most frequent, and have no such attribute.
+        if object.is_instance_of::<PyUntypedArray>() {
+            return Ok(None);
+        }
+        match object.getattr_opt(intern!(object.py(), "_ortvalue"))? {
+            Some(inner) => Ok(inner.cast_into::<OrtValue>().ok()),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns what a run reads.
+    pub(crate) fn value(&self, py: Python<'_>) -> PyResult<Value> {
+        match &self.0 {
+            Held::Host(host) => Ok(Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)),
+            Held::Value(value) => Ok(value.clone()),
+            Held::Device(buffer, _) => match &*buffer.lock() {
+                Some(buffer) => Ok(Value::Tensor(buffer.tensor().or_raise(py)?)),
+                None => Err(PyRuntimeError::new_err("the value is being written by a run")),
+            },
+        }
+    }
+
+    /// Returns the host memory that a run may write an output to.
+    pub(crate) fn host(&self) -> Option<&HostTensor> {
+        match &self.0 {
+            Held::Host(host) => Some(host),
+            _ => None,
+        }
+    }
+
+    fn tensor(&self, py: Python<'_>, what: &str) -> PyResult<Tensor> {
+        match self.value(py)? {
+            Value::Tensor(tensor) => Ok(tensor),
+            other => {
+                let kind = other.kind_name();
+                Err(PyRuntimeError::new_err(format!(
+                    "Only OrtValues that are Tensors/SparseTensors are currently supported: {what} of a {kind}"
+                )))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl OrtValue {
+    /// Shares the memory of a contiguous array in host memory, and copies others.
+    #[staticmethod]
+    #[pyo3(signature = (array, device=None))]
+    fn ortvalue_from_numpy(
+        array: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<OrtValue> {
+        let Ok(array) = array.cast::<PyUntypedArray>() else {
+            return Err(PyRuntimeError::new_err(
+                "Creation of OrtValues is currently only supported from non-string numpy arrays",
+            ));
+        };
+        require_host(device)?;
+        let descr = array.dtype();
+        let dtype = dtypes::of_descr(&descr)?.ok_or_else(|| dtypes::unknown(&descr))?;
+        if dtype == DType::String || dtype.bits().is_some_and(|bits| bits < 8) {
+            return Ok(OrtValue::of(Value::Tensor(tensor_of(array)?)));
+        }
+        let array = readable(array)?;
+        let shape = array.shape().iter().copied().collect();
+        Ok(OrtValue(Held::Host(HostTensor { dtype, shape, memory: HostMemory::of_array(&array) })))
+    }
+
+    /// Shares the memory of an array, whose elements are read as another type of the same size.
+    #[staticmethod]
+    fn ortvalue_from_numpy_with_onnx_type(
+        array: &Bound<'_, PyUntypedArray>,
+        onnx_element_type: i64,
+    ) -> PyResult<OrtValue> {
+        let dtype = dtypes::of_code(onnx_element_type).ok_or_else(|| {
+            PyValueError::new_err(format!("ONNX has no element type of code {onnx_element_type}"))
+        })?;
+        let (wanted, actual) = (dtype.byte_size(), array.dtype().itemsize());
+        if wanted != Some(actual) {
+            let name = dtypes::type_name(dtype);
+            return Err(PyRuntimeError::new_err(format!(
+                "an element of the array has {actual} bytes, and {name} is of another size"
+            )));
+        }
+        let array = readable(array)?;
+        let shape = array.shape().iter().copied().collect();
+        Ok(OrtValue(Held::Host(HostTensor { dtype, shape, memory: HostMemory::of_array(&array) })))
+    }
+
+    /// Makes a tensor of zeros in host memory.
+    #[staticmethod]
+    #[pyo3(signature = (shape, element_type, device=None))]
+    fn ortvalue_from_shape_and_type(
+        shape: Vec<i64>,
+        element_type: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<OrtValue> {
+        let py = element_type.py();
+        require_host(device)?;
+        let dtype = dtypes::named(py, element_type)?;
+        if dtype == DType::String {
+            return Err(PyRuntimeError::new_err(
+                "Creation of OrtValues is currently only supported from non-string numpy arrays",
+            ));
+        }
+        let mut sizes = SmallVec::new();
+        for size in &shape {
+            let size = usize::try_from(*size);
+            sizes.push(
+                size.map_err(|_| {
+                    PyRuntimeError::new_err(format!("the shape {shape:?} has a negative size"))
+                })?,
+            );
+        }
+        let len = byte_count(dtype, &sizes).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
+        Ok(OrtValue(Held::Host(HostTensor { dtype, shape: sizes, memory: HostMemory::new(len)? })))
+    }
+
+    /// Returns the value as a numpy array over the same memory, if it is in host memory.
+    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.0 {
+            Held::Host(host) => {
+                let descr = dtypes::descr_of(py, host.dtype)?;
+                over(py, descr, &host.shape, host.memory.data(), host.memory.clone())
+            }
+            Held::Device(_, session) => {
+                let value = self.value(py)?;
+                let copy = py.detach(|| session.to_host(&value)).or_raise(py)?;
+                object_of(py, &copy)
+            }
+            Held::Value(Value::Tensor(tensor)) if is_on_host(tensor) => array_of(py, tensor),
+            Held::Value(value @ Value::Sequence(_)) => object_of(py, value),
+            Held::Value(_) => self.tensor(py, "numpy()").and_then(|tensor| array_of(py, &tensor)),
+        }
+    }
+
+    /// Returns the value as run results are: arrays, lists, dicts.
+    fn to_object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.0 {
+            Held::Value(value) => object_of(py, value),
+            _ => self.numpy(py),
+        }
+    }
+
+    /// Returns the address of the first element.
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        match &self.0 {
+            Held::Host(host) => Ok(host.memory.data().addr()),
+            _ => {
+                let tensor = self.tensor(py, "data_ptr()")?;
+                let bytes = tensor.bytes().map(|bytes| bytes.as_ptr().addr());
+                bytes.ok_or_else(|| PyRuntimeError::new_err("the value has no address in host memory"))
+            }
+        }
+    }
+
+    /// Returns the sizes.
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        match &self.0 {
+            Held::Host(host) => PyList::new(py, &host.shape),
+            Held::Value(Value::Sparse(sparse)) => PyList::new(py, sparse.shape.iter()),
+            _ => PyList::new(py, self.tensor(py, "shape()")?.shape()),
+        }
+    }
+
+    /// Returns the type as text, such as `tensor(float)`.
+    fn data_type(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(type_text(&self.value(py)?.value_type()))
+    }
+
+    /// Returns ONNX's code of the element type.
+    fn element_type(&self, py: Python<'_>) -> PyResult<i32> {
+        let dtype = match self.value(py)? {
+            Value::Tensor(tensor) => Some(tensor.dtype()),
+            Value::Sequence(sequence) => sequence.element_type.dtype(),
+            other => other.value_type().dtype(),
+        };
+        dtype.map(DType::onnx_code).ok_or_else(|| PyRuntimeError::new_err("the value has no element type"))
+    }
+
+    /// Returns the name of the memory: `cpu`, or a device's.
+    fn device_name(&self, py: Python<'_>) -> PyResult<String> {
+        let memory = match self.value(py)? {
+            Value::Tensor(tensor) => tensor.memory(),
+            _ => DeviceId::HOST,
+        };
+        Ok(if memory == DeviceId::HOST { "cpu".to_owned() } else { memory.to_string().to_lowercase() })
+    }
+
+    /// Whether there is a value.
+    fn has_value(&self) -> bool {
+        !matches!(&self.0, Held::Value(Value::Optional(optional)) if optional.element.is_none())
+    }
+
+    /// Whether it is a tensor.
+    fn is_tensor(&self) -> bool {
+        !matches!(&self.0, Held::Value(value) if !matches!(value, Value::Tensor(_)))
+    }
+
+    /// Whether it is a sparse tensor.
+    fn is_sparse_tensor(&self) -> bool {
+        matches!(&self.0, Held::Value(Value::Sparse(_)))
+    }
+
+    /// Whether it is a sequence of tensors.
+    fn is_tensor_sequence(&self) -> bool {
+        matches!(&self.0, Held::Value(Value::Sequence(_)))
+    }
+
+    /// Returns the number of bytes.
+    fn tensor_size_in_bytes(&self, py: Python<'_>) -> PyResult<usize> {
+        match &self.0 {
+            Held::Host(host) => Ok(host.memory.len()),
+            _ => Ok(self.tensor(py, "tensor_size_in_bytes()")?.byte_count()),
+        }
+    }
+
+    /// Copies an array's elements into the value's memory. Type and number of elements must agree.
+    fn update_inplace(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = array.py();
+        let from = match OrtValue::inside(array)? {
+            Some(value) => value.get().tensor(py, "update_inplace()")?,
+            None => match array.cast::<PyUntypedArray>() {
+                Ok(array) => tensor_of(array)?,
+                Err(_) => {
+                    return Err(PyTypeError::new_err("update_inplace() takes a numpy array or an OrtValue"));
+                }
+            },
+        };
+        let Some(host) = self.host() else {
+            return Err(PyRuntimeError::new_err("the value is not in memory that can be written"));
+        };
+        let is_alike = from.dtype() == host.dtype;
+        if !is_alike || !from.bytes().is_some_and(|bytes| host.memory.fill(bytes)) {
+            return Err(PyRuntimeError::new_err(format!(
+                "The input size of numpy array does not match the size of the OrtValue: {} {:?}, expected {} {:?}",
+                dtypes::type_name(from.dtype()),
+                from.shape(),
+                dtypes::type_name(host.dtype),
+                host.shape
+            )));
+        }
+        Ok(())
+    }
+
+    /// Wraps a sparse tensor.
+    #[staticmethod]
+    fn ort_value_from_sparse_tensor(sparse: &Bound<'_, crate::sparse::SparseTensor>) -> OrtValue {
+        OrtValue::of(Value::Sparse(sparse.get().inner().clone()))
+    }
+
+    /// Returns the sparse tensor.
+    fn as_sparse_tensor(&self) -> PyResult<crate::sparse::SparseTensor> {
+        match &self.0 {
+            Held::Value(Value::Sparse(sparse)) => Ok(crate::sparse::SparseTensor::new(sparse.clone())),
+            _ => Err(PyRuntimeError::new_err("the value is no sparse tensor")),
+        }
+    }
+}
+
+/// A list of native values.
+#[pyclass(module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+#[derive(Default)]
+pub(crate) struct OrtValueVector(pub(crate) Vec<Py<OrtValue>>);
+
+#[pymethods]
+impl OrtValueVector {
+    #[new]
+    fn new() -> OrtValueVector {
+        OrtValueVector::default()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__(&self, py: Python<'_>, index: isize) -> PyResult<Py<OrtValue>> {
+        let place = if index < 0 { index + self.0.len() as isize } else { index };
+        let value = usize::try_from(place).ok().and_then(|place| self.0.get(place));
+        value
+            .map(|value| value.clone_ref(py))
+            .ok_or_else(|| pyo3::exceptions::PyIndexError::new_err("index out of range"))
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let list = PyList::new(py, self.0.iter().map(|value| value.clone_ref(py)))?;
+        list.call_method0(intern!(py, "__iter__"))
+    }
+
+    /// Appends a value.
+    fn push_back(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let value =
+            OrtValue::inside(value)?.ok_or_else(|| PyTypeError::new_err("push_back() takes an OrtValue"))?;
+        self.0.push(value.unbind());
+        Ok(())
+    }
+
+    /// Makes room for more values.
+    fn reserve(&mut self, count: usize) {
+        self.0.reserve(count.min(1 << 20));
+    }
+
+    /// Gives unused room back.
+    fn shrink_to_fit(&mut self) {
+        self.0.shrink_to_fit();
+    }
+
+    /// Returns the places of the values that are tensors of bool.
+    fn bool_tensor_indices(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        let mut places = Vec::new();
+        for (place, value) in self.0.iter().enumerate() {
+            if matches!(value.get().value(py)?, Value::Tensor(tensor) if tensor.dtype() == DType::Bool) {
+                places.push(place);
+            }
+        }
+        Ok(places)
+    }
+
+    /// Returns ONNX's code of a value's element type.
+    fn element_type_at(&self, py: Python<'_>, index: isize) -> PyResult<i32> {
+        self.__getitem__(py, index)?.get().element_type(py)
+    }
+}

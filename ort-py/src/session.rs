@@ -1,0 +1,389 @@
+//! `InferenceSession`: a model, loaded and built for its providers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use ort_runtime::dim::Dim;
+use ort_runtime::ir::ValueType;
+use ort_runtime::{ErrorKind, Model, RunOptions, Session, Value, ValueSpec};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+use smallvec::SmallVec;
+
+use crate::binding::SessionIOBinding;
+use crate::build::{self, Settings};
+use crate::cancel::CancelToken;
+use crate::convert::{object_of, value_of};
+use crate::error::{OrRaise, exception, raised};
+use crate::metadata::{model_metadata, node_args};
+use crate::ort_value::{OrtValue, OrtValueVector};
+use crate::plan::Plan;
+use crate::profile::Profiling;
+
+/// A loaded model, and the session once it is built.
+#[pyclass(frozen, weakref, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+pub(crate) struct InferenceSession {
+    model: Model,
+    options: Py<PyAny>,
+    built: OnceLock<Built>,
+}
+
+/// A built session and what each run asks of it.
+pub(crate) struct Built {
+    pub(crate) session: Arc<Session>,
+    inputs: Vec<ValueSpec>,
+    outputs: Vec<ValueSpec>,
+    /// Places of inputs and outputs by name.
+    places: [HashMap<String, usize>; 2],
+    providers: Vec<(String, HashMap<String, String>)>,
+    profiling: Option<Profiling>,
+}
+
+impl Built {
+    fn new(session: Session, providers: Vec<(String, HashMap<String, String>)>, profiles: bool) -> Built {
+        let (inputs, outputs) = (session.inputs(), session.outputs());
+        let places = [&inputs, &outputs]
+            .map(|specs| specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect());
+        let profiling = profiles.then(Profiling::start);
+        Built { session: Arc::new(session), inputs, outputs, places, providers, profiling }
+    }
+
+    fn input(&self, py: Python<'_>, name: &str) -> PyResult<&ValueSpec> {
+        let place = self.places[0].get(name).and_then(|place| self.inputs.get(*place));
+        place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid input name: {name}")))
+    }
+
+    fn output(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
+        let place = self.places[1].get(name).copied();
+        place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
+    }
+
+    /// Runs with given values, and returns the outputs at these places.
+    fn run(
+        &self,
+        py: Python<'_>,
+        given: &[(&str, Value)],
+        wanted: &[usize],
+        options: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Value>> {
+        let token = CancelToken::of_options(options)?;
+        let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
+        let profile = self.profiling.as_ref().map(Profiling::profile);
+        let run = RunOptions {
+            cancel,
+            profile,
+            shrink_arenas: build::shrinkage(py, options)?,
+            ..RunOptions::default()
+        };
+        let done = py.detach(|| self.session.run_with(given, &run));
+        let outputs = done.map_err(|error| match error.kind() {
+            ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
+                exception(py, ErrorKind::Fail, "Exiting due to terminate flag being set to true.")
+            }
+            _ => raised(py, &error),
+        })?;
+        let value = |place: &usize| outputs.get(*place).map(|(_, value)| value.clone());
+        let values = wanted.iter().map(value).collect::<Option<_>>();
+        values.ok_or_else(|| PyRuntimeError::new_err("the run has fewer outputs than the model"))
+    }
+
+    /// Returns the places of the outputs asked for; all, if none is.
+    fn wanted(&self, py: Python<'_>, names: &[String]) -> PyResult<SmallVec<[usize; 4]>> {
+        match names.is_empty() {
+            true => Ok((0..self.outputs.len()).collect()),
+            false => names.iter().map(|name| self.output(py, name)).collect(),
+        }
+    }
+}
+
+/// Refuses a tensor whose sizes the model does not take, in onnxruntime's words.
+fn check_shape(py: Python<'_>, spec: &ValueSpec, value: &Value) -> PyResult<()> {
+    let (Value::Tensor(tensor), ValueType::Tensor(ty)) = (value, &spec.ty) else { return Ok(()) };
+    let Some(expected) = &ty.shape else { return Ok(()) };
+    let (name, actual) = (&spec.name, tensor.shape());
+    if actual.len() != expected.len() {
+        let text = format!(
+            "Invalid rank for input: {name} Got: {} Expected: {} Please fix either the inputs/outputs or the model.",
+            actual.len(),
+            expected.len()
+        );
+        return Err(exception(py, ErrorKind::InvalidArgument, &text));
+    }
+    let differs =
+        |(size, dim): &(&usize, &Dim)| dim.as_constant().is_some_and(|expected| expected != **size as i64);
+    let mut lines = String::new();
+    for (index, (size, dim)) in
+        actual.iter().zip(expected.iter()).enumerate().filter(|(_, pair)| differs(pair))
+    {
+        let expected = dim.as_constant().unwrap_or_default();
+        lines.push_str(&format!(" index: {index} Got: {size} Expected: {expected}\n"));
+    }
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "Got invalid dimensions for input: {name} for the following indices\n{lines} Please fix either the inputs/outputs or the model."
+    );
+    Err(exception(py, ErrorKind::InvalidArgument, &text))
+}
+
+impl InferenceSession {
+    /// The built session.
+    pub(crate) fn built(&self) -> PyResult<&Built> {
+        self.built.get().ok_or_else(|| {
+            PyRuntimeError::new_err("the session is not initialized: call initialize_session()")
+        })
+    }
+}
+
+#[pymethods]
+impl InferenceSession {
+    /// Loads a model from a path or from bytes.
+    #[new]
+    fn new(
+        options: &Bound<'_, PyAny>,
+        path_or_bytes: &Bound<'_, PyAny>,
+        is_path: bool,
+        read_config: bool,
+    ) -> PyResult<InferenceSession> {
+        let py = options.py();
+        let source = match is_path {
+            true => build::open(options, path_or_bytes.cast::<PyString>()?.to_str()?)?,
+            false => build::wrap(options, path_or_bytes.cast::<PyBytes>()?)?,
+        };
+        let model = py.detach(|| Model::from_source(source)).or_raise(py)?;
+        let options = build::copied(options, read_config.then(|| model.info()))?;
+        Ok(InferenceSession { model, options: options.unbind(), built: OnceLock::new() })
+    }
+
+    /// Builds the session for these providers.
+    fn initialize_session(
+        &self,
+        py: Python<'_>,
+        providers: Vec<String>,
+        provider_options: Vec<HashMap<String, String>>,
+        disabled: Vec<String>,
+    ) -> PyResult<()> {
+        if provider_options.len() > providers.len() {
+            return Err(PyValueError::new_err("there are more options of providers than providers"));
+        }
+        let options = provider_options.into_iter().chain(std::iter::repeat_with(HashMap::new));
+        let providers: Vec<_> = providers.into_iter().zip(options).collect();
+        let settings = Settings::of(self.options.bind(py), &providers, disabled)?;
+        let profiles = settings.profiles;
+        let session = py.detach(|| settings.build(&self.model)).or_raise(py)?;
+        let built = Built::new(session, providers, profiles);
+        self.built.set(built).map_err(|_| PyRuntimeError::new_err("the session is initialized already"))
+    }
+
+    /// Runs the model. Returns the outputs named, or all.
+    #[pyo3(signature = (output_names, input_feed, run_options=None))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        output_names: Vec<String>,
+        input_feed: &Bound<'py, PyDict>,
+        run_options: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let built = self.built()?;
+        let names: SmallVec<[Bound<'_, PyString>; 4]> =
+            input_feed.keys().iter().map(|name| Ok(name.cast_into()?)).collect::<PyResult<_>>()?;
+        let mut given: SmallVec<[(&str, Value); 4]> = SmallVec::new();
+        for (name, object) in names.iter().zip(input_feed.values()) {
+            let name = name.to_str()?;
+            let spec = built.input(py, name)?;
+            // An input that may be left out may be `None`, too.
+            if object.is_none()
+                && (spec.has_default || matches!(spec.ty, ValueType::Optional(_)))
+                && spec.has_default
+            {
+                continue;
+            }
+            let value = value_of(name, &spec.ty, &object)?;
+            check_shape(py, spec, &value)?;
+            given.push((name, value));
+        }
+        let wanted = built.wanted(py, &output_names)?;
+        let outputs = built.run(py, &given, &wanted, run_options)?;
+        drop(given);
+        let list = PyList::empty(py);
+        for output in &outputs {
+            list.append(object_of(py, output)?)?;
+        }
+        Ok(list)
+    }
+
+    /// Runs the model on native values, and returns native values.
+    #[pyo3(signature = (input_feed, output_names, run_options=None))]
+    fn run_with_ort_values(
+        &self,
+        py: Python<'_>,
+        input_feed: &Bound<'_, PyDict>,
+        output_names: Vec<String>,
+        run_options: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<OrtValueVector> {
+        let built = self.built()?;
+        let mut given: SmallVec<[(String, Value); 4]> = SmallVec::new();
+        for (name, object) in input_feed.iter() {
+            let name: String = name.extract()?;
+            let spec = built.input(py, &name)?;
+            let value = value_of(&name, &spec.ty, &object)?;
+            check_shape(py, spec, &value)?;
+            given.push((name, value));
+        }
+        let given: SmallVec<[(&str, Value); 4]> =
+            given.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let wanted = built.wanted(py, &output_names)?;
+        let outputs = built.run(py, &given, &wanted, run_options)?;
+        let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
+        Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
+    }
+
+    /// Runs the model on the memory of a binding.
+    #[pyo3(signature = (binding, run_options=None))]
+    fn run_with_iobinding(
+        slf: &Bound<'_, Self>,
+        binding: &Bound<'_, SessionIOBinding>,
+        run_options: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        if !binding.borrow().is_of(slf) {
+            return Err(PyValueError::new_err("IOBinding must be used with the session that created it."));
+        }
+        let built = slf.get().built()?;
+        let token = CancelToken::of_options(run_options)?;
+        let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
+        let profile = built.profiling.as_ref().map(Profiling::profile);
+        let run = RunOptions { cancel, profile, ..RunOptions::default() };
+        binding.borrow_mut().run(py, &built.session, &run)
+    }
+
+    /// The inputs without a default, as `NodeArg`.
+    #[getter]
+    fn inputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| !spec.has_default).collect();
+        node_args(py, &specs)
+    }
+
+    /// The outputs, as `NodeArg`.
+    #[getter]
+    fn outputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        node_args(py, &self.built()?.outputs)
+    }
+
+    /// The inputs with a default, as `NodeArg`.
+    #[getter]
+    fn overridable_initializers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| spec.has_default).collect();
+        node_args(py, &specs)
+    }
+
+    /// The model's metadata.
+    #[getter]
+    fn model_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        model_metadata(py, &self.model)
+    }
+
+    /// A copy of the options of the session.
+    #[getter]
+    fn session_options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        build::copied(self.options.bind(py), None)
+    }
+
+    /// When profiling began, in nanoseconds of a monotonic clock.
+    #[getter]
+    fn get_profiling_start_time_ns(&self) -> PyResult<u64> {
+        Ok(self.built()?.profiling.as_ref().map_or(0, Profiling::start_ns))
+    }
+
+    /// The names of the providers in use, CPU last.
+    fn get_providers(&self) -> PyResult<Vec<String>> {
+        let mut names: Vec<String> = self.built()?.providers.iter().map(|(name, _)| name.clone()).collect();
+        if !names.iter().any(|name| name == build::CPU) {
+            names.push(build::CPU.to_owned());
+        }
+        Ok(names)
+    }
+
+    /// The options of each provider.
+    fn get_provider_options(&self) -> PyResult<HashMap<String, HashMap<String, String>>> {
+        let mut all: HashMap<_, _> = self.built()?.providers.iter().cloned().collect();
+        all.entry(build::CPU.to_owned()).or_default();
+        Ok(all)
+    }
+
+    /// The events of all runs so far, as (node, operator, start and duration in microseconds, bytes
+    /// live, depth).
+    fn profile_events(&self) -> PyResult<Vec<(String, String, u64, u64, usize, usize)>> {
+        Ok(self.built()?.profiling.as_ref().map(Profiling::events).unwrap_or_default())
+    }
+
+    /// What a run with these sizes allocates.
+    #[pyo3(signature = (dims))]
+    fn plan(&self, py: Python<'_>, dims: HashMap<String, i64>) -> PyResult<Plan> {
+        let built = self.built()?;
+        let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+        let report = py.detach(|| built.session.plan(&dims)).or_raise(py)?;
+        Ok(Plan::new(report))
+    }
+
+    /// The bytes that the session holds, by purpose.
+    fn memory_use<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let built = self.built()?;
+        let memory = py.detach(|| built.session.memory());
+        let dict = PyDict::new(py);
+        for (name, bytes) in [
+            ("weights", memory.weights),
+            ("weights_mapped", memory.weights_mapped),
+            ("weights_copied", memory.weights_copied),
+            ("packed", memory.packed),
+            ("packed_shared", memory.packed_shared),
+            ("device_constants", memory.device_constants),
+            ("cached", memory.cached),
+            ("slabs", memory.slabs),
+            ("workspace", memory.workspace),
+            ("outputs", memory.outputs),
+            ("dynamic", memory.dynamic),
+            ("arena", memory.arena),
+            ("outputs_waiting", memory.outputs_waiting),
+            ("idle", memory.idle),
+            ("limit", memory.limit),
+            ("activations", memory.activations),
+            ("activations_peak", memory.activations_peak),
+            ("total", memory.total()),
+        ] {
+            dict.set_item(name, bytes)?;
+        }
+        Ok(dict)
+    }
+
+    /// The largest size of a dimension with which a run stays within a budget in bytes.
+    fn largest_batch(&self, py: Python<'_>, dim: &str, budget: usize) -> PyResult<Option<i64>> {
+        let built = self.built()?;
+        py.detach(|| built.session.largest_batch(dim, budget)).or_raise(py)
+    }
+
+    /// Gives idle memory back to the system.
+    fn trim(&self, py: Python<'_>) -> PyResult<()> {
+        let built = self.built()?;
+        py.detach(|| built.session.trim());
+        Ok(())
+    }
+
+    /// What in the model is off the standard and runs all the same.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.model.warnings().iter().map(|warning| format!("{}: {}", warning.place, warning.text)).collect()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a native session cannot be pickled; pickle the InferenceSession around it"))
+    }
+}
+
+/// Interned names that each run looks up.
+pub(crate) fn token_name(py: Python<'_>) -> &Bound<'_, PyString> {
+    intern!(py, "_token")
+}

@@ -1,0 +1,134 @@
+//! `SparseTensor`: the format COO of ONNX, and CSR as callers may give it.
+
+use numpy::PyUntypedArray;
+use ort_runtime::{Tensor, tensor};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::arrays::{array_of, tensor_of};
+use crate::dtypes::type_name;
+use crate::error::OrRaise;
+
+/// A sparse tensor. Its elements and their places are arrays.
+#[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+pub(crate) struct SparseTensor {
+    inner: tensor::SparseTensor,
+    /// Column indices and row pointers, if it was given in format CSR.
+    csr: Option<[Tensor; 2]>,
+}
+
+impl SparseTensor {
+    pub(crate) fn new(inner: tensor::SparseTensor) -> SparseTensor {
+        SparseTensor { inner, csr: None }
+    }
+
+    pub(crate) fn inner(&self) -> &tensor::SparseTensor {
+        &self.inner
+    }
+}
+
+/// Returns an array that cannot be written.
+fn read_only<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    let array = array_of(py, tensor)?;
+    array.getattr(intern!(py, "flags"))?.setattr(intern!(py, "writeable"), false)?;
+    Ok(array)
+}
+
+#[pymethods]
+impl SparseTensor {
+    /// Makes a tensor of format COO: linear places, or one row of coordinates for each element.
+    #[staticmethod]
+    #[pyo3(signature = (dense_shape, values, indices, device=None))]
+    fn sparse_coo_from_numpy(
+        dense_shape: Vec<usize>,
+        values: &Bound<'_, PyUntypedArray>,
+        indices: &Bound<'_, PyUntypedArray>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<SparseTensor> {
+        crate::device::require_host(device)?;
+        let inner = tensor::SparseTensor {
+            values: tensor_of(values)?,
+            indices: tensor_of(indices)?,
+            shape: dense_shape.into_iter().collect(),
+        };
+        // It checks that the places are inside of the shape.
+        inner.to_dense().or_raise(values.py())?;
+        Ok(SparseTensor::new(inner))
+    }
+
+    /// Makes a tensor of format CSR from column indices (`inner`) and row pointers (`outer`).
+    #[staticmethod]
+    #[pyo3(signature = (dense_shape, values, inner, outer, device=None))]
+    fn sparse_csr_from_numpy(
+        dense_shape: Vec<usize>,
+        values: &Bound<'_, PyUntypedArray>,
+        inner: &Bound<'_, PyUntypedArray>,
+        outer: &Bound<'_, PyUntypedArray>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<SparseTensor> {
+        crate::device::require_host(device)?;
+        let py = values.py();
+        let [rows, columns] = dense_shape[..] else {
+            return Err(PyValueError::new_err(format!("format CSR has two sizes, not {dense_shape:?}")));
+        };
+        let csr = [tensor_of(inner)?, tensor_of(outer)?];
+        let [places, starts] = [csr[0].to_vec::<i64>().or_raise(py)?, csr[1].to_vec::<i64>().or_raise(py)?];
+        let refused = || PyValueError::new_err("the indices of format CSR do not describe the rows");
+        if starts.len() != rows + 1 || starts.last().copied() != i64::try_from(places.len()).ok() {
+            return Err(refused());
+        }
+        let mut linear = Vec::with_capacity(places.len());
+        for (row, pair) in starts.windows(2).enumerate() {
+            let range = usize::try_from(pair[0]).and_then(|first| Ok(first..usize::try_from(pair[1])?));
+            let columns_of = range.ok().and_then(|range| places.get(range)).ok_or_else(refused)?;
+            linear.extend(columns_of.iter().map(|column| (row * columns) as i64 + column));
+        }
+        let indices = Tensor::from_slice(&[linear.len()], &linear).or_raise(py)?;
+        let shape = dense_shape.into_iter().collect();
+        let inner = tensor::SparseTensor { values: tensor_of(values)?, indices, shape };
+        inner.to_dense().or_raise(py)?;
+        Ok(SparseTensor { inner, csr: Some(csr) })
+    }
+
+    /// Returns the elements, read-only.
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        read_only(py, &self.inner.values)
+    }
+
+    /// Returns the places of format COO, read-only.
+    fn coo_indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.csr.is_some() {
+            return Err(PyRuntimeError::new_err("the sparse tensor is of format CSR, not COO"));
+        }
+        read_only(py, &self.inner.indices)
+    }
+
+    /// Returns column indices and row pointers of format CSR, read-only.
+    fn csr_indices<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        match &self.csr {
+            Some([inner, outer]) => Ok((read_only(py, inner)?, read_only(py, outer)?)),
+            None => Err(PyRuntimeError::new_err("the sparse tensor is of format COO, not CSR")),
+        }
+    }
+
+    /// Returns the sizes of the dense tensor.
+    fn dense_shape(&self) -> Vec<usize> {
+        self.inner.shape.to_vec()
+    }
+
+    /// Returns 1 for format COO and 2 for CSR.
+    fn format(&self) -> i64 {
+        if self.csr.is_some() { 2 } else { 1 }
+    }
+
+    /// Returns the type as text, such as `sparse_tensor(float)`.
+    fn data_type(&self) -> String {
+        format!("sparse_tensor({})", type_name(self.inner.values.dtype()))
+    }
+
+    /// Returns the dense tensor as an array.
+    fn to_dense<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array_of(py, &self.inner.to_dense().or_raise(py)?)
+    }
+}
