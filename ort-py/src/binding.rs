@@ -257,10 +257,7 @@ impl SessionIOBinding {
         given: Option<Py<OrtValue>>,
     ) -> PyResult<()> {
         self.bind_all_anew();
-        if !self.session.outputs().iter().any(|spec| spec.name == name) {
-            return Err(exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name: {name}")));
-        }
-        self.binding.unbind_output(name);
+        self.binding.unbind_output(name).or_raise(py)?;
         self.binding.bind_output(name, target).or_raise(py)?;
         match self.order.iter_mut().find(|(other, _)| other == name) {
             Some((_, value)) => *value = given,

@@ -101,8 +101,12 @@ pub struct ModelInfo {
     pub domain: String,
     /// The model's own version.
     pub model_version: i64,
+    /// What the model is, in its own words.
+    pub description: String,
     /// The graph's name.
     pub graph_name: String,
+    /// What the graph is, in its own words.
+    pub graph_description: String,
     /// Imported operator sets: domain (empty for the standard's own) and version.
     pub opsets: Vec<(String, i64)>,
     /// The metadata properties.
@@ -127,7 +131,9 @@ impl ModelInfo {
             producer_version: model.producer_version().into(),
             domain: model.domain().into(),
             model_version: model.model_version(),
+            description: model.doc_string().into(),
             graph_name: model.graph.as_ref().map_or("", |graph| graph.name()).into(),
+            graph_description: model.graph.as_ref().map_or("", |graph| graph.doc_string()).into(),
             opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),

@@ -158,7 +158,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         domains: BTreeMap::new(),
         newest_type: DType::F32,
     };
-    let graph = writer.graph(graph, &HashMap::new())?;
+    let mut graph = writer.graph(graph, &HashMap::new())?;
     // Every model must import the standard's domain, even if it uses none of its operators.
     writer.domains.entry(ONNX).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
     let (ir_version, standard) = versions_with(writer.newest_type);
@@ -171,6 +171,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
     };
     let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    graph.doc_string = given(&info.graph_description);
     let entry = |(key, value): &(String, String)| StringStringEntryProto {
         key: Some(key.clone()),
         value: Some(value.clone()),
@@ -180,6 +181,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         producer_name: Some("ort-runtime".into()),
         producer_version: Some(env!("CARGO_PKG_VERSION").into()),
         domain: given(&info.domain),
+        doc_string: given(&info.description),
         model_version: (info.model_version != 0).then_some(info.model_version),
         metadata_props: info.metadata.iter().map(entry).collect(),
         opset_import: writer.domains.into_iter().map(opset).collect(),

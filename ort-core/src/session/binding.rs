@@ -435,6 +435,28 @@ impl IoBinding {
         taken
     }
 
+    /// Unbinds one output and drops what the last run computed of it. Nothing happens if it is not
+    /// bound.
+    ///
+    /// # Errors
+    ///
+    /// There is no such output.
+    pub fn unbind_output(&mut self, name: &str) -> Result<()> {
+        let index = self.signature.output(name)?;
+        let bound = self.outputs.get_mut(index).and_then(Option::take);
+        if let Some(Bound::Input(input)) = bound {
+            self.shared.remove(&input);
+        } else if bound.is_some() {
+            self.set_buffer(self.inputs.len() + index, None);
+        }
+        if let Some(result) = self.results.get_mut(index) {
+            *result = None;
+        }
+        self.prepared = None;
+        self.has_run = false;
+        Ok(())
+    }
+
     /// Unbinds all outputs and drops those of the last run.
     pub fn clear_binding_outputs(&mut self) {
         self.outputs.fill(None);

@@ -250,6 +250,21 @@ fn operator_sets_are_raised_as_far_as_upgrades_lead() {
 }
 
 #[test]
+fn descriptions_are_kept() {
+    let graph = load(model(vec![node("Pair", &["x"], &["y"])], &["x"], &["y"])).unwrap();
+    let info = ModelInfo {
+        description: "what the model is".into(),
+        graph_description: "what the graph is".into(),
+        ..ModelInfo::default()
+    };
+    let kept = ModelInfo::of(&ort_core::onnx::to_proto(&graph, &info).unwrap());
+    assert_eq!(kept.description, info.description);
+    assert_eq!(kept.graph_description, info.graph_description);
+    let none = ort_core::onnx::to_proto(&graph, &ModelInfo::default()).unwrap();
+    assert_eq!((none.doc_string, none.graph.unwrap().doc_string), (None, None));
+}
+
+#[test]
 fn names_of_subgraphs_do_not_hide_outer_ones() {
     let body = graph(vec![node("Pair", &["x"], &["a"])], &["x"], &["a"]);
     let nodes =
