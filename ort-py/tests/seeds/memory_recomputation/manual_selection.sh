@@ -1,0 +1,2 @@
+export ORTMODULE_MEMORY_OPT_LEVEL=0
+export ORTMODULE_MEMORY_OPT_CONFIG="mem_opt.json"

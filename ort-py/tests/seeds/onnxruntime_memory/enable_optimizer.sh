@@ -1,0 +1,1 @@
+    export ORTMODULE_MEMORY_OPT_LEVEL=1

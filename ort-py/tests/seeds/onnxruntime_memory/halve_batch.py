@@ -1,0 +1,1 @@
+    batch_size = batch_size // 2

@@ -1,0 +1,1 @@
+    quantize_dynamic("model.onnx", "model_q.onnx")

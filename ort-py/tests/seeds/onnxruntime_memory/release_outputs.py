@@ -1,0 +1,2 @@
+    outputs = session.run(None, inputs)
+    del outputs  # Release immediately
