@@ -1,0 +1,5 @@
+"""The parts of the package: the native module, and the classes around it."""
+
+from . import _exports, _ld_preload, onnxruntime_pybind11_state
+
+_exports.install(onnxruntime_pybind11_state)

@@ -1,0 +1,50 @@
+"""Re-exports: the names of the native module that are written in Python.
+
+`install` adds them to the native module. It holds what touches the engine; options, enumerations
+and the like are in the modules listed here.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import (
+    _adapters,
+    _devices,
+    _enums,
+    _environment,
+    _ep_context,
+    _errors,
+    _logging,
+    _metadata,
+    _options,
+    _schemas,
+    _sparse_views,
+)
+
+_MODULES = (
+    _adapters,
+    _devices,
+    _enums,
+    _environment,
+    _ep_context,
+    _errors,
+    _logging,
+    _metadata,
+    _options,
+    _schemas,
+    _sparse_views,
+)
+
+
+def names() -> dict[str, object]:
+    """Returns the public names of these modules."""
+    return {name: getattr(module, name) for module in _MODULES for name in module.__all__}
+
+
+def install(native: ModuleType) -> None:
+    """Adds the names to the native module and to its `__all__`."""
+    exported = names()
+    for name, value in exported.items():
+        setattr(native, name, value)
+    native.__all__ = sorted({*getattr(native, "__all__", ()), *exported})

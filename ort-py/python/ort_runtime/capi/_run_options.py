@@ -1,0 +1,113 @@
+"""Run options: what one call of `run` may be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._adapters import LoraAdapter
+from ._fields import ConfigEntries, Slotted, refuse, to_bool, to_int, to_str, typed
+
+__all__ = ["RunOptions"]
+
+_NATIVE = f"{__package__}.onnxruntime_pybind11_state"
+
+
+class RunOptions(Slotted):
+    """Options of one run, or of several runs one after another.
+
+    Setting an unknown attribute is an AttributeError, a value of the wrong type a TypeError.
+
+    Example::
+
+        options = RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        session.run(None, feed, options)
+    """
+
+    __slots__ = (
+        "_adapters",
+        "_token",
+        "_entries",
+        "_log_severity_level",
+        "_log_verbosity_level",
+        "_logid",
+        "_only_execute_path_to_fetches",
+        "_training_mode",
+    )
+
+    def __init__(self) -> None:
+        self._adapters: list[LoraAdapter] = []
+        self._token = _cancel_token()
+        self._entries = ConfigEntries()
+        self._log_severity_level = -1
+        self._log_verbosity_level = 0
+        self._logid = ""
+        self._only_execute_path_to_fetches = False
+        self._training_mode = False
+
+    log_severity_level = typed(
+        "log_severity_level", to_int, "Lines of this severity on are logged; -1 is the default's."
+    )
+    log_verbosity_level = typed(
+        "log_verbosity_level", to_int, "How much severity 0 logs."
+    )
+    logid = typed("logid", to_str, "What log lines of the run begin with.")
+    only_execute_path_to_fetches = typed(
+        "only_execute_path_to_fetches",
+        to_bool,
+        "Whether nodes that no requested output needs are skipped.",
+    )
+    training_mode = typed("training_mode", to_bool, "Whether the run is part of a training step.")
+
+    @property
+    def terminate(self) -> bool:
+        """Whether runs with these options end early, with `Fail`.
+
+        Another thread may set it during a run. It stays set until it is cleared.
+        """
+        return self._token.is_cancelled
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        if to_bool(value, "RunOptions.terminate"):
+            self._token.cancel()
+        else:
+            self._token.reset()
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Sets a configuration entry; a later value of a key replaces an earlier one.
+
+        Raises TypeError if key or value is no str, RuntimeError if the key is empty or too long.
+        """
+        self._entries.put(key, value, "RunOptions")
+
+    def get_run_config_entry(self, key: str) -> str:
+        """Returns a configuration entry. Raises RuntimeError if it was not set."""
+        return self._entries.find(key, "RunOptions")
+
+    def add_active_adapter(self, adapter: LoraAdapter) -> None:
+        """Lets the parameters of an adapter replace initializers of their names in runs."""
+        if not isinstance(adapter, LoraAdapter):
+            refuse("adapter", "a LoraAdapter", adapter)
+        self._adapters.append(adapter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_token"] = self.terminate
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cancelled = state.pop("_token")
+        self._token = _cancel_token()
+        self.terminate = cancelled
+        super().__setstate__(state)
+
+
+def _cancel_token() -> Any:
+    # The native module imports this one, so it cannot be imported above.
+    from .onnxruntime_pybind11_state import CancelToken
+
+    return CancelToken()
+
+
+RunOptions.__module__ = _NATIVE

@@ -1,0 +1,4 @@
+"""What the package was built as."""
+
+package_name = "ort-runtime"
+cuda_version = ""
