@@ -107,3 +107,34 @@ _add(
     "numpy's variable-width strings are what numpy 2 users have.",
     {"test_inputs.py::test_strings[string_dtype]": Raises("RuntimeError", "Numpy_type")},
 )
+
+
+# test_kinds.py
+
+_add(
+    "Elements of a sequence are taken as tensors are.",
+    {
+        "test_kinds.py::test_sequence[ort_values]": Raises("RuntimeError", "Input is not a tensor"),
+        "test_kinds.py::test_sequence[big_endian]": Gives([[f32(1, 2).byteswap()]]),
+        "test_kinds.py::test_map[mapping_proxy]": Raises("RuntimeError", "Input must be a list of"),
+    },
+)
+_add(
+    "None is a missing input for sequences and maps too.",
+    {
+        f"test_kinds.py::{test}[none]": Raises("Fail", "Non-zero status code returned while running")
+        for test in ("test_sequence", "test_map")
+    },
+)
+
+# test_outputs.py
+
+_add(
+    "Element types that numpy lacks come as arrays of ml_dtypes, float8 as its bits.",
+    {
+        f"test_outputs.py::test_element_type[{element}]": Raises(
+            "RuntimeError", "No corresponding Numpy type for Tensor Type"
+        )
+        for element in ("bfloat16", "int4", "uint4", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")
+    },
+)
