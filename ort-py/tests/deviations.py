@@ -138,3 +138,28 @@ _add(
         for element in ("bfloat16", "int4", "uint4", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")
     },
 )
+
+# test_run.py
+
+_add(
+    "Any iterable of names, and anything with keys, values and items, is enough to run.",
+    {
+        "test_run.py::test_names[list_iterator]": Raises("TypeError"),
+        "test_run.py::test_feed[duck]": Raises("TypeError"),
+    },
+)
+_add(
+    "Arrays and native values say all that an OrtValue says.",
+    {
+        f"test_run.py::test_run_with_ort_values[{kind}]": Raises("AttributeError", "_get_c_value")
+        for kind in ("arrays", "native_values")
+    },
+)
+_add(
+    "A run in the background needs a thread, not a pool of them.",
+    {
+        "test_run.py::test_relatives[async_one_thread]": Raises(
+            "InvalidArgument", "intra op thread pool must have at least one thread for RunAsync"
+        )
+    },
+)
