@@ -227,6 +227,11 @@ class OrtArenaCfg(Slotted):
                 raise RuntimeError(f"Invalid OrtArenaCfg option: {name}")
             setattr(self, f"_{name}", to_int64(value, name))
 
+    def settings(self) -> dict[str, int]:
+        """Returns what was set, by the names of the attributes."""
+        values = {name: getattr(self, name) for name in _ARENA_OPTIONS}
+        return {name: value for name, value in values.items() if value > (0 if name == "max_mem" else -1)}
+
     max_mem = read_only("max_mem", "The most bytes the arena holds, 0 for no limit.")
     arena_extend_strategy = read_only(
         "arena_extend_strategy", "0 doubles the growth, 1 adds what is asked for."

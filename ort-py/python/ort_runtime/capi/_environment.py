@@ -1,6 +1,6 @@
 """Process-wide settings: thread pools, shared allocators, telemetry, compatibility queries.
 
-The native module reads `global_threads` and `allocators` when it makes a session.
+A session applies them to its copy of the options, see `apply_to`.
 """
 
 from __future__ import annotations
@@ -117,6 +117,22 @@ def _register(
             "Please call CreateAndRegisterAllocatorV2() for other device."
         )
     allocators[:] = [SharedAllocator(provider, info, options, arena)]
+
+
+def apply_to(options: SessionOptions) -> None:
+    """Applies the settings to the options of a session that uses what sessions share."""
+    if global_threads is not None and not options.use_per_session_threads:
+        options.intra_op_num_threads, options.inter_op_num_threads = global_threads
+    if options._entries.get("session.use_env_allocators") != "1":
+        return
+    for allocator in allocators:
+        arena = allocator.arena
+        if arena is None:
+            continue
+        limits = [limit for limit in (arena.max_mem, options.memory_limit) if limit]
+        options.memory_limit = min(limits, default=None)
+        for name, value in arena.settings().items():
+            options._entries.setdefault(name, str(value))
 
 
 def enable_telemetry_events() -> None:

@@ -42,7 +42,14 @@ class SparseCsrView:
 class SparseBlockSparseView:
     """The places of blocks. No tensor here has that format."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_indices")
+
+    def __init__(self, indices: np.ndarray) -> None:
+        self._indices = indices
+
+    def indices(self) -> np.ndarray:
+        """Returns a row of coordinates for each block. Read-only."""
+        return self._indices
 
 
 for _name in __all__:
