@@ -22,6 +22,24 @@ class Deviation:
     why: str
 
 
+EXCEPTIONS = (
+    "Fail",
+    "InvalidArgument",
+    "NoSuchFile",
+    "NoModel",
+    "EngineError",
+    "RuntimeException",
+    "InvalidProtobuf",
+    "ModelLoaded",
+    "NotImplemented",
+    "InvalidGraph",
+    "EPFail",
+    "ModelLoadCanceled",
+    "ModelRequiresCompilation",
+    "NotFound",
+    "DeviceReset",
+)
+
 DEVIATIONS: dict[str, Deviation] = {}
 
 
@@ -31,6 +49,27 @@ def _add(why: str, rows: dict[str, Expectation]) -> None:
         assert row not in DEVIATIONS, row
         DEVIATIONS[row] = Deviation(original, why)
 
+
+# test_exceptions.py
+
+_add(
+    "`except RuntimeError` around a run is what programs write; the original's classes slip through.",
+    {
+        f"test_exceptions.py::test_is_a_runtime_error[{name}]": Raises(name, "^what$")
+        for name in EXCEPTIONS
+    }
+    | {"test_exceptions.py::test_situation[memory_runtime_error]": Raises("Fail", "Expand")},
+)
+_add(
+    "Python has classes for wrong values, missing files and no memory: handlers for those work too.",
+    {
+        "test_exceptions.py::test_other_bases[invalid_argument]": Gives(False),
+        "test_exceptions.py::test_other_bases[no_such_file]": Gives(False),
+        "test_exceptions.py::test_situation[memory_error]": Raises("Fail", "Expand"),
+        "test_exceptions.py::test_situation[input_value_error]": Raises("InvalidArgument"),
+        "test_exceptions.py::test_situation[file_not_found]": Raises("NoSuchFile"),
+    },
+)
 
 # test_inputs.py
 
