@@ -212,7 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] in (["-h"], ["--help"]):
         print(_USAGE)
         sys.exit(0)
-    if not arguments or arguments == ["-m"] or arguments[0].startswith("-") and arguments[0] != "-m":
+    runs_module = arguments[:1] == ["-m"] and len(arguments) > 1
+    if not runs_module and (not arguments or arguments[0].startswith("-")):
         print(_USAGE, file=sys.stderr)
         sys.exit(2)
     install()

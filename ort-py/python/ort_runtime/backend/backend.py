@@ -144,7 +144,12 @@ class OnnxRuntimeBackend(Backend):
 
     @classmethod
     def run_node(
-        cls, node: Any, inputs: Any, device: str | None = None, outputs_info: Any = None, **kwargs: Any
+        cls,
+        node: Any,
+        inputs: Any,
+        device: str | None = None,
+        outputs_info: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Raises NotImplementedError: put the node into a model and run that."""
         raise NotImplementedError(

@@ -1,6 +1,7 @@
 """Gives a symbolic dimension or an input's shape numbers.
 
-`python -m ort_runtime.tools.make_dynamic_shape_fixed --dim_param batch --dim_value 1 in.onnx out.onnx`
+`python -m ort_runtime.tools.make_dynamic_shape_fixed --dim_param batch --dim_value 1 in.onnx
+out.onnx`
 """
 
 from __future__ import annotations
