@@ -197,7 +197,7 @@ def _append_vector(data: bytearray, field: int, items: bytes, count: int, align:
 
 def value_to_bytes(value: Any) -> bytes:
     """Returns the bytes of a native value's numbers, of any element type."""
-    if value.device_name() != "cpu":
+    if value.device_name().lower() != "cpu":
         return np.ascontiguousarray(value.numpy()).tobytes()
     return ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
+from ._adapters import native_value
 from ._values import OrtDevice, OrtValue
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class IOBinding:
     """
 
     def __init__(self, session: Session) -> None:
-        self._iobinding = C.SessionIOBinding(session._sess)
+        native = getattr(session, "_sess", None)
+        if native is None:
+            raise TypeError(f"session must be an InferenceSession, not {type(session).__name__}")
+        self._iobinding = C.SessionIOBinding(native)
         self._session = session
         self._numpy_obj_references: dict[str, Any] = {}
         self._bound_outputs: dict[str, OrtValue] = {}
@@ -64,7 +68,7 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Binds an input to a value."""
-        self._iobinding.bind_ortvalue_input(name, _value_of(ortvalue))
+        self._iobinding.bind_ortvalue_input(name, native_value(ortvalue, "ortvalue"))
         self._numpy_obj_references[name] = ortvalue
 
     def bind_output(
@@ -95,7 +99,7 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Binds an output to a value, whose memory the run writes."""
-        self._iobinding.bind_ortvalue_output(name, _value_of(ortvalue))
+        self._iobinding.bind_ortvalue_output(name, native_value(ortvalue, "ortvalue"))
         self._bound_outputs[name] = ortvalue
 
     def synchronize_inputs(self) -> None:
@@ -127,13 +131,6 @@ class IOBinding:
         """Unbinds all outputs."""
         self._iobinding.clear_binding_outputs()
         self._bound_outputs.clear()
-
-
-def _value_of(value: Any) -> C.OrtValue:
-    native = getattr(value, "_ortvalue", value)
-    if not isinstance(native, C.OrtValue):
-        raise TypeError(f"an OrtValue is needed, not {type(value).__name__}")
-    return native
 
 
 def _sizes(shape: Sequence[int]) -> list[int]:

@@ -227,11 +227,6 @@ class OrtArenaCfg(Slotted):
                 raise RuntimeError(f"Invalid OrtArenaCfg option: {name}")
             setattr(self, f"_{name}", to_int64(value, name))
 
-    def settings(self) -> dict[str, int]:
-        """Returns what was set, by the names of the attributes."""
-        values = {name: getattr(self, name) for name in _ARENA_OPTIONS}
-        return {name: value for name, value in values.items() if value > (0 if name == "max_mem" else -1)}
-
     max_mem = read_only("max_mem", "The most bytes the arena holds, 0 for no limit.")
     arena_extend_strategy = read_only(
         "arena_extend_strategy", "0 doubles the growth, 1 adds what is asked for."
@@ -246,6 +241,13 @@ class OrtArenaCfg(Slotted):
     max_power_of_two_extend_bytes = read_only(
         "max_power_of_two_extend_bytes", "The largest growth by doubling."
     )
+
+
+def arena_settings(arena: OrtArenaCfg) -> dict[str, int]:
+    """Returns what was set of an arena's configuration, by the names of its attributes."""
+    values = {name: getattr(arena, name) for name in _ARENA_OPTIONS}
+    unset = {"max_mem": 0}
+    return {name: value for name, value in values.items() if value > unset.get(name, -1)}
 
 
 class OrtHardwareDevice(Slotted):

@@ -10,7 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._devices import OrtArenaCfg, OrtEpDevice, OrtHardwareDevice, OrtMemoryInfo, check_ep_devices
+from ._devices import (
+    OrtArenaCfg,
+    OrtEpDevice,
+    OrtHardwareDevice,
+    OrtMemoryInfo,
+    arena_settings,
+    check_ep_devices,
+)
 from ._enums import OrtCompiledModelCompatibility
 from ._errors import InvalidArgument, NoSuchFile, status
 from ._fields import refuse, str_dict, to_count, to_path, to_str
@@ -131,7 +138,7 @@ def apply_to(options: SessionOptions) -> None:
             continue
         limits = [limit for limit in (arena.max_mem, options.memory_limit) if limit]
         options.memory_limit = min(limits, default=None)
-        for name, value in arena.settings().items():
+        for name, value in arena_settings(arena).items():
             options._entries.setdefault(name, str(value))
 
 

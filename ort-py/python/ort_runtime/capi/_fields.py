@@ -159,26 +159,25 @@ def read_only(name: str, doc: str) -> property:
     return property(operator.attrgetter(f"_{name}"), doc=doc)
 
 
-class ConfigEntries(dict):
-    """Configuration entries in the order in which their keys were first set."""
+def put_entry(entries: dict[str, str], key: Any, value: Any, owner: str) -> None:
+    """Sets a configuration entry; entries keep the order in which their keys were first set.
 
-    __slots__ = ()
+    An empty or overlong key is a RuntimeError, another type a TypeError.
+    """
+    key = to_str(key, f"the key of a {owner} entry")
+    value = to_str(value, f"the value of {owner} entry {key!r}")
+    if not key or len(key) > 1024:
+        raise RuntimeError("Config key is empty or longer than maximum length 1024")
+    entries[key] = value
 
-    def put(self, key: Any, value: Any, owner: str) -> None:
-        """Sets an entry. An empty or overlong key is a RuntimeError, another type a TypeError."""
-        key = to_str(key, f"the key of a {owner} entry")
-        value = to_str(value, f"the value of {owner} entry {key!r}")
-        if not key or len(key) > 1024:
-            raise RuntimeError("Config key is empty or longer than maximum length 1024")
-        self[key] = value
 
-    def find(self, key: Any, owner: str) -> str:
-        """Returns an entry, or raises RuntimeError."""
-        key = to_str(key, f"the key of a {owner} entry")
-        try:
-            return self[key]
-        except KeyError:
-            raise RuntimeError(f"{owner} does not have configuration with key: {key}") from None
+def find_entry(entries: dict[str, str], key: Any, owner: str) -> str:
+    """Returns a configuration entry, or raises RuntimeError."""
+    key = to_str(key, f"the key of a {owner} entry")
+    try:
+        return entries[key]
+    except KeyError:
+        raise RuntimeError(f"{owner} does not have configuration with key: {key}") from None
 
 
 class Slotted:

@@ -22,8 +22,9 @@ from ._enums import (
 )
 from ._errors import Fail, InvalidArgument, NotImplemented, status
 from ._fields import (
-    ConfigEntries,
     Slotted,
+    find_entry,
+    put_entry,
     read_only,
     refuse,
     same_length,
@@ -156,7 +157,7 @@ class SessionOptions(Slotted):
         self._budget = self._cache_dir = self._memory_limit = None
         self._enable_cpu_mem_arena = self._enable_mem_pattern = self._enable_mem_reuse = True
         self._enable_fp16 = self._enable_profiling = self._use_deterministic_compute = False
-        self._entries = ConfigEntries()
+        self._entries: dict[str, str] = {}
         self._ep_context_read: tuple[Callable[..., None], int] | None = None
         self._execution_mode = ExecutionMode.ORT_SEQUENTIAL
         self._execution_order = ExecutionOrder.DEFAULT
@@ -271,11 +272,11 @@ class SessionOptions(Slotted):
 
         Raises TypeError if key or value is no str, RuntimeError if the key is empty or too long.
         """
-        self._entries.put(key, value, "SessionOptions")
+        put_entry(self._entries, key, value, "SessionOptions")
 
     def get_session_config_entry(self, key: str) -> str:
         """Returns a configuration entry. Raises RuntimeError if it was not set."""
-        return self._entries.find(key, "SessionOptions")
+        return find_entry(self._entries, key, "SessionOptions")
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Fixes the size of the dimensions of a name."""

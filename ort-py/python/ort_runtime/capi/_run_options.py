@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ._adapters import LoraAdapter
-from ._fields import ConfigEntries, Slotted, refuse, to_bool, to_int, to_str, typed
+from ._fields import (
+    Slotted,
+    find_entry,
+    put_entry,
+    refuse,
+    to_bool,
+    to_int,
+    to_str,
+    typed,
+)
 
 __all__ = ["RunOptions"]
 
@@ -38,7 +47,7 @@ class RunOptions(Slotted):
     def __init__(self) -> None:
         self._adapters: list[LoraAdapter] = []
         self._token = _cancel_token()
-        self._entries = ConfigEntries()
+        self._entries: dict[str, str] = {}
         self._log_severity_level = -1
         self._log_verbosity_level = 0
         self._logid = ""
@@ -79,11 +88,11 @@ class RunOptions(Slotted):
 
         Raises TypeError if key or value is no str, RuntimeError if the key is empty or too long.
         """
-        self._entries.put(key, value, "RunOptions")
+        put_entry(self._entries, key, value, "RunOptions")
 
     def get_run_config_entry(self, key: str) -> str:
         """Returns a configuration entry. Raises RuntimeError if it was not set."""
-        return self._entries.find(key, "RunOptions")
+        return find_entry(self._entries, key, "RunOptions")
 
     def add_active_adapter(self, adapter: LoraAdapter) -> None:
         """Lets the parameters of an adapter replace initializers of their names in runs."""

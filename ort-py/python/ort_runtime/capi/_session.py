@@ -287,7 +287,7 @@ class Session:
 
     def _feed(self, input_feed: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the feed as a dict without absent values."""
-        feed = input_feed if type(input_feed) is dict else dict(input_feed.items())
+        feed = input_feed if type(input_feed) is dict else _to_dict(input_feed)
         # Arrays compare element by element, so `None in feed.values()` would not do.
         if any(value is None for value in feed.values()):
             feed = {name: value for name, value in feed.items() if value is not None}
@@ -339,6 +339,14 @@ class Session:
 def _check_options(options: Any) -> None:
     if options is not None and not isinstance(options, C.RunOptions):
         raise TypeError(f"run_options must be RunOptions, not {type(options).__name__}")
+
+
+def _to_dict(feed: Any) -> dict[str, Any]:
+    try:
+        return dict(feed.items())
+    except AttributeError:
+        kind = type(feed).__name__
+        raise TypeError(f"input_feed must be a dict of values by input, not {kind}") from None
 
 
 def _host_memory() -> C.OrtMemoryInfo:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
-from ._adapters import value_from_bytes, value_to_bytes
+from ._adapters import native_value, value_from_bytes, value_to_bytes
 
 __all__ = [
     "OrtDevice",
@@ -201,6 +201,9 @@ class OrtValue:
     @staticmethod
     def ort_value_from_sparse_tensor(sparse_tensor: SparseTensor) -> OrtValue:
         """Returns a value that holds a sparse tensor."""
+        if not isinstance(sparse_tensor, SparseTensor):
+            kind = type(sparse_tensor).__name__
+            raise TypeError(f"sparse_tensor must be a SparseTensor, not {kind}")
         return OrtValue(C.OrtValue.ort_value_from_sparse_tensor(sparse_tensor._get_c_tensor()))
 
     @staticmethod
@@ -348,7 +351,7 @@ def _copy_tensor(source: C.OrtValue, target: C.OrtValue) -> None:
             f"The input {given[0]} of {given[1]} bytes does not match the OrtValue, "
             f"{wanted[0]} of {wanted[1]} bytes."
         )
-    if source.device_name() == target.device_name() == "cpu":
+    if source.device_name().lower() == target.device_name().lower() == "cpu":
         ctypes.memmove(target.data_ptr(), source.data_ptr(), given[1])
     else:
         target.update_inplace(source.numpy())
@@ -362,7 +365,8 @@ def copy_tensors(
     `stream` is accepted; the copies are done when the call returns. Raises RuntimeError if the
     lists differ in length, or a pair in type or size.
     """
-    sources, targets = [value._ortvalue for value in src], [value._ortvalue for value in dst]
+    sources = [native_value(value, "a value of src") for value in src]
+    targets = [native_value(value, "a value of dst") for value in dst]
     if len(sources) != len(targets):
         raise RuntimeError("Invalid arguments provided to CopyTensors.")
     for source, target in zip(sources, targets, strict=True):
