@@ -6,6 +6,7 @@ Each test runs interpreters of its own, because an alias cannot be taken back.
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -136,9 +137,7 @@ def test_metadata_and_requirements():
         """
         import importlib.metadata as metadata
         import ort_runtime.as_onnxruntime
-        import onnxruntime
         print(metadata.version("onnxruntime"), metadata.version("OnnxRuntime"))
-        assert metadata.version("onnxruntime") == onnxruntime.__version__
         assert metadata.metadata("onnxruntime")["Name"] == "onnxruntime"
         assert "ort-runtime" in metadata.metadata("onnxruntime")["Summary"]
         assert any(d.name == "onnxruntime" for d in metadata.distributions())
@@ -151,6 +150,16 @@ def test_metadata_and_requirements():
         """
     )
     assert out.split() == ["1.31.1", "1.31.1", "absent"]
+
+
+def test_version_attribute_is_that_of_the_metadata():
+    """Packages compare either with a minimum."""
+    code(
+        """
+        import importlib.metadata, ort_runtime.as_onnxruntime, onnxruntime
+        assert onnxruntime.__version__ == importlib.metadata.version("onnxruntime")
+        """
+    )
 
 
 @pytest.mark.parametrize("first", ["pkg_resources", "ort_runtime.as_onnxruntime"])
@@ -276,6 +285,30 @@ def test_main_outlives_the_last_statement(tmp_path: Path):
     )
     done = run([*RUNNER, str(script)])
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_children_of_multiprocessing(tmp_path: Path, method: str):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} on this system")
+    script = tmp_path / "parallel.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing
+            import onnxruntime
+
+            def name(_):
+                return onnxruntime.__name__
+
+            if __name__ == "__main__":
+                with multiprocessing.get_context("{method}").Pool(1) as pool:
+                    print(pool.map(name, [1]))
+            """
+        )
+    )
+    done = run([*RUNNER, str(script)])
+    assert (done.returncode, done.stdout) == (0, "['ort_runtime']\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ Three ways to run a program that says `import onnxruntime` unchanged:
 classes, exceptions and module state are shared. `importlib.util.find_spec`, `importlib.metadata`
 and `pkg_resources` answer for the name, so programs that ask for `onnxruntime>=1.17` start.
 
-Child processes that start a new interpreter do not inherit the alias. Programs that use the
-`spawn` or `forkserver` start method need the distribution.
+Children of `multiprocessing` inherit the alias, whatever the start method is. Other interpreters
+that a program starts do not: they need the distribution.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import multiprocessing.spawn
 import os
 import pkgutil
 import runpy
 import sys
 import types
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 __all__ = ["install", "main"]
 
@@ -151,12 +153,33 @@ def install() -> None:
         )
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AliasFinder())
+        _follow_into_children()
     if _METADATA not in sys.path:
         # pkg_resources reads folders of sys.path and knows no finders.
         sys.path.append(_METADATA)
         loaded = sys.modules.get("pkg_resources")
         if loaded is not None:
             loaded.working_set.add_entry(_METADATA)
+
+
+class _InstallInChild:
+    """An object whose unpickling imports this module, which installs the alias."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (__name__,)
+
+
+def _follow_into_children() -> None:
+    """Lets the interpreters that `multiprocessing` spawns install the alias.
+
+    They unpickle this data before they import the program's main module.
+    """
+    prepare = multiprocessing.spawn.get_preparation_data
+
+    def prepare_with_alias(name: str) -> dict[str, Any]:
+        return {**prepare(name), _TARGET: _InstallInChild()}
+
+    multiprocessing.spawn.get_preparation_data = prepare_with_alias
 
 
 def _run(arguments: list[str]) -> None:
