@@ -1,9 +1,9 @@
 """The code samples of the documents this product was asked for from.
 
-Each folder has a document and its code, one file per sample, as written:
-`test_files_are_as_written` checks that. Reading a sample, the tests change the package in its
-imports and nothing else. What a document leaves to its reader (`dataset`, `test_inference`, a session made by an earlier sample) is
-put into the namespace first.
+Each folder has a document and its code, one file per sample, as written but for blanks at the ends
+of lines: `test_files_are_as_written` checks that. Reading a sample, the tests change the package in
+its imports and nothing else. What a document leaves to its reader (`dataset`, `test_inference`, a
+session made by an earlier sample) is put into the namespace first.
 
 With `ORT_PACKAGE=onnxruntime` the samples run against the original; those that fail there have the
 exception and the reason in `Sample.original`.
