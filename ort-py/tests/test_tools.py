@@ -349,7 +349,8 @@ def test_remove_initializer_from_input(saved: Path):
     assert [info.name for info in changed.graph.input] == ["x", "c"]
     assert module.remove_initializer_from_input(changed) is False
     onnx.save(with_weight_as_input(), "in.onnx")
-    assert command("remove_initializer_from_input", "--input", "in.onnx", "--output", "out.onnx") == 0
+    arguments = ("--input", "in.onnx", "--output", "out.onnx")
+    assert command("remove_initializer_from_input", *arguments) == 0
     assert onnx.load("out.onnx") == changed
 
 
