@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from harness import Dies, Expectation, Gives, Raises, f32, strings
+from harness import AnyOf, Dies, Expectation, Gives, Raises, f32, strings
 from models import DTYPES
 
 
@@ -200,5 +200,64 @@ _add(
         "test_run.py::test_relatives[async_one_thread]": Raises(
             "InvalidArgument", "intra op thread pool must have at least one thread for RunAsync"
         )
+    },
+)
+
+# test_session.py
+
+_add(
+    "Serialized models come in every buffer type, and as ModelProto from onnx.",
+    {
+        f"test_session.py::test_source[{kind}]": Raises("TypeError", "Unable to load from type")
+        for kind in ("bytearray", "memory_view", "model_proto")
+    },
+)
+_add(
+    "An empty path is a wrong value and is told so in one line.",
+    {"test_session.py::test_source[empty_str]": Raises("TypeError", "incompatible constructor arguments")},
+)
+_add(
+    "The format is named, and the converter for it.",
+    {"test_session.py::test_source[ort_format]": Raises("Fail", "ORT")},
+)
+_add(
+    "A misspelt keyword is found.",
+    {"test_session.py::test_arguments[unknown_keyword]": Gives(["CPUExecutionProvider"])},
+)
+_add(
+    "The argument decides alone; the original hears only the environment and fails if they differ.",
+    {
+        "test_session.py::test_config_in_model[argument]": Gives("0"),
+        "test_session.py::test_config_in_model[argument_off]": Raises("ScriptError", "RuntimeError"),
+    },
+)
+_add(
+    "Sessions go to worker processes: joblib, Ray, Spark and DataLoader pickle them.",
+    {
+        f"test_session.py::test_copies[{way}]": Raises("TypeError", "cannot pickle '.*InferenceSession'")
+        for way in (
+            "pickle_path",
+            "pickle_bytes",
+            "pickle_options",
+            "pickle_providers",
+            "pickle_class",
+            "deep_copy",
+            "deep_copy_in_list",
+        )
+    },
+)
+_add(
+    "Arrays and native values are weights as well.",
+    {
+        f"test_session.py::test_weights[{kind}]": Raises("RuntimeError")
+        for kind in ("replaced_by_native", "replaced_by_array")
+    },
+)
+_add(
+    "A weight is kept alive by the options, and has the shape and type of what it replaces.",
+    {
+        "test_session.py::test_weight_faults[kept_alive]": AnyOf((Dies(), Gives("False"))),
+        "test_session.py::test_weight_faults[other_shape]": Raises("ScriptError", "Fail: .*running Add node"),
+        "test_session.py::test_weight_faults[other_type]": Gives("False"),
     },
 )
