@@ -8,6 +8,7 @@ and `raw_data`. Its file layout is that of FlatBuffers: offsets are relative and
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = ["AdapterFormat", "LoraAdapter"]
 _NATIVE = f"{__package__}.onnxruntime_pybind11_state"
 _IDENTIFIER = b"TORT"
 _FORMAT_VERSION = 1
+_STRING = 8  # ONNX's number of the element type
 _INVALID = "The buffer does not appear to be a valid lora parameter format"
 
 # A table of four fields: a vtable of 12 bytes, and 20 bytes of table.
@@ -196,7 +198,9 @@ def _append_vector(data: bytearray, field: int, items: bytes, count: int, align:
 
 
 def value_to_bytes(value: Any) -> bytes:
-    """Returns the bytes of a native value's numbers, of any element type."""
+    """Returns the bytes of a native value's numbers. Strings are a RuntimeError."""
+    if value.element_type() == _STRING:
+        raise RuntimeError("a tensor of strings has no bytes")
     if value.device_name().lower() != "cpu":
         return np.ascontiguousarray(value.numpy()).tobytes()
     return ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
@@ -207,8 +211,12 @@ def value_from_bytes(shape: list[int], element_type: int, content: bytes) -> Any
     from ._devices import OrtDevice
     from .onnxruntime_pybind11_state import OrtValue
 
-    if min(shape, default=0) < 0:
-        raise RuntimeError(f"a tensor cannot have the shape {shape}")
+    # Checked before anything is allocated: the shape may come from any file. The smallest elements
+    # have four bits.
+    if min(shape, default=0) < 0 or math.prod(shape) > 2 * len(content) or element_type == _STRING:
+        raise RuntimeError(
+            f"{len(content)} bytes do not fill a tensor of type {element_type} and shape {shape}"
+        )
     value = OrtValue.ortvalue_from_shape_and_type(shape, element_type, OrtDevice(0, 0, 0))
     if value.tensor_size_in_bytes() != len(content):
         raise RuntimeError(

@@ -10,7 +10,8 @@ import numpy as np
 
 from . import onnxruntime_pybind11_state as C
 from ._adapters import native_value
-from ._values import OrtDevice, OrtValue
+from ._public_devices import native_device
+from ._values import OrtValue
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -61,7 +62,7 @@ class IOBinding:
 
         `element_type` is a numpy type, dtype or its name, or ONNX's number of the type.
         """
-        device = OrtDevice.make(device_type, device_id)._get_c_device()
+        device = native_device(device_type, device_id, -1)
         pointer = operator.index(buffer_ptr)
         self._iobinding.bind_input(name, device, element_type, _sizes(shape), pointer)
         self._numpy_obj_references.pop(name, None)
@@ -85,7 +86,7 @@ class IOBinding:
         Without an address the runtime allocates the output, and type and shape have no effect.
         With one, both are needed (ValueError), and the caller keeps the memory alive.
         """
-        device = OrtDevice.make(device_type, device_id)._get_c_device()
+        device = native_device(device_type, device_id, -1)
         if buffer_ptr is None:
             self._iobinding.bind_output(name, device)
         elif element_type is None or shape is None:

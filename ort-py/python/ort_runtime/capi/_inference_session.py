@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from . import _environment, _logging
 from . import onnxruntime_pybind11_state as C
 from ._fields import refuse
+from ._profiling import Profile
 from ._providers import (
     CPU,
     ProviderOptions,
@@ -119,10 +121,19 @@ class InferenceSession(Session):
         _environment.apply_to(settings)
         is_path = self._model_bytes is None
         model = self._model_path if is_path else self._model_bytes
-        native = C.InferenceSession(settings, model, is_path, self._read_config_from_model)
-        native.initialize_session(names, options, disabled)
-        self._sess = native
+        profile = Profile(settings.profile_file_prefix)
+        with profile.span("model_loading_uri" if is_path else "model_loading_array"):
+            native = C.InferenceSession(settings, model, is_path, self._read_config_from_model)
+        with profile.span("session_initialization"):
+            native.initialize_session(names, options, disabled)
+        if self._profile is not None:
+            self._profile.finish_quietly()
+        self._sess, self._profile = native, None
         self._describe()
+        if self._sess_options.enable_profiling:
+            self._profile = profile
+            profile.follow(native)
+            weakref.finalize(self, profile.finish_quietly)
         threshold, logid = settings.log_severity_level, settings.logid
         for warning in native.warnings:
             _logging.log(_logging.WARNING, warning, logid=logid, threshold=threshold)
@@ -150,7 +161,7 @@ class InferenceSession(Session):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._sess = None
+        self._sess = self._profile = None
         self._create_inference_session(*self._provider_arguments, self._disabled_optimizers)
 
 
@@ -167,6 +178,7 @@ _OWN_STATE = frozenset(
         "_model_path",
         "_output_names",
         "_outputs_meta",
+        "_profile",
         "_overridable_initializers",
         "_profiling_start_time_ns",
         "_provider_arguments",

@@ -199,3 +199,6 @@ for _name in (
     _kind = getattr(_OpSchema, _name)
     _kind.__module__, _kind.__name__ = schemadef.__name__, _name
     _kind.__qualname__ = f"OpSchema.{_name}"
+
+# For type checkers; programs find the classes in the submodules.
+OpSchema, KernelDef = _OpSchema, _KernelDef

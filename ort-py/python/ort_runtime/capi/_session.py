@@ -15,8 +15,11 @@ from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
 from ._errors import Fail, status
 from ._fields import str_dict, to_size
+from ._profiling import Profile
 from ._providers import CPU, warn
-from ._values import OrtDeviceVendorId, OrtValue, SparseTensor, _make_tensor, _native_device
+from ._public_devices import OrtDeviceVendorId, native_device
+from ._sparse_tensor import SparseTensor
+from ._values import OrtValue, make_tensor
 
 __all__ = ["Session"]
 
@@ -25,7 +28,8 @@ class Session:
     """A loaded model. Any number of threads may run it at once."""
 
     def __init__(self, enable_fallback: bool = True) -> None:
-        self._sess: C.InferenceSession = None
+        self._sess: C.InferenceSession | None = None
+        self._profile: Profile | None = None
         self._enable_fallback = enable_fallback
 
     def get_session_options(self) -> C.SessionOptions:
@@ -120,11 +124,7 @@ class Session:
         """
         names, feed = self._names(output_names), self._feed(input_feed)
         _check_options(run_options)
-        try:
-            results = self._sess.run(names, feed, run_options)
-        except C.EPFail as error:
-            self._fall_back(error)
-            results = self._sess.run(names, feed, run_options)
+        results = self._call("run", names, feed, run_options)
         if self._has_sparse_output:
             return [SparseTensor(r) if isinstance(r, C.SparseTensor) else r for r in results]
         return results
@@ -165,11 +165,7 @@ class Session:
         """Does what `run` does, on values and with values as results."""
         names, feed = self._names(output_names), self._feed(input_dict_ort_values)
         _check_options(run_options)
-        try:
-            results = self._sess.run_with_ort_values(feed, names, run_options)
-        except C.EPFail as error:
-            self._fall_back(error)
-            results = self._sess.run_with_ort_values(feed, names, run_options)
+        results = self._call("run_with_ort_values", feed, names, run_options)
         return [OrtValue(value) for value in results]
 
     def run_with_ortvaluevector(
@@ -204,7 +200,8 @@ class Session:
         if iobinding._session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
         _check_options(run_options)
-        self._sess.run_with_iobinding(iobinding._iobinding, run_options)
+        # No fallback: the binding belongs to the native session.
+        self._profiled("run_with_iobinding", iobinding._iobinding, run_options)
 
     def io_binding(self) -> IOBinding:
         """Returns a new binding for `run_with_iobinding`."""
@@ -222,17 +219,20 @@ class Session:
 
         The arguments are those of `OrtValue.ortvalue_from_shape_and_type`.
         """
-        device = _native_device(device_type, device_id, vendor_id)
+        device = native_device(device_type, device_id, vendor_id)
         owner = C.OrtValue if device.device_type() == 0 else self._sess
-        return OrtValue(_make_tensor(owner, shape, element_type, device), session=self._sess)
+        return OrtValue(make_tensor(owner, shape, element_type, device), session=self._sess)
 
     def end_profiling(self) -> str:
-        """Ends the profile and returns the name of its file, "" if there is none."""
-        return self._sess.end_profiling()
+        """Ends the profile and returns the name of its file, "" if there is none.
+
+        Raises OSError if the file cannot be written. A session that is dropped writes it, too.
+        """
+        return self._profile.finish() if self._profile else ""
 
     def get_profiling_start_time_ns(self) -> int:
         """Returns when the profile began, in nanoseconds of `time.monotonic_ns`."""
-        return self._sess.get_profiling_start_time_ns
+        return self._profiling_start_time_ns
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
         """Returns an empty list: kernels are not tuned at run time."""
@@ -305,6 +305,21 @@ class Session:
             )
         names = [name.decode() if isinstance(name, bytes) else name for name in output_names]
         return names or self._output_names
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the native session; if a provider fails, once more without it."""
+        try:
+            return self._profiled(method, *arguments)
+        except C.EPFail as error:
+            self._fall_back(error)
+            return self._profiled(method, *arguments)
+
+    def _profiled(self, method: str, *arguments: Any) -> Any:
+        run = getattr(self._sess, method)
+        if self._profile is None:
+            return run(*arguments)
+        with self._profile.span("model_run"):
+            return run(*arguments)
 
     def _fall_back(self, error: C.EPFail) -> None:
         """Makes the session anew without the provider that failed, if that is allowed."""

@@ -1,119 +1,21 @@
-"""Values: `OrtValue` and `SparseTensor` around the native ones, and where they lie."""
+"""Values: `OrtValue` around the native one."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
 from ._adapters import native_value, value_from_bytes, value_to_bytes
+from ._public_devices import OrtDeviceVendorId, native_device
+from ._sparse_tensor import SparseTensor
 
-__all__ = [
-    "OrtDevice",
-    "OrtDeviceVendorId",
-    "OrtValue",
-    "SparseTensor",
-    "copy_tensors",
-    "get_ort_device_type",
-    "get_vendor_id_for_device_type",
-]
+__all__ = ["OrtValue", "copy_tensors"]
 
 _ONNX_STRING = 8
-
-
-class OrtDeviceVendorId(IntEnum):
-    """PCI numbers of the vendors of devices."""
-
-    NONE = 0
-    AMD = 0x1002
-    NVIDIA = 0x10DE
-    ARM = 0x13B5
-    MICROSOFT = 0x1414
-    HUAWEI = 0x19E5
-    QUALCOMM = 0x5143
-    INTEL = 0x8086
-
-
-_DEVICE_TYPES = {"cpu": 0, "cuda": 1, "cann": 3, "dml": 4, "webgpu": 1, "gpu": 1, "npu": 3}
-_VENDORS = {
-    "cuda": OrtDeviceVendorId.NVIDIA,
-    "cann": OrtDeviceVendorId.HUAWEI,
-    "dml": OrtDeviceVendorId.MICROSOFT,
-    "webgpu": OrtDeviceVendorId.NONE,
-}
-
-
-def get_ort_device_type(device_type: str) -> int:
-    """Returns the number of a device type: cpu, cuda, cann, dml, webgpu, gpu or npu, in any case.
-
-    Raises ValueError for another name, TypeError for no str.
-    """
-    if not isinstance(device_type, str):
-        raise TypeError(f"device_type must be a str, not {type(device_type).__name__}")
-    try:
-        return _DEVICE_TYPES[device_type.lower()]
-    except KeyError:
-        raise ValueError(f"Unsupported device type: {device_type}") from None
-
-
-def get_vendor_id_for_device_type(device_type: str) -> OrtDeviceVendorId | None:
-    """Returns the vendor of a device type, None where it can be any."""
-    get_ort_device_type(device_type)
-    return _VENDORS.get(device_type.lower())
-
-
-class OrtDevice:
-    """A device: what kind, and which one of them."""
-
-    def __init__(self, c_ort_device: C.OrtDevice) -> None:
-        if not isinstance(c_ort_device, C.OrtDevice):
-            raise ValueError(
-                "`Provided object` needs to be of type "
-                f"`{C.OrtDevice.__module__}.OrtDevice`"
-            )
-        self._ort_device = c_ort_device
-
-    @staticmethod
-    def make(
-        ort_device_name: str, device_id: int, vendor_id: int | OrtDeviceVendorId = -1
-    ) -> OrtDevice:
-        """Returns a device by its name and number. A vendor of -1 is the name's own.
-
-        Raises ValueError for an unknown name.
-
-        Example: `OrtDevice.make("cuda", 0)`
-        """
-        return OrtDevice(_native_device(ort_device_name, device_id, vendor_id))
-
-    def _get_c_device(self) -> C.OrtDevice:
-        return self._ort_device
-
-    def device_id(self) -> int:
-        """Returns the number of the device among those of its type."""
-        return self._ort_device.device_id()
-
-    def device_mem_type(self) -> int:
-        """Returns the number of the memory type."""
-        return self._ort_device.mem_type()
-
-    def device_type(self) -> int:
-        """Returns the number of the device type."""
-        return self._ort_device.device_type()
-
-    def device_vendor_id(self) -> int:
-        """Returns the vendor's PCI number, 0 if it does not matter."""
-        return self._ort_device.vendor_id()
-
-
-def _native_device(name: str, device_id: int, vendor_id: int) -> C.OrtDevice:
-    kind = get_ort_device_type(name)
-    if vendor_id < 0:
-        vendor_id = get_vendor_id_for_device_type(name) or OrtDeviceVendorId.NONE
-    return C.OrtDevice(kind, C.OrtDevice.default_memory(), int(vendor_id), device_id)
 
 
 class OrtValue:
@@ -157,7 +59,7 @@ class OrtValue:
         A contiguous array on the CPU is shared, not copied: the value keeps it alive and sees later
         changes. Raises RuntimeError for anything but an array.
         """
-        device = _native_device(device_type, device_id, vendor_id)
+        device = native_device(device_type, device_id, vendor_id)
         value = C.OrtValue.ortvalue_from_numpy(numpy_obj, device)
         return OrtValue(value, numpy_obj if device.device_type() == 0 else None)
 
@@ -195,8 +97,8 @@ class OrtValue:
             mem_type, vendor = memory_info.device_mem_type, memory_info.device_vendor_id
             device = C.OrtDevice(kind, mem_type, vendor, memory_info.device_id)
         else:
-            device = _native_device(device_type, device_id, vendor_id)
-        return OrtValue(_make_tensor(C.OrtValue, shape, element_type, device))
+            device = native_device(device_type, device_id, vendor_id)
+        return OrtValue(make_tensor(C.OrtValue, shape, element_type, device))
 
     @staticmethod
     def ort_value_from_sparse_tensor(sparse_tensor: SparseTensor) -> OrtValue:
@@ -326,7 +228,7 @@ def _copied(value: C.OrtValue) -> C.OrtValue:
     return value_from_bytes(value.shape(), value.element_type(), value_to_bytes(value))
 
 
-def _make_tensor(
+def make_tensor(
     owner: Any, shape: Sequence[int], element_type: Any, device: C.OrtDevice
 ) -> C.OrtValue:
     """Makes a tensor in the memory of `owner`: the native value class, or a native session."""
@@ -371,90 +273,3 @@ def copy_tensors(
         raise RuntimeError("Invalid arguments provided to CopyTensors.")
     for source, target in zip(sources, targets, strict=True):
         _copy_tensor(source, target)
-
-
-class SparseTensor:
-    """A tensor of which only some elements are stored.
-
-    Example::
-
-        device = OrtDevice.make("cpu", 0)
-        tensor = SparseTensor.sparse_coo_from_numpy([3, 3], values, np.array([1, 5]), device)
-        tensor.as_coo_view().indices()
-    """
-
-    def __init__(self, sparse_tensor: C.SparseTensor) -> None:
-        if not isinstance(sparse_tensor, C.SparseTensor):
-            raise ValueError(
-                f"`Provided object` needs to be of type `{C.SparseTensor.__module__}.SparseTensor`"
-            )
-        self._tensor = sparse_tensor
-
-    def _get_c_tensor(self) -> C.SparseTensor:
-        return self._tensor
-
-    @staticmethod
-    def sparse_coo_from_numpy(
-        dense_shape: Sequence[int],
-        values: np.ndarray,
-        coo_indices: np.ndarray,
-        ort_device: OrtDevice,
-    ) -> SparseTensor:
-        """Returns a tensor from values and their places, linear or one row of coordinates each."""
-        shape, device = [int(size) for size in dense_shape], ort_device._get_c_device()
-        indices = np.asarray(coo_indices, np.int64)
-        return SparseTensor(C.SparseTensor.sparse_coo_from_numpy(shape, values, indices, device))
-
-    @staticmethod
-    def sparse_csr_from_numpy(
-        dense_shape: Sequence[int],
-        values: np.ndarray,
-        inner_indices: np.ndarray,
-        outer_indices: np.ndarray,
-        ort_device: OrtDevice,
-    ) -> SparseTensor:
-        """Returns a tensor from values, their columns (inner) and where rows begin (outer)."""
-        shape, device = [int(size) for size in dense_shape], ort_device._get_c_device()
-        inner, outer = np.asarray(inner_indices, np.int64), np.asarray(outer_indices, np.int64)
-        made = C.SparseTensor.sparse_csr_from_numpy(shape, values, inner, outer, device)
-        return SparseTensor(made)
-
-    def values(self) -> np.ndarray:
-        """Returns the stored elements, read-only."""
-        return self._tensor.values()
-
-    def as_coo_view(self) -> C.SparseCooView:
-        """Returns the places. Raises RuntimeError if the format is not COO."""
-        if self.format() is not C.OrtSparseFormat.ORT_SPARSE_COO:
-            raise RuntimeError("This sparse tensor does not contain COO format")
-        return C.SparseCooView(self._tensor.coo_indices())
-
-    def as_csrc_view(self) -> C.SparseCsrView:
-        """Returns columns and rows. Raises RuntimeError if the format is not CSR."""
-        if self.format() is not C.OrtSparseFormat.ORT_SPARSE_CSRC:
-            raise RuntimeError("This sparse tensor does not contain CSR(C) format")
-        return C.SparseCsrView(*self._tensor.csr_indices())
-
-    def as_blocksparse_view(self) -> C.SparseBlockSparseView:
-        """Raises RuntimeError: no tensor here has blocks."""
-        raise RuntimeError("This sparse tensor does not contain BlockSparse format")
-
-    def dense_shape(self) -> list[int]:
-        """Returns the sizes of the whole tensor."""
-        return self._tensor.dense_shape()
-
-    def format(self) -> C.OrtSparseFormat:
-        """Returns the format."""
-        return C.OrtSparseFormat(self._tensor.format())
-
-    def data_type(self) -> str:
-        """Returns the type as text, such as `sparse_tensor(float)`."""
-        return self._tensor.data_type()
-
-    def device_name(self) -> str:
-        """Returns `cpu`: sparse tensors lie there."""
-        return "cpu"
-
-    def to_cuda(self, ort_device: OrtDevice) -> SparseTensor:
-        """Raises RuntimeError: sparse tensors stay on the CPU."""
-        raise RuntimeError("Cuda is not available in this build")

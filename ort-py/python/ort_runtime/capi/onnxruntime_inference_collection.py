@@ -12,16 +12,15 @@ from ._compiler import (
 )
 from ._inference_session import InferenceSession
 from ._providers import check_and_normalize_provider_args
-from ._session import Session
-from ._values import (
+from ._public_devices import (
     OrtDevice,
     OrtDeviceVendorId,
-    OrtValue,
-    SparseTensor,
-    copy_tensors,
     get_ort_device_type,
     get_vendor_id_for_device_type,
 )
+from ._session import Session
+from ._sparse_tensor import SparseTensor
+from ._values import OrtValue, copy_tensors
 
 __all__ = [
     "AdapterFormat",

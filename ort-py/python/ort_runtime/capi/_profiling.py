@@ -1,0 +1,109 @@
+"""Profiles: the chrome trace that a session with `enable_profiling` writes.
+
+The file is a JSON list of events, with times in microseconds from the start: `Session` events for
+loading, building and each run, and a `Node` event, named `<node>_kernel_time`, for each node of each
+run. Perfetto and chrome://tracing show it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from . import _logging
+from . import onnxruntime_pybind11_state as C
+
+__all__: list[str] = []
+
+
+class Profile:
+    """The events of a session, until `finish` writes them."""
+
+    def __init__(self, prefix: str) -> None:
+        now = datetime.now()
+        self._path = f"{prefix}_{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03}.json"
+        self._spans: list[tuple[str, int, int, int]] = []
+        self._native: C.InferenceSession | None = None
+        self._is_finished = False
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Records how long the block takes."""
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._spans.append((name, start, time.monotonic_ns(), threading.get_native_id()))
+
+    def follow(self, native: C.InferenceSession) -> None:
+        """Takes the nodes' events from a native session."""
+        self._native = native
+
+    def finish(self) -> str:
+        """Writes the file and returns its name; "" if it is written already."""
+        if self._is_finished or self._native is None:
+            return ""
+        self._is_finished = True
+        events = sorted(self._events(), key=lambda event: event["ts"])
+        with open(self._path, "w", encoding="utf-8") as file:
+            file.write("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n")
+        # A session that goes on keeps no events.
+        self._native = None
+        self._spans.clear()
+        return self._path
+
+    def finish_quietly(self) -> None:
+        """Writes the file of a session that was dropped. A failure is only logged."""
+        try:
+            self.finish()
+        except OSError as error:
+            _logging.log(_logging.ERROR, f"the profile cannot be written: {error}")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        native = self._native
+        origin = min((start for _, start, _, _ in self._spans), default=0)
+        for name, start, end, thread in self._spans:
+            yield _event("Session", name, (start - origin) // 1000, (end - start) // 1000, thread)
+        offset = (native.get_profiling_start_time_ns - origin) // 1000
+        provider = native.get_providers()[0]
+        places: dict[str, int] = {}
+        before = peak = 0
+        for node, op, start, duration, live, _ in native.profile_events():
+            peak = max(peak, live)
+            args = {
+                "op_name": op,
+                "provider": provider,
+                "node_index": str(places.setdefault(node, len(places))),
+                "mem_bytes_in_use": str(live),
+                "mem_in_use_delta": str(live - before),
+                "mem_in_use_peak": str(peak),
+            }
+            before = live
+            thread = threading.get_native_id()
+            yield _event("Node", f"{node}_kernel_time", offset + start, duration, thread, args)
+
+
+def _event(
+    category: str,
+    name: str,
+    start: int,
+    duration: int,
+    thread: int,
+    args: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "cat": category,
+        "pid": os.getpid(),
+        "tid": thread,
+        "dur": duration,
+        "ts": start,
+        "ph": "X",
+        "name": name,
+        "args": args or {},
+    }

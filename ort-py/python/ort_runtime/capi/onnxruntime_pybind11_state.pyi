@@ -1,0 +1,252 @@
+"""The native module: sessions, values and bindings, and the names that are written in Python."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._adapters import *
+from ._compiler import ModelCompiler as ModelCompiler
+from ._devices import *
+from ._enums import *
+from ._environment import *
+from ._ep_context import *
+from ._errors import *
+from ._logging import *
+from ._metadata import *
+from ._option_values import *
+from ._options import *
+from ._schemas import *
+from ._schemas import KernelDef, OpSchema
+from ._sparse_views import *
+
+class CancelToken:
+    """A flag that ends the runs that have it."""
+
+    def __init__(self) -> None: ...
+    def cancel(self) -> None:
+        """Ends the runs that have this token, and those that begin with it."""
+    def reset(self) -> None:
+        """Lets later runs pass."""
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether runs end."""
+
+class Plan:
+    """What a run with given sizes allocates."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most bytes that a run allocates; None if sizes are known only at run time."""
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the numbers of the plan."""
+    def to_svg(self) -> str:
+        """Returns a drawing of the plan: time to the right, addresses upwards."""
+    def _repr_svg_(self) -> str: ...
+
+class OrtValue:
+    """A value: a tensor, a sequence, a map or a sparse tensor. `OrtValue` of the package wraps it.
+
+    An element type is a numpy type, dtype or its name, or ONNX's number of the type.
+    """
+
+    @staticmethod
+    def ortvalue_from_numpy(array: npt.NDArray[Any], device: OrtDevice | None = None) -> OrtValue:
+        """Shares the memory of a contiguous array in host memory, and copies others."""
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(array: npt.NDArray[Any], onnx_type: int) -> OrtValue:
+        """Shares the memory of an array, whose elements are read as another type of their size."""
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice | None = None
+    ) -> OrtValue:
+        """Makes a tensor."""
+    @staticmethod
+    def ort_value_from_sparse_tensor(tensor: SparseTensor) -> OrtValue:
+        """Wraps a sparse tensor."""
+    @staticmethod
+    def from_dlpack(source: Any, is_bool: bool = False) -> OrtValue:
+        """Shares the memory of a DLPack capsule, or of an object that gives one.
+
+        `is_bool` says that uint8 stands for bool, as older producers send it.
+        """
+    def as_sparse_tensor(self) -> SparseTensor: ...
+    def data_ptr(self) -> int: ...
+    def data_type(self) -> str: ...
+    def device_name(self) -> str: ...
+    def element_type(self) -> int: ...
+    def has_value(self) -> bool: ...
+    def is_sparse_tensor(self) -> bool: ...
+    def is_tensor(self) -> bool: ...
+    def is_tensor_sequence(self) -> bool: ...
+    def numpy(self) -> npt.NDArray[Any]: ...
+    def shape(self) -> list[int]: ...
+    def tensor_size_in_bytes(self) -> int: ...
+    def to_dlpack(self) -> Any: ...
+    def update_inplace(self, array: npt.NDArray[Any]) -> None: ...
+    def __dlpack__(self, *, stream: int | None = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class OrtValueVector:
+    """A list of native values."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> OrtValue: ...
+    def __iter__(self) -> Iterator[OrtValue]: ...
+    def push_back(self, value: OrtValue) -> None: ...
+    def reserve(self, count: int) -> None: ...
+    def shrink_to_fit(self) -> None: ...
+    def bool_tensor_indices(self) -> list[int]: ...
+    def element_type_at(self, index: int) -> int: ...
+
+class SparseTensor:
+    """A sparse tensor. `SparseTensor` of the package wraps it."""
+
+    @staticmethod
+    def sparse_coo_from_numpy(
+        dense_shape: Sequence[int],
+        values: npt.NDArray[Any],
+        indices: npt.NDArray[np.int64],
+        device: OrtDevice | None = None,
+    ) -> SparseTensor:
+        """Makes a tensor of format COO: linear places, or one row of coordinates each."""
+    @staticmethod
+    def sparse_csr_from_numpy(
+        dense_shape: Sequence[int],
+        values: npt.NDArray[Any],
+        inner: npt.NDArray[np.int64],
+        outer: npt.NDArray[np.int64],
+        device: OrtDevice | None = None,
+    ) -> SparseTensor:
+        """Makes a tensor of format CSR from columns (inner) and where rows begin (outer)."""
+    def values(self) -> npt.NDArray[Any]: ...
+    def coo_indices(self) -> npt.NDArray[np.int64]: ...
+    def csr_indices(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+    def dense_shape(self) -> list[int]: ...
+    def format(self) -> int: ...
+    def data_type(self) -> str: ...
+
+class InferenceSession:
+    """A loaded model, and the session once it is built. `InferenceSession` of the package wraps it."""
+
+    def __init__(
+        self, options: SessionOptions, path_or_bytes: str | bytes, is_path: bool, read_config: bool
+    ) -> None: ...
+    def initialize_session(
+        self,
+        provider_names: Sequence[str],
+        provider_options: Sequence[Mapping[str, str]],
+        disabled_optimizers: Sequence[str],
+    ) -> None:
+        """Builds the session. Raises EPFail if a provider cannot be opened."""
+    @property
+    def inputs_meta(self) -> list[NodeArg]: ...
+    @property
+    def outputs_meta(self) -> list[NodeArg]: ...
+    @property
+    def overridable_initializers(self) -> list[NodeArg]: ...
+    @property
+    def model_meta(self) -> ModelMetadata: ...
+    @property
+    def session_options(self) -> SessionOptions: ...
+    @property
+    def get_profiling_start_time_ns(self) -> int: ...
+    @property
+    def warnings(self) -> list[str]: ...
+    def get_providers(self) -> list[str]: ...
+    def get_provider_options(self) -> dict[str, dict[str, str]]: ...
+    def run(
+        self,
+        output_names: Sequence[str],
+        input_feed: dict[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Any]: ...
+    def run_with_ort_values(
+        self,
+        input_feed: dict[str, Any],
+        output_names: Sequence[str],
+        run_options: RunOptions | None = None,
+    ) -> OrtValueVector: ...
+    def run_with_iobinding(
+        self, binding: SessionIOBinding, run_options: RunOptions | None = None
+    ) -> None: ...
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
+    ) -> OrtValue:
+        """Makes a tensor in the memory of one of the session's devices."""
+    def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]: ...
+    def profile_events(self) -> list[tuple[str, str, int, int, int, int]]:
+        """Returns node, operator, start and duration in microseconds, bytes live, and depth."""
+    def plan(self, dims: Mapping[str, int]) -> Plan: ...
+    def memory_use(self) -> dict[str, int]: ...
+    def largest_batch(self, dim: str, budget: int) -> int | None: ...
+    def trim(self) -> None: ...
+
+class SessionIOBinding:
+    """The memory that the runs of one session read and write."""
+
+    def __init__(self, session: InferenceSession) -> None: ...
+    def bind_input(
+        self,
+        name: str,
+        source: Any,
+        element_type: npt.DTypeLike | int = None,
+        shape: Sequence[int] | None = None,
+        pointer: int | None = None,
+    ) -> None:
+        """Binds to an array, or with all arguments to memory at an address on a device."""
+    def bind_output(
+        self,
+        name: str,
+        device: OrtDevice,
+        element_type: npt.DTypeLike | int = None,
+        shape: Sequence[int] | None = None,
+        pointer: int | None = None,
+    ) -> None:
+        """Binds to a device, or with all arguments to memory at an address on it."""
+    def bind_ortvalue_input(self, name: str, value: OrtValue) -> None: ...
+    def bind_ortvalue_output(self, name: str, value: OrtValue) -> None: ...
+    def clear_binding_inputs(self) -> None: ...
+    def clear_binding_outputs(self) -> None: ...
+    def synchronize_inputs(self) -> None: ...
+    def synchronize_outputs(self) -> None: ...
+    def get_outputs(self) -> OrtValueVector: ...
+    def copy_outputs_to_cpu(self) -> list[Any]: ...
+
+def check(model: str | bytes) -> list[str]:
+    """Returns what keeps a model from running, or deviates from the standard."""
+
+def compile(model: str | bytes, out: str, options: SessionOptions) -> None:
+    """Writes a model with its packed weights into a file that sessions map."""
+
+def get_all_operator_schema() -> list[OpSchema]:
+    """Returns the operators that are known."""
+
+def get_all_opkernel_def() -> list[KernelDef]:
+    """Returns the kernels of all providers."""
+
+def get_all_providers() -> list[str]:
+    """Returns the names of all providers that any build has, CPU last."""
+
+def get_available_providers() -> list[str]:
+    """Returns the names of the providers that work here, CPU last."""
+
+def get_build_info() -> str:
+    """Returns what the module was built from."""
+
+def get_device() -> str:
+    """Returns `CPU` or `GPU`: what the build computes on."""
+
+def get_version_string() -> str:
+    """Returns the version."""
+
+def register_execution_provider_library(name: str, path: str) -> None:
+    """Loads a library that has a provider. Raises Fail if it cannot be loaded."""
+
+def set_seed(seed: int) -> None:
+    """Sets the seed of random operators."""
+
+def unregister_execution_provider_library(name: str) -> None:
+    """Forgets a library's provider. Raises Fail for an unknown name."""
