@@ -218,10 +218,9 @@ def value_from_bytes(shape: list[int], element_type: int, content: bytes) -> Any
             f"{len(content)} bytes do not fill a tensor of type {element_type} and shape {shape}"
         )
     value = OrtValue.ortvalue_from_shape_and_type(shape, element_type, OrtDevice(0, 0, 0))
-    if value.tensor_size_in_bytes() != len(content):
-        raise RuntimeError(
-            f"a tensor of shape {shape} has {value.tensor_size_in_bytes()} bytes, not {len(content)}"
-        )
+    needed = value.tensor_size_in_bytes()
+    if needed != len(content):
+        raise RuntimeError(f"a tensor of shape {shape} has {needed} bytes, not {len(content)}")
     ctypes.memmove(value.data_ptr(), content, len(content))
     return value
 

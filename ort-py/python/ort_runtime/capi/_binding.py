@@ -120,7 +120,7 @@ class IOBinding:
         return self._iobinding.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Returns copies of the outputs as `run` would. Raises RuntimeError before the first run."""
+        """Returns copies of the outputs. Raises RuntimeError before the first run."""
         return self._iobinding.copy_outputs_to_cpu()
 
     def clear_binding_inputs(self) -> None:

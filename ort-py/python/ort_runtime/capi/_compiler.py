@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +116,8 @@ class ModelCompiler:
 
     def compile_to_bytes(self) -> bytes:
         """Returns the model as bytes."""
+        import tempfile  # slow to import, and rarely needed
+
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.onnx")
             self._write(path)

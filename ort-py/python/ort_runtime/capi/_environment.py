@@ -70,7 +70,9 @@ class SessionObjectInitializer:
     __slots__ = ("__weakref__",)
 
 
-def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:
+def set_global_thread_pool_sizes(
+    intra_op_num_threads: int = 0, inter_op_num_threads: int = 0
+) -> None:
     """Sets the thread counts for sessions that keep none of their own.
 
     These are sessions with `SessionOptions.use_per_session_threads` off. Sessions with it on are

@@ -70,7 +70,7 @@ class OrtEpContextDataBuffer:
         self._data = bytearray(count)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copies bytes into the block. Raises ValueError outside, RuntimeError before `allocate`."""
+        """Copies bytes into the block. Raises ValueError outside, RuntimeError without one."""
         content, start = bytes(data), to_int64(offset, "offset")
         if self._data is None:
             raise RuntimeError("the buffer is not allocated yet")

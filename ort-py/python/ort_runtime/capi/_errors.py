@@ -40,13 +40,13 @@ class _Status(RuntimeError):
 
 
 class Fail(_Status):
-    """Code 1: something failed that no other class describes, such as a kernel or a cyclic graph."""
+    """Code 1: something failed that no other class describes, such as a cyclic graph."""
 
     code, label = 1, "FAIL"
 
 
 class OutOfMemory(Fail, MemoryError):
-    """Code 1: a memory limit, or the machine's memory, does not suffice. The session stays usable."""
+    """Code 1: the memory does not suffice. The session stays usable."""
 
 
 class InvalidArgument(_Status, ValueError):

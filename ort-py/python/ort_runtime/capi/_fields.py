@@ -102,9 +102,9 @@ def to_enum(kind: type[IntEnum]) -> Callable[[Any, str], IntEnum]:
     def convert(value: Any, name: str) -> IntEnum:
         if isinstance(value, kind):
             return value
-        if isinstance(value, IntEnum) or not isinstance(value, int):
+        if isinstance(value, IntEnum) or not hasattr(type(value), "__index__"):
             refuse(name, kind.__name__, value)
-        return kind(value)
+        return kind(operator.index(value))
 
     return convert
 
@@ -129,7 +129,9 @@ def str_dict(options: Any, name: str) -> dict[str, str]:
         items = list(options.items())
     except AttributeError:
         refuse(name, "a dict", options)
-    return {to_str(key, f"a key of {name}"): to_str(value, f"{name}[{key!r}]") for key, value in items}
+    return {
+        to_str(key, f"a key of {name}"): to_str(value, f"{name}[{key!r}]") for key, value in items
+    }
 
 
 def same_length(name: str, *lists: Iterable[Any]) -> tuple[list[Any], ...]:

@@ -7,7 +7,6 @@ The native session reads the public attributes, and of the private ones `_entrie
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -299,7 +298,9 @@ class SessionOptions(Slotted):
             )
         self._providers.append((name, options))
 
-    def append_execution_provider(self, name: str, options: Mapping[Any, Any] | None = None) -> None:
+    def append_execution_provider(
+        self, name: str, options: Mapping[Any, Any] | None = None
+    ) -> None:
         """Adds an execution provider, if it works here; if not, the session warns and goes on.
 
         Option values become strings.
@@ -382,6 +383,8 @@ class SessionOptions(Slotted):
 
         Raises InvalidArgument if it is no such JSON or a value does not fit.
         """
+        import json  # slow to import, and rarely needed
+
         try:
             settings = json.loads(text).get("session_options", {})
             for name, value in settings.items():

@@ -1,13 +1,12 @@
 """Profiles: the chrome trace that a session with `enable_profiling` writes.
 
 The file is a JSON list of events, with times in microseconds from the start: `Session` events for
-loading, building and each run, and a `Node` event, named `<node>_kernel_time`, for each node of each
-run. Perfetto and chrome://tracing show it.
+loading, building and each run, and a `Node` event, named `<node>_kernel_time`, for each node that
+ran. Perfetto and chrome://tracing show it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -47,6 +46,8 @@ class Profile:
 
     def finish(self) -> str:
         """Writes the file and returns its name; "" if it is written already."""
+        import json  # slow to import, and rarely needed
+
         if self._is_finished or self._native is None:
             return ""
         self._is_finished = True

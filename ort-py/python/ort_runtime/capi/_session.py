@@ -123,7 +123,8 @@ class Session:
         Example: `(y,) = session.run(None, {"x": np.zeros((1, 3), np.float32)})`
         """
         names, feed = self._names(output_names), self._feed(input_feed)
-        _check_options(run_options)
+        if run_options is not None:
+            _check_options(run_options)
         results = self._call("run", names, feed, run_options)
         if self._has_sparse_output:
             return [SparseTensor(r) if isinstance(r, C.SparseTensor) else r for r in results]
@@ -289,9 +290,11 @@ class Session:
         """Returns the feed as a dict without absent values."""
         feed = input_feed if type(input_feed) is dict else _to_dict(input_feed)
         # Arrays compare element by element, so `None in feed.values()` would not do.
-        if any(value is None for value in feed.values()):
-            feed = {name: value for name, value in feed.items() if value is not None}
-        if not self._required.issubset(feed):
+        for value in feed.values():
+            if value is None:
+                feed = {name: value for name, value in feed.items() if value is not None}
+                break
+        if not self._required <= feed.keys():
             self._validate_input(feed)
         return feed
 
@@ -309,6 +312,8 @@ class Session:
     def _call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the native session; if a provider fails, once more without it."""
         try:
+            if self._profile is None:
+                return getattr(self._sess, method)(*arguments)
             return self._profiled(method, *arguments)
         except C.EPFail as error:
             self._fall_back(error)

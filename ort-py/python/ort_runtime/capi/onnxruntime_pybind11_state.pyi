@@ -129,7 +129,7 @@ class SparseTensor:
     def data_type(self) -> str: ...
 
 class InferenceSession:
-    """A loaded model, and the session once it is built. `InferenceSession` of the package wraps it."""
+    """A loaded model, and the session once it is built."""
 
     def __init__(
         self, options: SessionOptions, path_or_bytes: str | bytes, is_path: bool, read_config: bool
