@@ -261,3 +261,65 @@ _add(
         "test_session.py::test_weight_faults[other_type]": Gives("False"),
     },
 )
+
+# test_providers.py
+
+_CPU = ["CPUExecutionProvider"]
+_LETTERS = [""] * 25  # Warnings about the letters of CPUExecutionProvider: 20, and 5 of duplicates.
+
+_add(
+    "A wrong argument is an error; the original prints it and gives a CPU session.",
+    {
+        f"test_providers.py::test_arguments[{row}]": Gives(_CPU, prints="EP Error")
+        for row in (
+            "set",
+            "dict",
+            "array",
+            "list_pair",
+            "int_name",
+            "none_name",
+            "one_tuple",
+            "three_tuple",
+            "pair_of_int",
+            "lengths_differ",
+            "no_options",
+            "options_dict",
+            "options_of_int",
+            "options_twice",
+        )
+    }
+    | {"test_providers.py::test_making[generator]": Gives(_CPU, prints="EP Error")},
+)
+_add(
+    "A warning says that a name is unknown; nothing is printed on standard output.",
+    {
+        f"test_providers.py::test_arguments[{row}]": Gives(
+            _CPU, warns=["is not in available provider names"], prints="EP Error Unknown Provider Type"
+        )
+        for row in ("unknown", "other_case")
+    },
+)
+_add(
+    "A string is one name, not a sequence of letters.",
+    {
+        "test_providers.py::test_making[plain_string]": Gives(
+            _CPU, warns=_LETTERS, prints="Unknown Provider Type: C"
+        ),
+        "test_providers.py::test_set_providers[plain_string]": Raises(
+            "RuntimeError", "Unknown Provider Type: C", warns=_LETTERS
+        ),
+    },
+)
+_add(
+    "A change of providers that fails leaves the session as it was.",
+    {
+        "test_providers.py::test_set_providers[runs_after_wrong]": Raises("AttributeError", "NoneType"),
+        "test_providers.py::test_set_providers[runs_after_unknown]": Raises(
+            "AttributeError", "NoneType", warns=["is not in available provider names"]
+        ),
+    },
+)
+_add(
+    "The method that tutorials use exists.",
+    {"test_providers.py::test_options[append]": Raises("AttributeError", "append_execution_provider")},
+)
