@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from . import _environment, _logging
+from . import _config_keys, _environment, _logging
 from . import onnxruntime_pybind11_state as C
 from ._fields import refuse
 from ._profiling import Profile
@@ -28,6 +28,9 @@ __all__ = ["InferenceSession"]
 # Keyword arguments that are options of `SessionOptions`.
 _OPTION_ARGUMENTS = ("memory_limit", "budget", "cache_dir", "precision", "enable_fp16", "threads")
 _OWN_ARGUMENTS = ("enable_fallback", "disabled_optimizers", "read_config_from_model")
+
+# Filled by the first session that asks for 16 bits: the process is told once.
+_fp16_is_explained: list[bool] = []
 
 
 class InferenceSession(Session):
@@ -134,8 +137,19 @@ class InferenceSession(Session):
             self._profile = profile
             profile.follow(native)
             weakref.finalize(self, profile.finish_quietly)
-        threshold, logid = settings.log_severity_level, settings.logid
-        for warning in native.warnings:
+        self._log_warnings()
+
+    def _log_warnings(self) -> None:
+        """Logs what of the model and of the options deserves a second look."""
+        options = self._sess_options
+        warnings = list(self._sess.warnings)
+        for key, near in _config_keys.misspelt(options._entries):
+            warnings.append(f"there is no configuration entry '{key}'. Did you mean '{near}'?")
+        if options.enable_fp16 and not _fp16_is_explained:
+            _fp16_is_explained.append(True)
+            warnings.append("enable_fp16 has no effect: matrix products are computed in 32 bits")
+        threshold, logid = options.log_severity_level, options.logid
+        for warning in warnings:
             _logging.log(_logging.WARNING, warning, logid=logid, threshold=threshold)
 
     def _reset_session(

@@ -207,8 +207,8 @@ class SessionOptions(Slotted):
     enable_fp16 = typed(
         "enable_fp16",
         to_bool,
-        "Whether matrix products may compute in 16 bits. Where the machine cannot, a warning says "
-        "so. Default False.",
+        "Whether matrix products may compute in 16 bits. Where they cannot, as on CPUs, a warning "
+        "says so once. Default False.",
     )
     memory_limit = typed(
         "memory_limit",
