@@ -13,9 +13,12 @@ from more_models import NO_CRASH, Anything, Like, OneOf, Raises
 REFUSED = Raises("RuntimeError", "only supported from non-string numpy arrays")
 CODE_6 = Raises("RuntimeError", "Unsupported code 6")
 NO_TRANSFER = Raises("RuntimeError", "Data transfer implementation")
+NOT_AN_ARRAY = Raises("RuntimeError", "Unable to create OrtValue from the given python object")
+NO_OUTPUT = Raises("RuntimeError", "At least one output should be requested")
 NO_NUMPY_TYPE = Raises("RuntimeError", "No corresponding Numpy type")
 UPPER_CASE = Raises("Exception", "Unsupported device type: CPU")
 ROWS = [[0, 1, 2], [3, 4, 5]]
+SQUARES = [[0, 1, 4], [9, 16, 25]]
 
 STRINGS = "arrays of strings are values too"
 SMALL_TYPES = "arrays of ml_dtypes are values too"
@@ -28,6 +31,8 @@ BOOL_CODE = "numpy and torch send bool as DLPack code 6"
 COPIES = "copies need no provider"
 KEPT = "a capsule over freed memory reads garbage"
 SAFE = "bad arguments must not end the process"
+FEEDS = "a binding takes what run takes"
+ALL_OUTPUTS = "with no output bound, all outputs are"
 POOLS = "sessions with threads of their own go with a global pool"
 
 #: Test id -> (what onnxruntime does, what ours does, why).
@@ -112,6 +117,78 @@ DEVIATIONS: dict[str, tuple[Any, Any, str]] = {
         POOLS,
     ),
     "test_devices.py::test_program[impossible_device]": (Like("signal"), NO_CRASH, SAFE),
+    "test_io_binding.py::test_bind_cpu_input[big_endian]": (
+        [Anything(SQUARES)],
+        [SQUARES],
+        BYTE_ORDER,
+    ),
+    "test_io_binding.py::test_bind_cpu_input[list]": (NOT_AN_ARRAY, [SQUARES], FEEDS),
+    "test_io_binding.py::test_bind_cpu_input[strings]": (
+        Raises("RuntimeError", "Only binding non-string Tensors"),
+        [["a", "b"]],
+        FEEDS,
+    ),
+    "test_io_binding.py::test_bind_input[upper_device]": (UPPER_CASE, [SQUARES], ANY_CASE),
+    "test_io_binding.py::test_bind_output[upper_device]": (UPPER_CASE, [SQUARES], ANY_CASE),
+    "test_io_binding.py::test_order[no_output]": (NO_OUTPUT, [[6, 6], [-4, -4]], ALL_OUTPUTS),
+    "test_io_binding.py::test_run[cleared_outputs]": (NO_OUTPUT, SQUARES, ALL_OUTPUTS),
+    "test_io_binding.py::test_run[larger_batch]": (
+        Raises("RuntimeError", "Error in execution: "),
+        [5, 3],
+        "an output bound to a device is given anew when its shape changes",
+    ),
+    "test_io_binding.py::test_before_run[copy]": (Like("signal"), "RuntimeError", SAFE),
+    "test_io_binding.py::test_before_run[data_type]": (Like("signal"), "RuntimeError", SAFE),
+    "test_io_binding.py::test_bind_after_failure": (Like("signal"), "12.0", SAFE),
+    "test_async.py::test_run_async[one_thread]": (
+        Raises("InvalidArgument", "must have at least one thread"),
+        [[SQUARES], "mine", ""],
+        "the calling thread count is no reason to refuse",
+    ),
+    "test_async.py::test_keyboard_interrupt": (
+        "timeout",
+        "KeyboardInterrupt",
+        "a long run ends at Ctrl-C",
+    ),
+    "test_processes.py::test_fork[made_in_child_after_parent]": (
+        "timeout",
+        "24.0\n0",
+        "workers start anew in each process",
+    ),
+    "test_processes.py::test_end[daemon_thread]": (
+        OneOf((Like("signal"), "")),
+        "",
+        "sessions alive at exit do not crash",
+    ),
+    "test_processes.py::test_end[async_pending]": (
+        OneOf((Like("signal"), "")),
+        "",
+        "sessions alive at exit do not crash",
+    ),
+    "test_processes.py::test_import[threads]": (
+        Like("[2-9]$"),
+        "1",
+        "engines such as Spark fork after the import",
+    ),
+    **{
+        f"test_processes.py::test_copy[{way}-{kind}]": (Raises("TypeError", "pickle"), made, PICKLES)
+        for way in ("pickle", "deep_copy", "copy")
+        for kind, made in {
+            "session": SQUARES,
+            "session_options": (3, "b"),
+            "run_options": "mine",
+            "node_arg": ("x", ["n", 3]),
+            "metadata": "square",
+            "device": 2,
+            "memory_info": ("Cpu", 0),
+            "arena_config": 5,
+        }.items()
+        if (way, kind) not in {("copy", "session"), ("copy", "device")}
+    },
+    **{
+        f"test_processes.py::test_spawn[{kind}]": ("exit 1", "[12.0, 27.0]", PICKLES)
+        for kind in ("path", "bytes")
+    },
 }
 
 
