@@ -262,6 +262,91 @@ _add(
     },
 )
 
+# test_metadata.py
+
+_add(
+    "Metadata goes to worker processes along with what was read from it.",
+    {
+        "test_metadata.py::test_node_arg[pickle]": Raises("TypeError", "cannot pickle"),
+        "test_metadata.py::test_node_arg[deep_copy]": Raises("TypeError", "cannot pickle"),
+        "test_metadata.py::test_model_metadata[pickle]": Raises("TypeError", "cannot pickle"),
+    },
+)
+
+# test_options.py
+
+_add(
+    "Paths are PathLike wherever they are taken.",
+    {
+        "test_options.py::test_setter[SessionOptions-optimized_model_filepath-path]": Raises("TypeError"),
+        "test_options.py::test_setter[SessionOptions-profile_file_prefix-path]": Raises("TypeError"),
+        "test_options.py::test_rest[path]": Raises("TypeError"),
+    },
+)
+_add(
+    "The number of a member is that member: options come from files.",
+    {
+        f"test_options.py::test_number_for_enum[{name}]": Raises("TypeError")
+        for name in ("execution_mode", "execution_order", "graph_optimization_level")
+    },
+)
+_add(
+    "Enums are IntEnums: they can be ordered, listed and found by name, and have no strangers.",
+    {
+        # ExecutionOrder alone does not equal its numbers there.
+        "test_options.py::test_enum[ExecutionOrder]": Gives([False, True]),
+        "test_options.py::test_enum_object[unknown_number]": Gives("<GraphOptimizationLevel.???: 98>"),
+        "test_options.py::test_enum_object[is_int]": Gives(False),
+        "test_options.py::test_enum_object[same_object]": Gives(False),
+        "test_options.py::test_enum_object[order]": Raises("TypeError", "'<' not supported"),
+        "test_options.py::test_enum_object[iteration]": Raises("TypeError", "not iterable"),
+        "test_options.py::test_enum_object[by_name]": Raises("TypeError", "not subscriptable"),
+    },
+)
+_add(
+    "Options are copied for the next session, and go to worker processes with it.",
+    {
+        f"test_options.py::test_copies[{kind}_{way}]": Raises("TypeError", "cannot pickle")
+        for kind in ("session", "run")
+        for way in ("copy", "deep_copy", "pickle", "apart")
+    },
+)
+_add(
+    "Names that training code and tutorials use, and the bound on memory.",
+    {
+        "test_options.py::test_more_properties[training_mode]": Raises("AttributeError"),
+        "test_options.py::test_more_properties[enable_fp16]": Raises("AttributeError"),
+        "test_options.py::test_more_properties[enable_fp16_set]": Raises("AttributeError"),
+        "test_options.py::test_more_properties[memory_limit_set]": Raises("AttributeError"),
+    },
+)
+_add(
+    "A wrong argument does not end the process.",
+    {f"test_options.py::test_none_entry[{kind}]": Dies() for kind in ("SessionOptions", "RunOptions")},
+)
+_add(
+    "One pool for all sessions needs no call beforehand.",
+    {
+        "test_options.py::test_effect[shared_threads]": Raises(
+            "RuntimeError", "EnvCreatedWithGlobalThreadPools", prints="EP Error"
+        )
+    },
+)
+_add(
+    "Numbers of threads below zero mean nothing.",
+    {
+        f"test_options.py::test_effect[negative_{pool}]": Gives([np.full((1, 3), 2, np.float32)])
+        for pool in ("intra", "inter")
+    },
+)
+_add(
+    "Wrong options have nothing to do with providers: no fallback is tried, nothing printed.",
+    {
+        f"test_options.py::test_effect[{row}]": Raises("RuntimeError", prints="EP Error")
+        for row in ("severity_9", "affinities")
+    },
+)
+
 # test_providers.py
 
 _CPU = ["CPUExecutionProvider"]
