@@ -16,7 +16,8 @@ from harness import IS_ORIGINAL, Deviates, ort
 
 def _key(item: pytest.Item) -> str:
     """`test_run.py::test_value[tuple]`, whatever folder pytest was started in."""
-    return item.nodeid.replace("\\", "/").rsplit("/", 1)[-1]
+    file, row = item.nodeid.split("::", 1)
+    return f"{file.rsplit('/', 1)[-1]}::{row}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,8 +1,8 @@
 """Where ours and onnxruntime 1.31.1 part, row by row.
 
 `DEVIATIONS` maps a test id to what the original does there and why ours does better; what ours does
-is the expectation in the test's table. The list is exact: `conftest.py` finds entries without a row,
-and a row that holds on the original too fails when the tests run against it.
+is the expectation in the test's table. The list is exact: `conftest.py` finds entries without a
+row, and a row that holds on the original too fails when the tests run against it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class Gives(_Side):
     def __init__(
         self, value: Any = None, near: float = 0.0, warns: Iterable[str] = (), prints: str = ""
     ) -> None:
-        for key, given in (("value", value), ("near", near), ("warns", tuple(warns)), ("prints", prints)):
+        fields = {"value": value, "near": near, "warns": tuple(warns), "prints": prints}
+        for key, given in fields.items():
             object.__setattr__(self, key, given)
 
     def verify(self, seen: Outcome) -> None:
@@ -118,16 +119,21 @@ class Gives(_Side):
 
 @dataclass(frozen=True)
 class Raises(_Side):
-    """The action raises one of `kinds` (names), with a text in which `text` (a pattern) is found."""
+    """The action raises one of `kinds` (names); the pattern `text` is found in its text."""
 
     kinds: tuple[str, ...] = ()
     text: str = ""
 
     def __init__(
-        self, kinds: str | tuple[str, ...], text: str = "", warns: Iterable[str] = (), prints: str = ""
+        self,
+        kinds: str | tuple[str, ...],
+        text: str = "",
+        warns: Iterable[str] = (),
+        prints: str = "",
     ) -> None:
         names = (kinds,) if isinstance(kinds, str) else kinds
-        for key, given in (("kinds", names), ("text", text), ("warns", tuple(warns)), ("prints", prints)):
+        fields = {"kinds": names, "text": text, "warns": tuple(warns), "prints": prints}
+        for key, given in fields.items():
             object.__setattr__(self, key, given)
 
     def verify(self, seen: Outcome) -> None:
@@ -150,7 +156,7 @@ class Dies(_Side):
 
 @dataclass(frozen=True)
 class AnyOf:
-    """One of several; for originals whose behaviour is undefined, as after a use of freed memory."""
+    """One of several, where the original reads freed memory and may do anything."""
 
     choices: tuple[Gives | Raises | Dies, ...]
 
@@ -263,7 +269,7 @@ def run_script(code: str, **environment: str) -> str:
 
 
 def check_script(expected: Expectation | Deviates, code: str, **environment: str) -> None:
-    """Holds a script against `expected`: `Gives` its output, `Raises("ScriptError", ...)`, `Dies`."""
+    """Holds a script against `Gives(output)`, `Raises("ScriptError", ...)` or `Dies()`."""
     expected.verify(observe(lambda: run_script(code, **environment)))
 
 

@@ -7,12 +7,12 @@ the builder.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import shutil
 import tempfile
-import atexit
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -291,7 +291,8 @@ def described() -> onnx.ModelProto:
     model.model_version = 7
     model.graph.name = "the graph"
     model.graph.doc_string = "what the graph does"
-    helper.set_model_props(model, {"author": "me", "words": "é 猫", "empty": "", "long": "x" * 300_000})
+    entries = {"author": "me", "words": "é 猫", "empty": "", "long": "x" * 300_000}
+    helper.set_model_props(model, entries)
     return model
 
 
@@ -511,17 +512,22 @@ def map_info(name: str, key: str, value: str) -> onnx.ValueInfoProto:
 @_model
 def dict_vectorizer(key: str = "string", value: str = "float") -> onnx.ModelProto:
     """x map -> y [1, 3], the values of keys a, b, c (or 1, 2, 3)."""
-    words = {"string_vocabulary": ["a", "b", "c"]} if key == "string" else {"int64_vocabulary": [1, 2, 3]}
-    node = helper.make_node("DictVectorizer", ["x"], ["y"], name="vec", domain="ai.onnx.ml", **words)
-    return make([node], [map_info("x", key, value)], [tensor("y", value, None)], domains={"ai.onnx.ml": 3})
+    if key == "string":
+        words: dict[str, object] = {"string_vocabulary": ["a", "b", "c"]}
+    else:
+        words = {"int64_vocabulary": [1, 2, 3]}
+    ml = "ai.onnx.ml"
+    node = helper.make_node("DictVectorizer", ["x"], ["y"], name="vec", domain=ml, **words)
+    return make([node], [map_info("x", key, value)], [tensor("y", value, None)], domains={ml: 3})
 
 
 @_model
 def zip_map(key: str = "string") -> onnx.ModelProto:
     """x [n, 3] -> y, a sequence of maps with keys a, b, c (or 10, 20, 30)."""
-    keys = (
-        {"classlabels_strings": ["a", "b", "c"]} if key == "string" else {"classlabels_int64s": [10, 20, 30]}
-    )
+    if key == "string":
+        keys: dict[str, object] = {"classlabels_strings": ["a", "b", "c"]}
+    else:
+        keys = {"classlabels_int64s": [10, 20, 30]}
     node = helper.make_node("ZipMap", ["x"], ["y"], name="zip", domain="ai.onnx.ml", **keys)
     inner = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
     made = helper.make_map_type_proto(ELEMENT_TYPES[key], inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import os
 import pickle
 import traceback
@@ -36,7 +37,7 @@ CLASSES = [*CODES, "ModelRequiresCompilation", "NotFound", "DeviceReset"]
 def facts(name: str) -> list[Any]:
     """Place and kind of a class."""
     found = getattr(C, name)
-    module = __import__(NATIVE, fromlist=["_"])
+    module = importlib.import_module(NATIVE)
     return [
         found.__name__,
         found.__qualname__,
@@ -95,13 +96,33 @@ def test_other_bases(name: str, base: Any, expected: Any) -> None:
         case("str", lambda: str(C.Fail("a")), Gives("a")),
         case("repr", lambda: repr(C.InvalidArgument("a")), Gives("InvalidArgument('a')")),
         case("no_arguments", lambda: C.Fail().args, Gives(())),
-        case("pickle", lambda: type(pickle.loads(pickle.dumps(C.InvalidArgument("a")))) is C.InvalidArgument, Gives(True)),
-        case("pickle_args", lambda: pickle.loads(pickle.dumps(C.Fail("a", 3))).args, Gives(("a", 3))),
-        case("pickle_no_such_file", lambda: str(pickle.loads(pickle.dumps(C.NoSuchFile("a")))), Gives("a")),
+        case(
+            "pickle",
+            lambda: type(pickle.loads(pickle.dumps(C.InvalidArgument("a")))) is C.InvalidArgument,
+            Gives(True),
+        ),
+        case(
+            "pickle_args",
+            lambda: pickle.loads(pickle.dumps(C.Fail("a", 3))).args,
+            Gives(("a", 3)),
+        ),
+        case(
+            "pickle_no_such_file",
+            lambda: str(pickle.loads(pickle.dumps(C.NoSuchFile("a")))),
+            Gives("a"),
+        ),
         case("copy", lambda: copy.copy(C.EPFail("a")).args, Gives(("a",))),
         case("subclass", lambda: issubclass(type("Mine", (C.Fail,), {}), C.Fail), Gives(True)),
-        case("attribute", lambda: (lambda e: (setattr(e, "extra", 1), e.extra)[1])(C.Fail("a")), Gives(1)),
-        case("traceback", lambda: traceback.format_exception_only(C.Fail("a"))[-1], Gives(f"{NATIVE}.Fail: a\n")),
+        case(
+            "attribute",
+            lambda: (lambda e: (setattr(e, "extra", 1), e.extra)[1])(C.Fail("a")),
+            Gives(1),
+        ),
+        case(
+            "traceback",
+            lambda: traceback.format_exception_only(C.Fail("a"))[-1],
+            Gives(f"{NATIVE}.Fail: a\n"),
+        ),
     ],
 )
 def test_object(read: Callable[[], Any], expected: Any) -> None:
@@ -180,18 +201,54 @@ GARBAGE = b"\x00\xffgarbage" * 9
 @table(
     "source, expected",
     [
-        case("missing_file", lambda: "/nonexistent/x.onnx", raises("NoSuchFile", "/nonexistent/x.onnx.*File doesn't exist")),
-        case("missing_relative", lambda: "nofile.onnx", raises("NoSuchFile", "nofile.onnx.*File doesn't exist")),
-        case("missing_unicode", lambda: os.path.join(models.folder(), "é.onnx"), raises("NoSuchFile", "é.onnx")),
+        case(
+            "missing_file",
+            lambda: "/nonexistent/x.onnx",
+            raises("NoSuchFile", "/nonexistent/x.onnx.*File doesn't exist"),
+        ),
+        case(
+            "missing_relative",
+            lambda: "nofile.onnx",
+            raises("NoSuchFile", "nofile.onnx.*File doesn't exist"),
+        ),
+        case(
+            "missing_unicode",
+            lambda: os.path.join(models.folder(), "é.onnx"),
+            raises("NoSuchFile", "é.onnx"),
+        ),
         case("folder", models.folder, raises("InvalidProtobuf")),
-        case("garbage_file", lambda: new_file("garbage.onnx", GARBAGE), raises("InvalidProtobuf", "[Pp]rotobuf parsing failed")),
-        case("garbage_bytes", lambda: GARBAGE, raises("InvalidProtobuf", "[Pp]rotobuf parsing failed")),
-        case("truncated_file", lambda: new_file("truncated.onnx", models.data("add_one")[:-5]), raises("InvalidProtobuf")),
+        case(
+            "garbage_file",
+            lambda: new_file("garbage.onnx", GARBAGE),
+            raises("InvalidProtobuf", "[Pp]rotobuf parsing failed"),
+        ),
+        case(
+            "garbage_bytes",
+            lambda: GARBAGE,
+            raises("InvalidProtobuf", "[Pp]rotobuf parsing failed"),
+        ),
+        case(
+            "truncated_file",
+            lambda: new_file("truncated.onnx", models.data("add_one")[:-5]),
+            raises("InvalidProtobuf"),
+        ),
         case("truncated_bytes", lambda: models.data("add_one")[:-5], raises("InvalidProtobuf")),
         case("path_as_bytes", lambda: models.path("add_one").encode(), raises("InvalidProtobuf")),
-        case("empty_file", lambda: new_file("empty.onnx", b""), raises("InvalidArgument", "No graph was found in the protobuf")),
-        case("empty_bytes", lambda: b"", raises("InvalidArgument", "No graph was found in the protobuf")),
-        case("no_external_file", lambda: models.data("external", "absent.bin"), raises("Fail", "absent.bin|External data")),
+        case(
+            "empty_file",
+            lambda: new_file("empty.onnx", b""),
+            raises("InvalidArgument", "No graph was found in the protobuf"),
+        ),
+        case(
+            "empty_bytes",
+            lambda: b"",
+            raises("InvalidArgument", "No graph was found in the protobuf"),
+        ),
+        case(
+            "no_external_file",
+            lambda: models.data("external", "absent.bin"),
+            raises("Fail", "absent.bin|External data"),
+        ),
     ],
 )
 def test_unreadable(source: Callable[[], Any], expected: Any) -> None:
@@ -203,26 +260,98 @@ def test_unreadable(source: Callable[[], Any], expected: Any) -> None:
 @table(
     "act, expected",
     [
-        case("input_type", lambda: session("scale").run(None, {"x": np.ones(2)}), raises("InvalidArgument", "Unexpected input data type")),
-        case("extra_input", lambda: session("scale").run(None, {"x": f32(1), "q": f32(1)}), raises("InvalidArgument", "Invalid input name: q")),
-        case("unknown_output", lambda: session("scale").run(["zz"], {"x": f32(1)}), raises("InvalidArgument", "Invalid output name: ?zz")),
-        case("missing_input", lambda: session("scale").run(None, {}), Raises("ValueError", r"^Required inputs \(\['x'\]\) are missing from input feed \(\[\]\)\.")),
-        case("kernel", lambda: session("gather").run(None, {"i": np.array([9])}), raises("InvalidArgument", "Non-zero status code returned while running Gather node")),
-        case("memory", lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}), raises("Fail", "Expand")),
-        case("memory_error", lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}), Raises("MemoryError")),
-        case("memory_runtime_error", lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}), Raises("RuntimeError")),
-        case("input_value_error", lambda: session("scale").run(None, {"x": np.ones(2)}), Raises("ValueError")),
+        case(
+            "input_type",
+            lambda: session("scale").run(None, {"x": np.ones(2)}),
+            raises("InvalidArgument", "Unexpected input data type"),
+        ),
+        case(
+            "extra_input",
+            lambda: session("scale").run(None, {"x": f32(1), "q": f32(1)}),
+            raises("InvalidArgument", "Invalid input name: q"),
+        ),
+        case(
+            "unknown_output",
+            lambda: session("scale").run(["zz"], {"x": f32(1)}),
+            raises("InvalidArgument", "Invalid output name: ?zz"),
+        ),
+        case(
+            "missing_input",
+            lambda: session("scale").run(None, {}),
+            Raises(
+                "ValueError", r"^Required inputs \(\['x'\]\) are missing from input feed \(\[\]\)\."
+            ),
+        ),
+        case(
+            "kernel",
+            lambda: session("gather").run(None, {"i": np.array([9])}),
+            raises("InvalidArgument", "Non-zero status code returned while running Gather node"),
+        ),
+        case(
+            "memory",
+            lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}),
+            raises("Fail", "Expand"),
+        ),
+        case(
+            "memory_error",
+            lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}),
+            Raises("MemoryError"),
+        ),
+        case(
+            "memory_runtime_error",
+            lambda: session("expand").run(None, {"x": f32(1), "s": np.array([1 << 45])}),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "input_value_error",
+            lambda: session("scale").run(None, {"x": np.ones(2)}),
+            Raises("ValueError"),
+        ),
         case("file_not_found", lambda: load("/nonexistent/x.onnx"), Raises("FileNotFoundError")),
-        case("no_operator_library", lambda: ort.SessionOptions().register_custom_ops_library("/nofile.so"), raises("Fail", "Failed to load library /nofile.so")),
-        case("no_symbol", lambda: ort.SessionOptions().register_custom_ops_library("libm.so.6"), raises("Fail", "Failed to get symbol RegisterCustomOps with error: ")),
-        case("no_provider_library", lambda: ort.register_execution_provider_library("foo", "/nofile.so"), raises("Fail", "Failed to load library /nofile.so")),
-        case("unknown_provider_library", lambda: ort.unregister_execution_provider_library("foo"), raises("Fail", "foo was not registered")),
-        case("unset_key", lambda: ort.SessionOptions().get_session_config_entry("zz"), Raises("RuntimeError", "SessionOptions does not have configuration with key: zz")),
+        case(
+            "no_operator_library",
+            lambda: ort.SessionOptions().register_custom_ops_library("/nofile.so"),
+            raises("Fail", "Failed to load library /nofile.so"),
+        ),
+        case(
+            "no_symbol",
+            lambda: ort.SessionOptions().register_custom_ops_library("libm.so.6"),
+            raises("Fail", "Failed to get symbol RegisterCustomOps with error: "),
+        ),
+        case(
+            "no_provider_library",
+            lambda: ort.register_execution_provider_library("foo", "/nofile.so"),
+            raises("Fail", "Failed to load library /nofile.so"),
+        ),
+        case(
+            "unknown_provider_library",
+            lambda: ort.unregister_execution_provider_library("foo"),
+            raises("Fail", "foo was not registered"),
+        ),
+        case(
+            "unset_key",
+            lambda: ort.SessionOptions().get_session_config_entry("zz"),
+            Raises("RuntimeError", "SessionOptions does not have configuration with key: zz"),
+        ),
         case("severity", lambda: ort.set_default_logger_severity(9), Raises("RuntimeError")),
         case("severity_type", lambda: ort.set_default_logger_severity("1"), Raises("TypeError")),
-        case("optimized_path", lambda: load(models.data("add_one"), options(optimized_model_filepath="/nonexistent/x.onnx")), Raises("InvalidArgument")),
-        case("device_name", lambda: ort.OrtDevice.make("foo", 0), Raises("Exception", "Unsupported device type: foo")),
-        case("other_session", lambda: session("two").run_with_iobinding(session("scale").io_binding()), Raises("ValueError", "IOBinding must be used with the session that created it")),
+        case(
+            "optimized_path",
+            lambda: load(
+                models.data("add_one"), options(optimized_model_filepath="/nonexistent/x.onnx")
+            ),
+            Raises("InvalidArgument"),
+        ),
+        case(
+            "device_name",
+            lambda: ort.OrtDevice.make("foo", 0),
+            Raises("Exception", "Unsupported device type: foo"),
+        ),
+        case(
+            "other_session",
+            lambda: session("two").run_with_iobinding(session("scale").io_binding()),
+            Raises("ValueError", "IOBinding must be used with the session that created it"),
+        ),
     ],
 )
 def test_situation(act: Callable[[], Any], expected: Any) -> None:
@@ -242,9 +371,23 @@ def caught(act: Callable[[], Any], *kinds: Any) -> int:
 @table(
     "act, expected",
     [
-        case("own_before_exception", lambda: caught(lambda: load(GARBAGE), C.Fail, C.InvalidProtobuf, Exception), Gives(1)),
-        case("none_of_the_others", lambda: caught(lambda: load(models.data("cyclic")), C.InvalidGraph, C.InvalidArgument, C.Fail), Gives(2)),
-        case("exception", lambda: caught(lambda: load(GARBAGE), ValueError, TypeError, Exception), Gives(2)),
+        case(
+            "own_before_exception",
+            lambda: caught(lambda: load(GARBAGE), C.Fail, C.InvalidProtobuf, Exception),
+            Gives(1),
+        ),
+        case(
+            "none_of_the_others",
+            lambda: caught(
+                lambda: load(models.data("cyclic")), C.InvalidGraph, C.InvalidArgument, C.Fail
+            ),
+            Gives(2),
+        ),
+        case(
+            "exception",
+            lambda: caught(lambda: load(GARBAGE), ValueError, TypeError, Exception),
+            Gives(2),
+        ),
     ],
 )
 def test_except_chain(act: Callable[[], Any], expected: Any) -> None:

@@ -81,7 +81,7 @@ CONTAINERS: dict[str, Callable[[np.ndarray], tuple[Any, np.ndarray]]] = {
     "misaligned": lambda a: (misaligned(a), a),
     "mapped": lambda a: (mapped(a), a),
     "subclass": lambda a: (a.view(Subclass), a),
-    "matrix": lambda a: (np.matrix(a), a.reshape(1, 24)),
+    "matrix": lambda a: (a.view(np.matrix), a.reshape(1, 24)),
     "masked": lambda a: (np.ma.array(a, mask=[True, False] * 12), a),
     "record": lambda a: (a.view(np.recarray), a),
     "scalar_array": lambda a: (np.array(a[3]), np.array(a[3])),
@@ -164,8 +164,16 @@ DIMS = "INVALID_ARGUMENT : .*Got invalid dimensions for input: x for the followi
     [
         case("right", lambda: np.ones((2, 3), np.float32), Gives([-np.ones((2, 3), np.float32)])),
         case("rank_1", lambda: f32(1, 2, 3, 4, 5, 6), Raises("InvalidArgument", RANK.format(1, 2))),
-        case("rank_3", lambda: np.ones((1, 2, 3), np.float32), Raises("InvalidArgument", RANK.format(3, 2))),
-        case("rank_0", lambda: np.array(1, np.float32), Raises("InvalidArgument", RANK.format(0, 2))),
+        case(
+            "rank_3",
+            lambda: np.ones((1, 2, 3), np.float32),
+            Raises("InvalidArgument", RANK.format(3, 2)),
+        ),
+        case(
+            "rank_0",
+            lambda: np.array(1, np.float32),
+            Raises("InvalidArgument", RANK.format(0, 2)),
+        ),
         case(
             "first_dimension",
             lambda: np.ones((3, 3), np.float32),
@@ -188,11 +196,23 @@ DIMS = "INVALID_ARGUMENT : .*Got invalid dimensions for input: x for the followi
             lambda: np.ones((0, 3), np.float32),
             Raises("InvalidArgument", DIMS + r".* index: 0 Got: 0 Expected: 2"),
         ),
-        case("list", lambda: [[1, 2, 3], [4, 5, 6]], Gives([f32(-1, -2, -3, -4, -5, -6).reshape(2, 3)])),
-        case("list_of_tuples", lambda: [(1, 2, 3), (4, 5, 6)], Gives([f32(-1, -2, -3, -4, -5, -6).reshape(2, 3)])),
+        case(
+            "list",
+            lambda: [[1, 2, 3], [4, 5, 6]],
+            Gives([f32(-1, -2, -3, -4, -5, -6).reshape(2, 3)]),
+        ),
+        case(
+            "list_of_tuples",
+            lambda: [(1, 2, 3), (4, 5, 6)],
+            Gives([f32(-1, -2, -3, -4, -5, -6).reshape(2, 3)]),
+        ),
         case("list_of_float64", lambda: [np.ones(3)] * 2, Gives([-np.ones((2, 3), np.float32)])),
         case("flat_list", lambda: [1, 2, 3, 4, 5, 6], Raises("InvalidArgument", RANK.format(1, 2))),
-        case("ort_value_rank", lambda: ort.OrtValue.ortvalue_from_numpy(f32(1)), Raises("InvalidArgument", RANK.format(1, 2))),
+        case(
+            "ort_value_rank",
+            lambda: ort.OrtValue.ortvalue_from_numpy(f32(1)),
+            Raises("InvalidArgument", RANK.format(1, 2)),
+        ),
     ],
 )
 def test_shape(fed: Callable[[], Any], expected: Any) -> None:
@@ -217,7 +237,10 @@ def test_rank_zero_takes_any(fed: Callable[[], Any], expected: Any) -> None:
 
 
 LIST = "Could not create tensor from given input list"
-ITERABLE = "should be given as array for input 'x'|Input must be a list of dictionaries or a single numpy array for input 'x'"
+ITERABLE = (
+    "should be given as array for input 'x'"
+    "|Input must be a list of dictionaries or a single numpy array for input 'x'"
+)
 OBJECT = r"Unable to handle object of type <class '{}'>"
 
 
@@ -263,34 +286,78 @@ OBJECT = r"Unable to handle object of type <class '{}'>"
         ),
         # Python's own buffers.
         case("array_module", "float", lambda: array.array("f", [1, 2]), Gives([f32(1, 2)])),
-        case("array_module_other_type", "float", lambda: array.array("d", [1]), Raises("RuntimeError")),
+        case(
+            "array_module_other_type",
+            "float",
+            lambda: array.array("d", [1]),
+            Raises("RuntimeError"),
+        ),
         case("bytes", "float", lambda: b"abc", Raises("RuntimeError")),
         case("scalar_of_other_type", "float", lambda: np.int64(1), Raises("RuntimeError")),
         # Arrays of element types that ONNX lacks, and of objects.
-        case("complex", "float", lambda: np.zeros(2, np.complex64), Raises("RuntimeError", "can't be converted|complex64")),
-        case("date", "int64", lambda: np.array(["2020"], "M8[D]"), Raises("RuntimeError", "can't be converted|datetime64")),
-        case("time_difference", "int64", lambda: np.array([1], "m8[s]"), Raises("RuntimeError", "can't be converted|timedelta64")),
-        case("long_double", "double", lambda: np.ones(2, np.longdouble), Raises("RuntimeError", "can't be converted|longdouble|float128")),
+        case(
+            "complex",
+            "float",
+            lambda: np.zeros(2, np.complex64),
+            Raises("RuntimeError", "can't be converted|complex64"),
+        ),
+        case(
+            "date",
+            "int64",
+            lambda: np.array(["2020"], "M8[D]"),
+            Raises("RuntimeError", "can't be converted|datetime64"),
+        ),
+        case(
+            "time_difference",
+            "int64",
+            lambda: np.array([1], "m8[s]"),
+            Raises("RuntimeError", "can't be converted|timedelta64"),
+        ),
+        case(
+            "long_double",
+            "double",
+            lambda: np.ones(2, np.longdouble),
+            Raises("RuntimeError", "can't be converted|longdouble|float128"),
+        ),
         case(
             "objects_for_float",
             "float",
             lambda: np.array([1.0, 2.0], object),
-            Raises("InvalidArgument", r"Actual: \(tensor\(string\)\) , expected: \(tensor\(float\)\)"),
+            Raises(
+                "InvalidArgument", r"Actual: \(tensor\(string\)\) , expected: \(tensor\(float\)\)"
+            ),
         ),
         # Aliases of C integer types.
         case("long_long", "int64", lambda: np.arange(3, dtype=np.longlong), Gives([np.arange(3)])),
         case("pointer_sized", "int64", lambda: np.arange(3, dtype=np.intp), Gives([np.arange(3)])),
-        case("c_int", "int32", lambda: np.arange(3, dtype=np.intc), Gives([np.arange(3, dtype=np.int32)])),
-        case("bool_of_other_bits", "bool", lambda: np.array([2, 0], np.uint8).view(bool), Gives([np.array([True, False])])),
+        case(
+            "c_int",
+            "int32",
+            lambda: np.arange(3, dtype=np.intc),
+            Gives([np.arange(3, dtype=np.int32)]),
+        ),
+        case(
+            "bool_of_other_bits",
+            "bool",
+            lambda: np.array([2, 0], np.uint8).view(bool),
+            Gives([np.array([True, False])]),
+        ),
         # OrtValues are taken as they are.
         case(
             "ort_value_of_other_type",
             "float",
             lambda: ort.OrtValue.ortvalue_from_numpy(np.arange(3)),
-            Raises("InvalidArgument", r"Actual: \(tensor\(int64\)\) , expected: \(tensor\(float\)\)"),
+            Raises(
+                "InvalidArgument", r"Actual: \(tensor\(int64\)\) , expected: \(tensor\(float\)\)"
+            ),
         ),
         # None is a missing input.
-        case("none", "float", lambda: None, Raises("ValueError", r"Required inputs \(\['x'\]\) are missing")),
+        case(
+            "none",
+            "float",
+            lambda: None,
+            Raises("ValueError", r"Required inputs \(\['x'\]\) are missing"),
+        ),
     ],
 )
 def test_value(element: str, fed: Callable[[], Any], expected: Any) -> None:
@@ -331,7 +398,11 @@ def test_small_types_as_ort_values(element: str, expected: Any) -> None:
 @table(
     "element, expected",
     [
-        case(e, e, Raises("InvalidArgument", r"Unexpected input data type\. Actual: \(tensor\(uint8\)\)"))
+        case(
+            e,
+            e,
+            Raises("InvalidArgument", r"Unexpected input data type\. Actual: \(tensor\(uint8\)\)"),
+        )
         for e in SMALL
     ],
 )
@@ -364,17 +435,33 @@ def test_bits_are_not_small_types(element: str, expected: Any) -> None:
         case("strided_objects", lambda: strings("a", "b", "c")[::-2], Gives([strings("c", "a")])),
         case("char_array", lambda: np.char.array(["a", "b"]), Gives([strings("a", "b")])),
         case("read_only", lambda: read_only(np.array(["a"])), Gives([strings("a")])),
-        case("many", lambda: np.array([str(i) for i in range(5000)]), Gives([strings(*map(str, range(5000)))])),
+        case(
+            "many",
+            lambda: np.array([str(i) for i in range(5000)]),
+            Gives([strings(*map(str, range(5000)))]),
+        ),
         case("bare", lambda: "abc", Raises("RuntimeError", ITERABLE)),
         case("tuple", lambda: ("a",), Raises("RuntimeError", ITERABLE)),
         case("rank", lambda: [["a"]], Raises("InvalidArgument", RANK.format(2, 1))),
-        case("surrogate", lambda: strings("\ud800"), Raises(("UnicodeEncodeError", "RuntimeError"))),
+        case(
+            "surrogate",
+            lambda: strings("\ud800"),
+            Raises(("UnicodeEncodeError", "RuntimeError")),
+        ),
         case("bytes_objects", lambda: strings(b"by"), Gives([strings("by")])),
         case("bytes_list", lambda: [b"by"], Gives([strings("by")])),
         case("bytes_no_utf8", lambda: np.array([b"\xff\xfe"]), Gives([strings(b"\xff\xfe")])),
         case("bytes_objects_no_utf8", lambda: strings(b"\xff\xfe"), Gives([strings(b"\xff\xfe")])),
-        case("big_endian", lambda: np.array(["ab", "c"]).astype(">U2"), Gives([strings("ab", "c")])),
-        case("string_dtype", lambda: np.array(["a", "é"], np.dtypes.StringDType()), Gives([strings("a", "é")])),
+        case(
+            "big_endian",
+            lambda: np.array(["ab", "c"]).astype(">U2"),
+            Gives([strings("ab", "c")]),
+        ),
+        case(
+            "string_dtype",
+            lambda: np.array(["a", "é"], np.dtypes.StringDType()),
+            Gives([strings("a", "é")]),
+        ),
     ],
 )
 def test_strings(fed: Callable[[], Any], expected: Any) -> None:
@@ -389,7 +476,12 @@ def test_strings(fed: Callable[[], Any], expected: Any) -> None:
         case("rank_0", (), np.array("x"), Gives([np.array("x", object)])),
         case("rank_0_object", (), np.array("x", object), Gives([np.array("x", object)])),
         case("rank_2", ("n", 2), np.array([["a", "b"]]), Gives([np.array([["a", "b"]], object)])),
-        case("fortran", ("n", 2), np.array([["a", "b"], ["c", "d"]], order="F"), Gives([np.array([["a", "b"], ["c", "d"]], object)])),
+        case(
+            "fortran",
+            ("n", 2),
+            np.array([["a", "b"], ["c", "d"]], order="F"),
+            Gives([np.array([["a", "b"], ["c", "d"]], object)]),
+        ),
         case("empty_rows", ("n", 2), np.empty((0, 2), "U3"), Gives([np.empty((0, 2), object)])),
     ],
 )

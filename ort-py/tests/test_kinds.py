@@ -17,30 +17,88 @@ def value_of(array: np.ndarray) -> Any:
 
 
 NOT_TENSOR = "Input is not a tensor"
-ITERABLE = "should be given as array for input 'x'|Input must be a list of dictionaries or a single numpy array for input 'x'"
+ITERABLE = (
+    "should be given as array for input 'x'"
+    "|Input must be a list of dictionaries or a single numpy array for input 'x'"
+)
 
 
 @table(
     "element, fed, expected",
     [
         case("two", "float", lambda: [f32(1, 2), f32(3)], Gives([[f32(1, 2), f32(3)]])),
-        case("ranks_differ", "float", lambda: [f32(1), np.ones((1, 3), np.float32)], Gives([[f32(1), np.ones((1, 3), np.float32)]])),
+        case(
+            "ranks_differ",
+            "float",
+            lambda: [f32(1), np.ones((1, 3), np.float32)],
+            Gives([[f32(1), np.ones((1, 3), np.float32)]]),
+        ),
         case("one", "float", lambda: [f32(1)], Gives([[f32(1)]])),
         case("empty", "float", list, Gives([[]])),
         case("empty_int64", "int64", list, Gives([[]])),
-        case("empty_element", "float", lambda: [np.empty(0, np.float32)], Gives([[np.empty(0, np.float32)]])),
-        case("scalars", "float", lambda: [np.array(1, np.float32)], Gives([[np.array(1, np.float32)]])),
-        case("strided", "float", lambda: [np.arange(6, dtype=np.float32)[::2]], Gives([[f32(0, 2, 4)]])),
-        case("fortran", "float", lambda: [np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))], Gives([[np.arange(6, dtype=np.float32).reshape(2, 3)]])),
+        case(
+            "empty_element",
+            "float",
+            lambda: [np.empty(0, np.float32)],
+            Gives([[np.empty(0, np.float32)]]),
+        ),
+        case(
+            "scalars",
+            "float",
+            lambda: [np.array(1, np.float32)],
+            Gives([[np.array(1, np.float32)]]),
+        ),
+        case(
+            "strided",
+            "float",
+            lambda: [np.arange(6, dtype=np.float32)[::2]],
+            Gives([[f32(0, 2, 4)]]),
+        ),
+        case(
+            "fortran",
+            "float",
+            lambda: [np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))],
+            Gives([[np.arange(6, dtype=np.float32).reshape(2, 3)]]),
+        ),
         case("int64", "int64", lambda: [np.arange(2)], Gives([[np.arange(2)]])),
         case("double", "double", lambda: [np.ones(2)], Gives([[np.ones(2)]])),
-        case("float16", "float16", lambda: [np.ones(1, np.float16)], Gives([[np.ones(1, np.float16)]])),
+        case(
+            "float16",
+            "float16",
+            lambda: [np.ones(1, np.float16)],
+            Gives([[np.ones(1, np.float16)]]),
+        ),
         case("bool", "bool", lambda: [np.array([True])], Gives([[np.array([True])]])),
-        case("string", "string", lambda: [np.array(["a"]), strings("b", "é")], Gives([[strings("a"), strings("b", "é")]])),
-        case("many", "float", lambda: [f32(i) for i in range(200)], Gives([[f32(i) for i in range(200)]])),
-        case("other_type", "float", lambda: [np.ones(2)], Raises("RuntimeError", "different data type")),
-        case("mixed_types", "float", lambda: [f32(1), np.ones(2)], Raises("RuntimeError", "different data type")),
-        case("int64_other_type", "int64", lambda: [f32(1)], Raises("RuntimeError", "different data type")),
+        case(
+            "string",
+            "string",
+            lambda: [np.array(["a"]), strings("b", "é")],
+            Gives([[strings("a"), strings("b", "é")]]),
+        ),
+        case(
+            "many",
+            "float",
+            lambda: [f32(i) for i in range(200)],
+            Gives([[f32(i) for i in range(200)]]),
+        ),
+        case(
+            "other_type",
+            "float",
+            lambda: [np.ones(2)],
+            Raises("RuntimeError", "different data type"),
+        ),
+        case(
+            "mixed_types",
+            "float",
+            lambda: [f32(1), np.ones(2)],
+            Raises("RuntimeError", "different data type"),
+        ),
+        case(
+            "int64_other_type",
+            "int64",
+            lambda: [f32(1)],
+            Raises("RuntimeError", "different data type"),
+        ),
         case("numbers", "float", lambda: [1.0], Raises("RuntimeError", NOT_TENSOR)),
         case("lists", "float", lambda: [[1.0, 2.0]], Raises("RuntimeError", NOT_TENSOR)),
         case("words", "string", lambda: ["a"], Raises("RuntimeError", NOT_TENSOR)),
@@ -52,7 +110,10 @@ ITERABLE = "should be given as array for input 'x'|Input must be a list of dicti
             "array",
             "float",
             lambda: f32(1),
-            Raises("InvalidArgument", "input with name: 'x' expected to be of type: 3 but received a tensor"),
+            Raises(
+                "InvalidArgument",
+                "input with name: 'x' expected to be of type: 3 but received a tensor",
+            ),
         ),
         case(
             "dict",
@@ -65,7 +126,12 @@ ITERABLE = "should be given as array for input 'x'|Input must be a list of dicti
         ),
         case("ort_values", "float", lambda: [value_of(f32(1))], Gives([[f32(1)]])),
         case("big_endian", "float", lambda: [f32(1, 2).astype(">f4")], Gives([[f32(1, 2)]])),
-        case("none", "float", lambda: None, Raises("ValueError", r"Required inputs \(\['x'\]\) are missing")),
+        case(
+            "none",
+            "float",
+            lambda: None,
+            Raises("ValueError", r"Required inputs \(\['x'\]\) are missing"),
+        ),
     ],
 )
 def test_sequence(element: str, fed: Callable[[], Any], expected: Any) -> None:
@@ -77,9 +143,21 @@ def test_sequence(element: str, fed: Callable[[], Any], expected: Any) -> None:
 @table(
     "make, expected",
     [
-        case("built", lambda: session("sequence_make").run(None, {"a": f32(1), "b": f32(2)}), Gives([[f32(1), f32(2)]])),
-        case("length", lambda: session("sequence_length").run(None, {"x": [f32(1)] * 3}), Gives([np.array(3)])),
-        case("length_of_none", lambda: session("sequence_length").run(None, {"x": []}), Gives([np.array(0)])),
+        case(
+            "built",
+            lambda: session("sequence_make").run(None, {"a": f32(1), "b": f32(2)}),
+            Gives([[f32(1), f32(2)]]),
+        ),
+        case(
+            "length",
+            lambda: session("sequence_length").run(None, {"x": [f32(1)] * 3}),
+            Gives([np.array(3)]),
+        ),
+        case(
+            "length_of_none",
+            lambda: session("sequence_length").run(None, {"x": []}),
+            Gives([np.array(0)]),
+        ),
     ],
 )
 def test_sequence_operators(make: Callable[[], Any], expected: Any) -> None:
@@ -98,8 +176,16 @@ def _sequence_value() -> Any:
         case("data_type", lambda v: v.data_type(), Gives("seq(tensor(float))")),
         case("is_sequence", lambda v: v.is_tensor_sequence(), Gives(True)),
         case("is_tensor", lambda v: v.is_tensor(), Gives(False)),
-        case("fed_again", lambda v: session("sequence_identity").run(None, {"x": v}), Gives([[f32(1), f32(2)]])),
-        case("fed_twice", lambda v: [session("sequence_length").run(None, {"x": v}) for _ in "ab"], Gives([[np.array(2)]] * 2)),
+        case(
+            "fed_again",
+            lambda v: session("sequence_identity").run(None, {"x": v}),
+            Gives([[f32(1), f32(2)]]),
+        ),
+        case(
+            "fed_twice",
+            lambda v: [session("sequence_length").run(None, {"x": v}) for _ in "ab"],
+            Gives([[np.array(2)]] * 2),
+        ),
     ],
 )
 def test_sequence_value(read: Callable[[Any], Any], expected: Any) -> None:
@@ -126,33 +212,90 @@ def row(*values: float) -> list[np.ndarray]:
         case("float64_value", "string", lambda: {"a": np.float64(3)}, Gives(row(3, 0, 0))),
         case("numpy_key", "string", lambda: {np.str_("b"): 1.0}, Gives(row(0, 1, 0))),
         case("ordered", "string", lambda: collections.OrderedDict(a=1.0), Gives(row(1, 0, 0))),
-        case("default_dict", "string", lambda: collections.defaultdict(float, b=1.0), Gives(row(0, 1, 0))),
+        case(
+            "default_dict",
+            "string",
+            lambda: collections.defaultdict(float, b=1.0),
+            Gives(row(0, 1, 0)),
+        ),
         case("int64", "int64", lambda: {1: 1.0, 3: 3.0}, Gives(row(1, 0, 3))),
         case("int64_numpy_key", "int64", lambda: {np.int64(2): 5.0}, Gives(row(0, 5, 0))),
         case("int64_int32_key", "int64", lambda: {np.int32(2): 5.0}, Gives(row(0, 5, 0))),
         case("int64_int_value", "int64", lambda: {1: 1}, Gives(row(1, 0, 0))),
-        case("empty", "string", dict, Raises("RuntimeError", "Size of dictionary is empty, unable to run the prediction")),
-        case("word_value", "string", lambda: {"a": "x"}, Raises("RuntimeError", "Unexpected value type +<class 'str'>.* for input 'x'")),
-        case("none_value", "string", lambda: {"a": None}, Raises("RuntimeError", "Unexpected value type +<class 'NoneType'>.* for input 'x'")),
-        case("bytes_key", "string", lambda: {b"a": 1.0}, Raises("RuntimeError", r"Key type must be int or string \(not <class 'bytes'>\) for input 'x'")),
-        case("float_key", "int64", lambda: {1: 1.0, 1.5: 1.0}, Raises("RuntimeError", "Unexpected key type +<class 'float'>")),
+        case(
+            "empty",
+            "string",
+            dict,
+            Raises("RuntimeError", "Size of dictionary is empty, unable to run the prediction"),
+        ),
+        case(
+            "word_value",
+            "string",
+            lambda: {"a": "x"},
+            Raises("RuntimeError", "Unexpected value type +<class 'str'>.* for input 'x'"),
+        ),
+        case(
+            "none_value",
+            "string",
+            lambda: {"a": None},
+            Raises("RuntimeError", "Unexpected value type +<class 'NoneType'>.* for input 'x'"),
+        ),
+        case(
+            "bytes_key",
+            "string",
+            lambda: {b"a": 1.0},
+            Raises(
+                "RuntimeError",
+                r"Key type must be int or string \(not <class 'bytes'>\) for input 'x'",
+            ),
+        ),
+        case(
+            "float_key",
+            "int64",
+            lambda: {1: 1.0, 1.5: 1.0},
+            Raises("RuntimeError", "Unexpected key type +<class 'float'>"),
+        ),
         case(
             "int_key_for_string",
             "string",
             lambda: {1: 2.0},
-            Raises("InvalidArgument", r"Actual: \(\(map\(int64,tensor\(float\)\)\)\) , expected: \(\(map\(string,tensor\(float\)\)\)\)"),
+            Raises(
+                "InvalidArgument",
+                r"Actual: \(\(map\(int64,tensor\(float\)\)\)\) , expected: \(\(map\(string,tensor\(float\)\)\)\)",
+            ),
         ),
         case(
             "string_key_for_int64",
             "int64",
             lambda: {"a": 1.0},
-            Raises("InvalidArgument", r"Actual: \(\(map\(string,tensor\(float\)\)\)\) , expected: \(\(map\(int64,tensor\(float\)\)\)\)"),
+            Raises(
+                "InvalidArgument",
+                r"Actual: \(\(map\(string,tensor\(float\)\)\)\) , expected: \(\(map\(int64,tensor\(float\)\)\)\)",
+            ),
         ),
-        case("array", "string", lambda: f32(1), Raises("InvalidArgument", "input with name: 'x' expected to be of type: 1 but received a tensor")),
+        case(
+            "array",
+            "string",
+            lambda: f32(1),
+            Raises(
+                "InvalidArgument",
+                "input with name: 'x' expected to be of type: 1 but received a tensor",
+            ),
+        ),
         case("pairs", "string", lambda: (("a", 1.0),), Raises("RuntimeError", ITERABLE)),
         case("list_of_dicts", "string", lambda: [{"a": 1.0}], Raises("RuntimeError")),
-        case("mapping_proxy", "string", lambda: types.MappingProxyType({"a": 1.0}), Gives(row(1, 0, 0))),
-        case("none", "string", lambda: None, Raises("ValueError", r"Required inputs \(\['x'\]\) are missing")),
+        case(
+            "mapping_proxy",
+            "string",
+            lambda: types.MappingProxyType({"a": 1.0}),
+            Gives(row(1, 0, 0)),
+        ),
+        case(
+            "none",
+            "string",
+            lambda: None,
+            Raises("ValueError", r"Required inputs \(\['x'\]\) are missing"),
+        ),
     ],
 )
 def test_map(key: str, fed: Callable[[], Any], expected: Any) -> None:
@@ -167,8 +310,18 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 @table(
     "key, fed, expected",
     [
-        case("string", "string", X, Gives([[{"a": 0.0, "b": 1.0, "c": 2.0}, {"a": 3.0, "b": 4.0, "c": 5.0}]])),
-        case("int64", "int64", X, Gives([[{10: 0.0, 20: 1.0, 30: 2.0}, {10: 3.0, 20: 4.0, 30: 5.0}]])),
+        case(
+            "string",
+            "string",
+            X,
+            Gives([[{"a": 0.0, "b": 1.0, "c": 2.0}, {"a": 3.0, "b": 4.0, "c": 5.0}]]),
+        ),
+        case(
+            "int64",
+            "int64",
+            X,
+            Gives([[{10: 0.0, 20: 1.0, 30: 2.0}, {10: 3.0, 20: 4.0, 30: 5.0}]]),
+        ),
         case("one_row", "string", X[:1], Gives([[{"a": 0.0, "b": 1.0, "c": 2.0}]])),
         case("no_rows", "string", X[:0], Gives([[]])),
     ],
@@ -185,11 +338,25 @@ def test_map_output(key: str, fed: np.ndarray, expected: Any) -> None:
         case("list", lambda: {"x": [1.0, 2.0]}, Gives([np.array(True), f32(1, 2)])),
         case("empty_array", lambda: {"x": f32()}, Gives([np.array(True), f32()])),
         case("ort_value", lambda: {"x": value_of(f32(1))}, Gives([np.array(True), f32(1)])),
-        case("strided", lambda: {"x": np.arange(6, dtype=np.float32)[::3]}, Gives([np.array(True), f32(0, 3)])),
+        case(
+            "strided",
+            lambda: {"x": np.arange(6, dtype=np.float32)[::3]},
+            Gives([np.array(True), f32(0, 3)]),
+        ),
         case("none", lambda: {"x": None}, Gives([np.array(False), f32(-1)])),
         case("left_out", dict, Gives([np.array(False), f32(-1)])),
-        case("other_type", lambda: {"x": np.ones(2)}, Raises("InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)")),
-        case("other_rank", lambda: {"x": np.ones((1, 2), np.float32)}, Raises("InvalidArgument", "Invalid rank for input: x Got: 2 Expected: 1")),
+        case(
+            "other_type",
+            lambda: {"x": np.ones(2)},
+            Raises(
+                "InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)"
+            ),
+        ),
+        case(
+            "other_rank",
+            lambda: {"x": np.ones((1, 2), np.float32)},
+            Raises("InvalidArgument", "Invalid rank for input: x Got: 2 Expected: 1"),
+        ),
     ],
 )
 def test_optional(feed: Callable[[], Any], expected: Any) -> None:

@@ -37,20 +37,75 @@ def test_element_type(element: str, expected: Any) -> None:
         case("uint4", "cast", ("float", "uint4"), Gives(["tensor(float)", "tensor(uint4)"])),
         case("sequence", "sequence_identity", (), Gives(["seq(tensor(float))"] * 2)),
         case("sequence_int64", "sequence_identity", ("int64",), Gives(["seq(tensor(int64))"] * 2)),
-        case("sequence_string", "sequence_identity", ("string",), Gives(["seq(tensor(string))"] * 2)),
+        case(
+            "sequence_string",
+            "sequence_identity",
+            ("string",),
+            Gives(["seq(tensor(string))"] * 2),
+        ),
         case("sequence_bool", "sequence_identity", ("bool",), Gives(["seq(tensor(bool))"] * 2)),
-        case("sequence_float16", "sequence_identity", ("float16",), Gives(["seq(tensor(float16))"] * 2)),
-        case("map_string_float", "dict_vectorizer", ("string", "float"), Gives(["map(string,tensor(float))", "tensor(float)"])),
-        case("map_string_int64", "dict_vectorizer", ("string", "int64"), Gives(["map(string,tensor(int64))", "tensor(int64)"])),
-        case("map_string_double", "dict_vectorizer", ("string", "double"), Gives(["map(string,tensor(double))", "tensor(double)"])),
-        case("map_int64_float", "dict_vectorizer", ("int64", "float"), Gives(["map(int64,tensor(float))", "tensor(float)"])),
-        case("map_int64_double", "dict_vectorizer", ("int64", "double"), Gives(["map(int64,tensor(double))", "tensor(double)"])),
-        case("map_int64_string", "dict_vectorizer", ("int64", "string"), Gives(["map(int64,tensor(string))", "tensor(string)"])),
+        case(
+            "sequence_float16",
+            "sequence_identity",
+            ("float16",),
+            Gives(["seq(tensor(float16))"] * 2),
+        ),
+        case(
+            "map_string_float",
+            "dict_vectorizer",
+            ("string", "float"),
+            Gives(["map(string,tensor(float))", "tensor(float)"]),
+        ),
+        case(
+            "map_string_int64",
+            "dict_vectorizer",
+            ("string", "int64"),
+            Gives(["map(string,tensor(int64))", "tensor(int64)"]),
+        ),
+        case(
+            "map_string_double",
+            "dict_vectorizer",
+            ("string", "double"),
+            Gives(["map(string,tensor(double))", "tensor(double)"]),
+        ),
+        case(
+            "map_int64_float",
+            "dict_vectorizer",
+            ("int64", "float"),
+            Gives(["map(int64,tensor(float))", "tensor(float)"]),
+        ),
+        case(
+            "map_int64_double",
+            "dict_vectorizer",
+            ("int64", "double"),
+            Gives(["map(int64,tensor(double))", "tensor(double)"]),
+        ),
+        case(
+            "map_int64_string",
+            "dict_vectorizer",
+            ("int64", "string"),
+            Gives(["map(int64,tensor(string))", "tensor(string)"]),
+        ),
         case("zip_map", "zip_map", (), Gives(["tensor(float)", "seq(map(string,tensor(float)))"])),
-        case("zip_map_int64", "zip_map", ("int64",), Gives(["tensor(float)", "seq(map(int64,tensor(float)))"])),
+        case(
+            "zip_map_int64",
+            "zip_map",
+            ("int64",),
+            Gives(["tensor(float)", "seq(map(int64,tensor(float)))"]),
+        ),
         case("optional", "optional_identity", (), Gives(["optional(tensor(float))"] * 2)),
-        case("optional_int64", "optional_tensor", ("int64",), Gives(["optional(tensor(int64))", "tensor(bool)", "tensor(int64)"])),
-        case("optional_sequence", "optional_sequence", (), Gives(["optional(seq(tensor(float)))", "tensor(bool)"])),
+        case(
+            "optional_int64",
+            "optional_tensor",
+            ("int64",),
+            Gives(["optional(tensor(int64))", "tensor(bool)", "tensor(int64)"]),
+        ),
+        case(
+            "optional_sequence",
+            "optional_sequence",
+            (),
+            Gives(["optional(seq(tensor(float)))", "tensor(bool)"]),
+        ),
     ],
 )
 def test_type(name: str, arguments: tuple[Any, ...], expected: Any) -> None:
@@ -114,18 +169,67 @@ def set_twice(given: Any) -> None:
         case("map", lambda: session("dict_vectorizer").get_inputs()[0].shape, Gives([])),
         case("sequence_of_maps", lambda: session("zip_map").get_outputs()[0].shape, Gives([])),
         case("optional", lambda: session("optional_identity").get_inputs()[0].shape, Gives(["n"])),
-        case("optional_sequence", lambda: session("optional_sequence").get_inputs()[0].shape, Gives([])),
-        case("inferred_rank", lambda: session("wrong_declared").get_outputs()[0].shape, Gives([2, None])),
-        case("override", lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", 4)), Gives([[4, 3], [4, 3]])),
-        case("override_unknown", lambda: overridden(lambda o: o.add_free_dimension_override_by_name("zzz", 4)), Gives([["batch", 3], ["batch", 3]])),
+        case(
+            "optional_sequence",
+            lambda: session("optional_sequence").get_inputs()[0].shape,
+            Gives([]),
+        ),
+        case(
+            "inferred_rank",
+            lambda: session("wrong_declared").get_outputs()[0].shape,
+            Gives([2, None]),
+        ),
+        case(
+            "override",
+            lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", 4)),
+            Gives([[4, 3], [4, 3]]),
+        ),
+        case(
+            "override_unknown",
+            lambda: overridden(lambda o: o.add_free_dimension_override_by_name("zzz", 4)),
+            Gives([["batch", 3], ["batch", 3]]),
+        ),
         case("override_twice", lambda: overridden(set_twice), Gives([[4, 3], [4, 3]])),
-        case("override_denotation", lambda: overridden(lambda o: o.add_free_dimension_override_by_denotation("DATA_BATCH", 4), "denoted"), Gives([[4, 3], [4, 3]])),
-        case("override_other_denotation", lambda: overridden(lambda o: o.add_free_dimension_override_by_denotation("OTHER", 4), "denoted"), Gives([["d", 3], ["d", 3]])),
-        case("override_str", lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", "4")), Raises("TypeError")),
-        case("override_float", lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", 4.5)), Raises("TypeError")),
-        case("override_numpy", lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", np.int64(4))), Gives([[4, 3], [4, 3]])),
+        case(
+            "override_denotation",
+            lambda: overridden(
+                lambda o: o.add_free_dimension_override_by_denotation("DATA_BATCH", 4), "denoted"
+            ),
+            Gives([[4, 3], [4, 3]]),
+        ),
+        case(
+            "override_other_denotation",
+            lambda: overridden(
+                lambda o: o.add_free_dimension_override_by_denotation("OTHER", 4), "denoted"
+            ),
+            Gives([["d", 3], ["d", 3]]),
+        ),
+        case(
+            "override_str",
+            lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", "4")),
+            Raises("TypeError"),
+        ),
+        case(
+            "override_float",
+            lambda: overridden(lambda o: o.add_free_dimension_override_by_name("batch", 4.5)),
+            Raises("TypeError"),
+        ),
+        case(
+            "override_numpy",
+            lambda: overridden(
+                lambda o: o.add_free_dimension_override_by_name("batch", np.int64(4))
+            ),
+            Gives([[4, 3], [4, 3]]),
+        ),
         case("override_runs", lambda: run_overridden(4), Gives([np.ones((4, 3), np.float32)])),
-        case("override_other_size", lambda: run_overridden(1), Raises("InvalidArgument", "Got invalid dimensions for input: x .* index: 0 Got: 1 Expected: 4")),
+        case(
+            "override_other_size",
+            lambda: run_overridden(1),
+            Raises(
+                "InvalidArgument",
+                "Got invalid dimensions for input: x .* index: 0 Got: 1 Expected: 4",
+            ),
+        ),
     ],
 )
 def test_shape(read: Callable[[], Any], expected: Any) -> None:
@@ -151,22 +255,54 @@ def outlives() -> list[Any]:
 @table(
     "read, expected",
     [
-        case("str", lambda: str(node_arg()), Gives("NodeArg(name='mixed', type='tensor(float)', shape=['batch', 3])")),
-        case("str_none", lambda: str(session("shapes").get_inputs()[3]), Gives("NodeArg(name='unknown', type='tensor(float)', shape=[None, 3])")),
-        case("str_scalar", lambda: str(session("shapes").get_inputs()[5]), Gives("NodeArg(name='scalar', type='tensor(float)', shape=[])")),
+        case(
+            "str",
+            lambda: str(node_arg()),
+            Gives("NodeArg(name='mixed', type='tensor(float)', shape=['batch', 3])"),
+        ),
+        case(
+            "str_none",
+            lambda: str(session("shapes").get_inputs()[3]),
+            Gives("NodeArg(name='unknown', type='tensor(float)', shape=[None, 3])"),
+        ),
+        case(
+            "str_scalar",
+            lambda: str(session("shapes").get_inputs()[5]),
+            Gives("NodeArg(name='scalar', type='tensor(float)', shape=[])"),
+        ),
         case("kind", lambda: type(node_arg()) is ort.NodeArg, Gives(True)),
         case("shape_is_a_list", lambda: type(node_arg().shape) is list, Gives(True)),
         case("shape_is_a_copy", written_shape, Gives(["batch", 3])),
         case("outlives_the_session", outlives, Gives(["x", "tensor(float)", ["batch", 3]])),
-        case("name_is_read_only", lambda: setattr(node_arg(), "name", "q"), Raises("AttributeError")),
-        case("type_is_read_only", lambda: setattr(node_arg(), "type", "q"), Raises("AttributeError")),
-        case("shape_is_read_only", lambda: setattr(node_arg(), "shape", [1]), Raises("AttributeError")),
-        case("no_other_attribute", lambda: setattr(node_arg(), "foo", 1), Raises("AttributeError", "foo")),
+        case(
+            "name_is_read_only",
+            lambda: setattr(node_arg(), "name", "q"),
+            Raises("AttributeError"),
+        ),
+        case(
+            "type_is_read_only",
+            lambda: setattr(node_arg(), "type", "q"),
+            Raises("AttributeError"),
+        ),
+        case(
+            "shape_is_read_only",
+            lambda: setattr(node_arg(), "shape", [1]),
+            Raises("AttributeError"),
+        ),
+        case(
+            "no_other_attribute",
+            lambda: setattr(node_arg(), "foo", 1),
+            Raises("AttributeError", "foo"),
+        ),
         case("no_constructor", lambda: ort.NodeArg(), Raises("TypeError")),
         case("weak_reference", lambda: (lambda a: weakref.ref(a)() is a)(node_arg()), Gives(True)),
         case("equal_to_itself", lambda: node_arg() == node_arg(), Gives(True)),
         case("hashable", lambda: (lambda a: {a: 1}[a])(node_arg()), Gives(1)),
-        case("pickle", lambda: str(pickle.loads(pickle.dumps(node_arg()))), Gives("NodeArg(name='mixed', type='tensor(float)', shape=['batch', 3])")),
+        case(
+            "pickle",
+            lambda: str(pickle.loads(pickle.dumps(node_arg()))),
+            Gives("NodeArg(name='mixed', type='tensor(float)', shape=['batch', 3])"),
+        ),
         case("deep_copy", lambda: copy.deepcopy(node_arg()).shape, Gives(["batch", 3])),
     ],
 )
@@ -184,15 +320,39 @@ def names(args: Any) -> list[str]:
     [
         case("inputs_is_a_list", lambda: type(session("two").get_inputs()) is list, Gives(True)),
         case("outputs_is_a_list", lambda: type(session("two").get_outputs()) is list, Gives(True)),
-        case("overridable_is_a_list", lambda: type(session("two").get_overridable_initializers()) is list, Gives(True)),
+        case(
+            "overridable_is_a_list",
+            lambda: type(session("two").get_overridable_initializers()) is list,
+            Gives(True),
+        ),
         case("inputs_in_order", lambda: names(session("two").get_inputs()), Gives(["a", "b"])),
-        case("outputs_in_order", lambda: names(session("two").get_outputs()), Gives(["sum", "difference"])),
+        case(
+            "outputs_in_order",
+            lambda: names(session("two").get_outputs()),
+            Gives(["sum", "difference"]),
+        ),
         case("no_inputs", lambda: names(session("no_inputs").get_inputs()), Gives([])),
         case("no_initializers", lambda: names(session("add_one").get_inputs()), Gives(["x"])),
-        case("overridable_is_no_input", lambda: names(session("overridable").get_inputs()), Gives(["x"])),
-        case("overridable", lambda: [str(a) for a in session("overridable").get_overridable_initializers()], Gives(["NodeArg(name='w', type='tensor(float)', shape=[2])"])),
-        case("constant_is_not_overridable", lambda: names(session("add_one").get_overridable_initializers()), Gives([])),
-        case("input_is_output", lambda: names(session("input_output").get_outputs()), Gives(["x", "y"])),
+        case(
+            "overridable_is_no_input",
+            lambda: names(session("overridable").get_inputs()),
+            Gives(["x"]),
+        ),
+        case(
+            "overridable",
+            lambda: [str(a) for a in session("overridable").get_overridable_initializers()],
+            Gives(["NodeArg(name='w', type='tensor(float)', shape=[2])"]),
+        ),
+        case(
+            "constant_is_not_overridable",
+            lambda: names(session("add_one").get_overridable_initializers()),
+            Gives([]),
+        ),
+        case(
+            "input_is_output",
+            lambda: names(session("input_output").get_outputs()),
+            Gives(["x", "y"]),
+        ),
     ],
 )
 def test_lists(read: Callable[[], Any], expected: Any) -> None:
@@ -222,14 +382,30 @@ def meta_outlives() -> str:
         case("domain", lambda: described().domain, Gives("org.example")),
         case("description", lambda: described().description, Gives("what the model does")),
         case("graph_name", lambda: described().graph_name, Gives("the graph")),
-        case("graph_description", lambda: described().graph_description, Gives("what the graph does")),
+        case(
+            "graph_description",
+            lambda: described().graph_description,
+            Gives("what the graph does"),
+        ),
         case("version", lambda: described().version, Gives(7)),
-        case("map_keys", lambda: sorted(described().custom_metadata_map), Gives(["author", "empty", "long", "words"])),
+        case(
+            "map_keys",
+            lambda: sorted(described().custom_metadata_map),
+            Gives(["author", "empty", "long", "words"]),
+        ),
         case("map_is_a_dict", lambda: type(described().custom_metadata_map) is dict, Gives(True)),
         case("map_text", lambda: described().custom_metadata_map["words"], Gives("é 猫")),
         case("map_empty_value", lambda: described().custom_metadata_map["empty"], Gives("")),
-        case("map_long_value", lambda: len(described().custom_metadata_map["long"]), Gives(300_000)),
-        case("map_missing_key", lambda: described().custom_metadata_map["zz"], Raises("KeyError", "zz")),
+        case(
+            "map_long_value",
+            lambda: len(described().custom_metadata_map["long"]),
+            Gives(300_000),
+        ),
+        case(
+            "map_missing_key",
+            lambda: described().custom_metadata_map["zz"],
+            Raises("KeyError", "zz"),
+        ),
         case("no_producer", lambda: plain().producer_name, Gives("")),
         case("no_domain", lambda: plain().domain, Gives("")),
         case("no_description", lambda: plain().description, Gives("")),
@@ -240,9 +416,17 @@ def meta_outlives() -> str:
         case("kind", lambda: type(plain()) is ort.ModelMetadata, Gives(True)),
         case("native_kind", lambda: ort.ModelMetadata is C.ModelMetadata, Gives(True)),
         case("outlives_the_session", meta_outlives, Gives("maker")),
-        case("no_other_attribute", lambda: setattr(plain(), "foo", 1), Raises("AttributeError", "foo")),
+        case(
+            "no_other_attribute",
+            lambda: setattr(plain(), "foo", 1),
+            Raises("AttributeError", "foo"),
+        ),
         case("no_constructor", lambda: ort.ModelMetadata(), Raises("TypeError")),
-        case("pickle", lambda: pickle.loads(pickle.dumps(described())).producer_name, Gives("maker")),
+        case(
+            "pickle",
+            lambda: pickle.loads(pickle.dumps(described())).producer_name,
+            Gives("maker"),
+        ),
     ],
 )
 def test_model_metadata(read: Callable[[], Any], expected: Any) -> None:

@@ -224,7 +224,10 @@ MEMBERS: dict[str, dict[str, int]] = {
 def test_enum_setter(name: str, member: str, expected: Any) -> None:
     """Every member of every enum property."""
     value = getattr(getattr(ort, ENUM_PROPERTIES[name]), member)
-    check(expected, lambda: (lambda got: [got == value, int(got)])(set_and_get("SessionOptions", name, value)))
+    check(
+        expected,
+        lambda: (lambda got: [got == value, int(got)])(set_and_get("SessionOptions", name, value)),
+    )
 
 
 @table(
@@ -232,7 +235,12 @@ def test_enum_setter(name: str, member: str, expected: Any) -> None:
     [
         case("execution_mode", "execution_mode", 1, Gives("ExecutionMode.ORT_PARALLEL")),
         case("execution_order", "execution_order", 1, Gives("ExecutionOrder.PRIORITY_BASED")),
-        case("graph_optimization_level", "graph_optimization_level", 2, Gives("GraphOptimizationLevel.ORT_ENABLE_EXTENDED")),
+        case(
+            "graph_optimization_level",
+            "graph_optimization_level",
+            2,
+            Gives("GraphOptimizationLevel.ORT_ENABLE_EXTENDED"),
+        ),
     ],
 )
 def test_number_for_enum(name: str, value: int, expected: Any) -> None:
@@ -292,12 +300,26 @@ ALL = LEVEL.ORT_ENABLE_ALL
         case("numpy", lambda: bool(np.int64(99) == ALL), Gives(True)),
         case("not_none", lambda: ALL == None, Gives(False)),  # noqa: E711
         case("as_key", lambda: {ALL: 1}[99], Gives(1)),
-        case("other_enum_same_number", lambda: MODE.ORT_PARALLEL == LEVEL.ORT_ENABLE_BASIC, Gives(True)),
+        case(
+            "other_enum_same_number",
+            lambda: MODE.ORT_PARALLEL == LEVEL.ORT_ENABLE_BASIC,
+            Gives(True),
+        ),
         case("through_a_member", lambda: ALL.ORT_ENABLE_BASIC.name, Gives("ORT_ENABLE_BASIC")),
         case("read_only", lambda: setattr(ALL, "name", "x"), Raises("AttributeError")),
         case("alias", lambda: str(ort.OrtMemType.CPU), Gives("OrtMemType.CPU_OUTPUT")),
-        case("flags", lambda: ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED | ort.OrtCompileApiFlags.ERROR_IF_OUTPUT_FILE_EXISTS, Gives(3)),
-        case("arena_strategy", lambda: [repr(C.kNextPowerOfTwo), repr(C.kSameAsRequested)], Gives(["<ArenaExtendStrategy.kNextPowerOfTwo: 0>", "<ArenaExtendStrategy.kSameAsRequested: 1>"])),
+        case(
+            "flags",
+            lambda: ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED | ort.OrtCompileApiFlags.ERROR_IF_OUTPUT_FILE_EXISTS,
+            Gives(3),
+        ),
+        case(
+            "arena_strategy",
+            lambda: [repr(C.kNextPowerOfTwo), repr(C.kSameAsRequested)],
+            Gives(
+                ["<ArenaExtendStrategy.kNextPowerOfTwo: 0>", "<ArenaExtendStrategy.kSameAsRequested: 1>"],
+            ),
+        ),
         case("arena_strategy_number", lambda: int(C.kSameAsRequested), Gives(1)),
         case("unknown_number", lambda: repr(LEVEL(98)), Raises("ValueError")),
         case("is_int", lambda: isinstance(ALL, int), Gives(True)),
@@ -393,13 +415,37 @@ FACTS = [3, False, "me", 1, "c", [4, 3]]
     "act, expected",
     [
         case("session_copy", lambda: session_facts(copy.copy(filled_session())), Gives(FACTS)),
-        case("session_deep_copy", lambda: session_facts(copy.deepcopy(filled_session())), Gives(FACTS)),
-        case("session_pickle", lambda: session_facts(pickle.loads(pickle.dumps(filled_session()))), Gives(FACTS)),
-        case("session_apart", lambda: (lambda f: apart(copy.copy(f), f))(filled_session()), Gives(["me", "other"])),
+        case(
+            "session_deep_copy",
+            lambda: session_facts(copy.deepcopy(filled_session())),
+            Gives(FACTS),
+        ),
+        case(
+            "session_pickle",
+            lambda: session_facts(pickle.loads(pickle.dumps(filled_session()))),
+            Gives(FACTS),
+        ),
+        case(
+            "session_apart",
+            lambda: (lambda f: apart(copy.copy(f), f))(filled_session()),
+            Gives(["me", "other"]),
+        ),
         case("run_copy", lambda: run_facts(copy.copy(filled_run())), Gives(["me", True, "c"])),
-        case("run_deep_copy", lambda: run_facts(copy.deepcopy(filled_run())), Gives(["me", True, "c"])),
-        case("run_pickle", lambda: run_facts(pickle.loads(pickle.dumps(filled_run()))), Gives(["me", True, "c"])),
-        case("run_apart", lambda: (lambda f: apart(copy.copy(f), f))(filled_run()), Gives(["me", "other"])),
+        case(
+            "run_deep_copy",
+            lambda: run_facts(copy.deepcopy(filled_run())),
+            Gives(["me", True, "c"]),
+        ),
+        case(
+            "run_pickle",
+            lambda: run_facts(pickle.loads(pickle.dumps(filled_run()))),
+            Gives(["me", True, "c"]),
+        ),
+        case(
+            "run_apart",
+            lambda: (lambda f: apart(copy.copy(f), f))(filled_run()),
+            Gives(["me", "other"]),
+        ),
     ],
 )
 def test_copies(act: Callable[[], Any], expected: Any) -> None:
@@ -412,8 +458,16 @@ def test_copies(act: Callable[[], Any], expected: Any) -> None:
     [
         case("training_mode", lambda: ort.RunOptions().training_mode, Gives(False)),
         case("enable_fp16", lambda: ort.SessionOptions().enable_fp16, Gives(False)),
-        case("enable_fp16_set", lambda: set_and_get("SessionOptions", "enable_fp16", True), Gives(True)),
-        case("memory_limit_set", lambda: set_and_get("SessionOptions", "memory_limit", 1 << 30), Gives(1 << 30)),
+        case(
+            "enable_fp16_set",
+            lambda: set_and_get("SessionOptions", "enable_fp16", True),
+            Gives(True),
+        ),
+        case(
+            "memory_limit_set",
+            lambda: set_and_get("SessionOptions", "memory_limit", 1 << 30),
+            Gives(1 << 30),
+        ),
     ],
 )
 def test_more_properties(read: Callable[[], Any], expected: Any) -> None:
@@ -545,11 +599,27 @@ KEYS = {
     + [case(k, lambda k=k, v=v: result((k, v)), Gives([TWO])) for k, v in KEYS.items()]
     + [
         case("shared_threads", lambda: result(use_per_session_threads=False), Gives([TWO])),
-        case("negative_intra", lambda: result(intra_op_num_threads=-1), Raises("InvalidArgument", "intra_op_num_threads")),
-        case("negative_inter", lambda: result(inter_op_num_threads=-1), Raises("InvalidArgument", "inter_op_num_threads")),
+        case(
+            "negative_intra",
+            lambda: result(intra_op_num_threads=-1),
+            Raises("InvalidArgument", "intra_op_num_threads"),
+        ),
+        case(
+            "negative_inter",
+            lambda: result(inter_op_num_threads=-1),
+            Raises("InvalidArgument", "inter_op_num_threads"),
+        ),
         case("severity_9", lambda: result(log_severity_level=9), Raises("RuntimeError")),
-        case("affinities", lambda: result(("session.intra_op_thread_affinities", "bad")), Raises("RuntimeError")),
-        case("optimized_nowhere", lambda: result(optimized_model_filepath="/nonexistent/x.onnx"), Raises("InvalidArgument")),
+        case(
+            "affinities",
+            lambda: result(("session.intra_op_thread_affinities", "bad")),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "optimized_nowhere",
+            lambda: result(optimized_model_filepath="/nonexistent/x.onnx"),
+            Raises("InvalidArgument"),
+        ),
         case("twice", lambda: [result()[0], result()[0]], Gives([TWO, TWO])),
     ],
 )
@@ -579,18 +649,58 @@ def test_optimized_file(level: str, expected: Any) -> None:
 @table(
     "act, expected",
     [
-        case("missing", lambda: ort.SessionOptions().register_custom_ops_library("/nofile.so"), Raises("Fail", "Failed to load library /nofile.so")),
-        case("no_symbol", lambda: ort.SessionOptions().register_custom_ops_library("libm.so.6"), Raises("Fail", "Failed to get symbol RegisterCustomOps with error: ")),
-        case("number", lambda: ort.SessionOptions().register_custom_ops_library(3), Raises("TypeError")),
-        case("path", lambda: ort.SessionOptions().register_custom_ops_library(pathlib.Path("/nofile.so")), Raises("Fail", "Failed to load library /nofile.so")),
-        case("default_options", lambda: type(C.get_default_session_options()) is ort.SessionOptions, Gives(True)),
-        case("default_options_fresh", lambda: C.get_default_session_options() is C.get_default_session_options(), Gives(False)),
+        case(
+            "missing",
+            lambda: ort.SessionOptions().register_custom_ops_library("/nofile.so"),
+            Raises("Fail", "Failed to load library /nofile.so"),
+        ),
+        case(
+            "no_symbol",
+            lambda: ort.SessionOptions().register_custom_ops_library("libm.so.6"),
+            Raises("Fail", "Failed to get symbol RegisterCustomOps with error: "),
+        ),
+        case(
+            "number",
+            lambda: ort.SessionOptions().register_custom_ops_library(3),
+            Raises("TypeError"),
+        ),
+        case(
+            "path",
+            lambda: ort.SessionOptions().register_custom_ops_library(pathlib.Path("/nofile.so")),
+            Raises("Fail", "Failed to load library /nofile.so"),
+        ),
+        case(
+            "default_options",
+            lambda: type(C.get_default_session_options()) is ort.SessionOptions,
+            Gives(True),
+        ),
+        case(
+            "default_options_fresh",
+            lambda: C.get_default_session_options() is C.get_default_session_options(),
+            Gives(False),
+        ),
         case("severity", lambda: ort.set_default_logger_severity(4), Gives(None)),
-        case("severity_out_of_range", lambda: ort.set_default_logger_severity(5), Raises("RuntimeError")),
-        case("severity_negative", lambda: ort.set_default_logger_severity(-1), Raises("RuntimeError")),
+        case(
+            "severity_out_of_range",
+            lambda: ort.set_default_logger_severity(5),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "severity_negative",
+            lambda: ort.set_default_logger_severity(-1),
+            Raises("RuntimeError"),
+        ),
         case("verbosity", lambda: ort.set_default_logger_verbosity(0), Gives(None)),
-        case("policy_number", lambda: ort.SessionOptions().set_provider_selection_policy("x"), Raises("TypeError")),
-        case("external_initializer", lambda: (lambda i: [i.filepath, i.file_offset, i.byte_size])(ort.OrtExternalInitializerInfo("f.bin", 8, 16)), Gives(["f.bin", 8, 16])),
+        case(
+            "policy_number",
+            lambda: ort.SessionOptions().set_provider_selection_policy("x"),
+            Raises("TypeError"),
+        ),
+        case(
+            "external_initializer",
+            lambda: (lambda i: [i.filepath, i.file_offset, i.byte_size])(ort.OrtExternalInitializerInfo("f.bin", 8, 16)),
+            Gives(["f.bin", 8, 16]),
+        ),
     ],
 )
 def test_rest(act: Callable[[], Any], expected: Any) -> None:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import collections
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import models
 import numpy as np
-from harness import CPU, C, Gives, Raises, case, check, options, ort, session, table
+from harness import CPU, PACKAGE, C, Gives, Raises, case, check, ort, session, table
 
-ABSENT_NAME = "TensorrtExecutionProvider"  # A known name that no build of ours and no CPU wheel has.
+#: A known name that no build of ours and no CPU wheel has.
+ABSENT_NAME = "TensorrtExecutionProvider"
 X = np.zeros((1, 3), np.float32)
 ONE = np.ones((1, 3), np.float32)
-ABSENT = r"Specified provider '{}' is not in available provider names\. ?Available providers: '.*CPUExecutionProvider'"
+ABSENT = (
+    r"Specified provider '{}' is not in available provider names\. ?"
+    "Available providers: '.*CPUExecutionProvider'"
+)
+CONFIGURED = (
+    "Specified 'providers'/'provider_options' when creating InferenceSession but SessionOptions has "
+    "already been configured with providers"
+)
+WELL_KNOWN = {
+    "CUDAExecutionProvider",
+    "WebGpuExecutionProvider",
+    "CoreMLExecutionProvider",
+    "DmlExecutionProvider",
+    "OpenVINOExecutionProvider",
+    "TensorrtExecutionProvider",
+}
 DUPLICATE = "Duplicate provider 'CPUExecutionProvider' encountered, ignoring"
 
 
@@ -109,12 +126,36 @@ def test_arguments_without_fallback(arguments: dict[str, Any], expected: Any) ->
     [
         case("plain_string", lambda: made(providers=CPU), Gives([CPU])),
         case("int", lambda: made(providers=3), Raises("TypeError")),
-        case("generator", lambda: made(providers=(p for p in [CPU])), Raises("ValueError", "'providers' should be a sequence")),
-        case("missing_file", lambda: ort.InferenceSession("/nofile", providers=[CPU]), Raises("NoSuchFile", "/nofile")),
-        case("faulty_model", lambda: ort.InferenceSession(models.path("cyclic"), providers=[CPU]), Raises("Fail")),
-        case("faulty_model_absent", lambda: ort.InferenceSession(models.path("cyclic"), providers=[ABSENT_NAME]), Raises("Fail", warns=[ABSENT.format(ABSENT_NAME)])),
-        case("options", lambda: ort.InferenceSession(models.path("add_one"), providers=[CPU]).get_provider_options(), Gives({CPU: {}})),
-        case("options_dropped", lambda: ort.InferenceSession(models.path("add_one"), providers=[(CPU, {"a": 1})]).get_provider_options(), Gives({CPU: {}})),
+        case(
+            "generator",
+            lambda: made(providers=(p for p in [CPU])),
+            Raises("ValueError", "'providers' should be a sequence"),
+        ),
+        case(
+            "missing_file",
+            lambda: ort.InferenceSession("/nofile", providers=[CPU]),
+            Raises("NoSuchFile", "/nofile"),
+        ),
+        case(
+            "faulty_model",
+            lambda: ort.InferenceSession(models.path("cyclic"), providers=[CPU]),
+            Raises("Fail"),
+        ),
+        case(
+            "faulty_model_absent",
+            lambda: ort.InferenceSession(models.path("cyclic"), providers=[ABSENT_NAME]),
+            Raises("Fail", warns=[ABSENT.format(ABSENT_NAME)]),
+        ),
+        case(
+            "options",
+            lambda: ort.InferenceSession(models.path("add_one"), providers=[CPU]).get_provider_options(),
+            Gives({CPU: {}}),
+        ),
+        case(
+            "options_dropped",
+            lambda: ort.InferenceSession(models.path("add_one"), providers=[(CPU, {"a": 1})]).get_provider_options(),
+            Gives({CPU: {}}),
+        ),
     ],
 )
 def test_making(make: Callable[[], Any], expected: Any) -> None:
@@ -146,14 +187,42 @@ def changed(*arguments: Any) -> Any:
         case("empty", lambda: changed([]), Gives(None)),
         case("pair", lambda: changed([(CPU, {})]), Gives(None)),
         case("parallel", lambda: changed([CPU], [{}]), Gives(None)),
-        case("absent", lambda: changed([ABSENT_NAME]), Gives(None, warns=[ABSENT.format(ABSENT_NAME)])),
-        case("unknown", lambda: changed(["Foo"]), Raises("RuntimeError", "Unknown Provider Type: Foo", warns=[ABSENT.format("Foo")])),
-        case("lengths_differ", lambda: changed([CPU], [{}, {}]), Raises("ValueError", "should be the same length")),
-        case("set", lambda: changed({CPU}), Raises("ValueError", "'providers' should be a sequence")),
+        case(
+            "absent",
+            lambda: changed([ABSENT_NAME]),
+            Gives(None, warns=[ABSENT.format(ABSENT_NAME)]),
+        ),
+        case(
+            "unknown",
+            lambda: changed(["Foo"]),
+            Raises("RuntimeError", "Unknown Provider Type: Foo", warns=[ABSENT.format("Foo")]),
+        ),
+        case(
+            "lengths_differ",
+            lambda: changed([CPU], [{}, {}]),
+            Raises("ValueError", "should be the same length"),
+        ),
+        case(
+            "set",
+            lambda: changed({CPU}),
+            Raises("ValueError", "'providers' should be a sequence"),
+        ),
         case("runs_after", lambda: after(lambda s: s.set_providers([CPU])), Gives([[CPU], ONE])),
-        case("runs_after_wrong", lambda: after(lambda s: s.set_providers([CPU], [{}, {}])), Gives([[CPU], ONE])),
-        case("runs_after_absent", lambda: after(lambda s: s.set_providers([ABSENT_NAME])), Gives([[CPU], ONE], warns=[ABSENT.format(ABSENT_NAME)])),
-        case("runs_after_unknown", lambda: after(lambda s: s.set_providers(["Foo"])), Gives([[CPU], ONE], warns=[ABSENT.format("Foo")])),
+        case(
+            "runs_after_wrong",
+            lambda: after(lambda s: s.set_providers([CPU], [{}, {}])),
+            Gives([[CPU], ONE]),
+        ),
+        case(
+            "runs_after_absent",
+            lambda: after(lambda s: s.set_providers([ABSENT_NAME])),
+            Gives([[CPU], ONE], warns=[ABSENT.format(ABSENT_NAME)]),
+        ),
+        case(
+            "runs_after_unknown",
+            lambda: after(lambda s: s.set_providers(["Foo"])),
+            Gives([[CPU], ONE], warns=[ABSENT.format("Foo")]),
+        ),
         case("plain_string", lambda: changed(CPU), Gives(None)),
     ],
 )
@@ -174,16 +243,40 @@ def switches() -> list[bool]:
 @table(
     "read, expected",
     [
-        case("available_is_a_list", lambda: type(ort.get_available_providers()) is list, Gives(True)),
+        case(
+            "available_is_a_list",
+            lambda: type(ort.get_available_providers()) is list,
+            Gives(True),
+        ),
         case("cpu_is_last", lambda: ort.get_available_providers()[-1], Gives(CPU)),
-        case("available_is_fresh", lambda: ort.get_available_providers() is ort.get_available_providers(), Gives(False)),
-        case("available_native", lambda: C.get_available_providers() == ort.get_available_providers(), Gives(True)),
-        case("all_has_available", lambda: set(ort.get_available_providers()) <= set(ort.get_all_providers()), Gives(True)),
-        case("all_has_known", lambda: {"CUDAExecutionProvider", "WebGpuExecutionProvider", "CoreMLExecutionProvider", "DmlExecutionProvider", "OpenVINOExecutionProvider", "TensorrtExecutionProvider"} <= set(ort.get_all_providers()), Gives(True)),
+        case(
+            "available_is_fresh",
+            lambda: ort.get_available_providers() is ort.get_available_providers(),
+            Gives(False),
+        ),
+        case(
+            "available_native",
+            lambda: C.get_available_providers() == ort.get_available_providers(),
+            Gives(True),
+        ),
+        case(
+            "all_has_available",
+            lambda: set(ort.get_available_providers()) <= set(ort.get_all_providers()),
+            Gives(True),
+        ),
+        case(
+            "all_has_known",
+            lambda: WELL_KNOWN <= set(ort.get_all_providers()),
+            Gives(True),
+        ),
         case("all_ends_with_cpu", lambda: ort.get_all_providers()[-1], Gives(CPU)),
         case("device", lambda: type(ort.get_device()) is str, Gives(True)),
         case("fallback_switches", switches, Gives([True, False, True])),
-        case("fallback_argument", lambda: ort.InferenceSession(models.path("add_one"), enable_fallback=0)._enable_fallback, Gives(False)),
+        case(
+            "fallback_argument",
+            lambda: ort.InferenceSession(models.path("add_one"), enable_fallback=0)._enable_fallback,
+            Gives(False),
+        ),
     ],
 )
 def test_queries(read: Callable[[], Any], expected: Any) -> None:
@@ -244,17 +337,40 @@ def appended() -> list[str]:
     [
         case("cpu", lambda: added(CPU, {}), Gives([False, True])),
         case("cpu_with_options", lambda: added(CPU, {"a": "1"}), Gives([False, True])),
-        case("unknown", lambda: added("FooExecutionProvider", {}), Raises("RuntimeError", "Unknown Provider Type: FooExecutionProvider")),
-        case("known_but_absent", lambda: added(ABSENT_NAME, {}), Raises("InvalidArgument", ABSENT_NAME)),
+        case(
+            "unknown",
+            lambda: added("FooExecutionProvider", {}),
+            Raises("RuntimeError", "Unknown Provider Type: FooExecutionProvider"),
+        ),
+        case(
+            "known_but_absent",
+            lambda: added(ABSENT_NAME, {}),
+            Raises("InvalidArgument", ABSENT_NAME),
+        ),
         case("no_options", lambda: added(CPU), Raises("TypeError")),
         case("options_of_int", lambda: added(CPU, {"a": 1}), Raises("TypeError")),
         case("name_of_int", lambda: added(3, {}), Raises("TypeError")),
         case("used", lambda: with_added(), Gives([CPU])),
-        case("used_and_argument", lambda: with_added(providers=[CPU]), Gives([CPU], warns=["Specified 'providers'/'provider_options' when creating InferenceSession but SessionOptions has already been configured with providers"])),
+        case(
+            "used_and_argument",
+            lambda: with_added(providers=[CPU]),
+            Gives(
+                [CPU],
+                warns=[CONFIGURED],
+            ),
+        ),
         case("devices", by_devices, Gives([True, [CPU]])),
-        case("no_devices", lambda: ort.SessionOptions().add_provider_for_devices([], {}), Raises("InvalidArgument", "Must provide one or more OrtEpDevice")),
+        case(
+            "no_devices",
+            lambda: ort.SessionOptions().add_provider_for_devices([], {}),
+            Raises("InvalidArgument", "Must provide one or more OrtEpDevice"),
+        ),
         case("policy", by_policy, Gives([CPU])),
-        case("policy_int", lambda: ort.SessionOptions().set_provider_selection_policy("cpu"), Raises("TypeError")),
+        case(
+            "policy_int",
+            lambda: ort.SessionOptions().set_provider_selection_policy("cpu"),
+            Raises("TypeError"),
+        ),
         case("delegate", by_delegate, Gives([[CPU], True])),
         case("append", appended, Gives([CPU])),
     ],
@@ -292,20 +408,44 @@ def memory_infos() -> list[Any]:
         case("vendor", lambda: type(cpu_device().ep_vendor) is str, Gives(True)),
         case("options", lambda: cpu_device().ep_options, Gives({})),
         case("metadata", lambda: type(cpu_device().ep_metadata) is dict, Gives(True)),
-        case("device_type", lambda: cpu_device().device.type == ort.OrtHardwareDeviceType.CPU, Gives(True)),
+        case(
+            "device_type",
+            lambda: cpu_device().device.type == ort.OrtHardwareDeviceType.CPU,
+            Gives(True),
+        ),
         case("device_vendor", lambda: type(cpu_device().device.vendor) is str, Gives(True)),
         case("device_vendor_id", lambda: type(cpu_device().device.vendor_id) is int, Gives(True)),
         case("device_id", lambda: cpu_device().device.device_id, Gives(0)),
         case("device_metadata", lambda: type(cpu_device().device.metadata) is dict, Gives(True)),
         case("one_cpu", lambda: [d.ep_name for d in ort.get_ep_devices()].count(CPU), Gives(1)),
-        case("of_inputs", lambda: [d.ep_name for d in session("two").get_input_epdevices()], Gives([CPU, CPU])),
+        case(
+            "of_inputs",
+            lambda: [d.ep_name for d in session("two").get_input_epdevices()],
+            Gives([CPU, CPU]),
+        ),
         case("memory_infos", memory_infos, Gives([4, True, True])),
         case("assignment", assigned, Gives([[CPU, [["add", "Add", ""]]]])),
-        case("assignment_not_recorded", lambda: session("two").get_provider_graph_assignment_info(), Raises("Fail", "session.record_ep_graph_assignment_info")),
-        case("no_cpu_fallback", lambda: entry("session.disable_cpu_ep_fallback"), Raises("Fail", "fallback to CPU EP has been explicitly disabled")),
-        case("no_cpu_fallback_but_cpu", lambda: entry("session.disable_cpu_ep_fallback", providers=[CPU]), Raises("InvalidArgument", "Conflicting session configuration")),
+        case(
+            "assignment_not_recorded",
+            lambda: session("two").get_provider_graph_assignment_info(),
+            Raises("Fail", "session.record_ep_graph_assignment_info"),
+        ),
+        case(
+            "no_cpu_fallback",
+            lambda: entry("session.disable_cpu_ep_fallback"),
+            Raises("Fail", "fallback to CPU EP has been explicitly disabled"),
+        ),
+        case(
+            "no_cpu_fallback_but_cpu",
+            lambda: entry("session.disable_cpu_ep_fallback", providers=[CPU]),
+            Raises("InvalidArgument", "Conflicting session configuration"),
+        ),
         case("tuning_results", lambda: session("two").get_tuning_results(), Gives([])),
-        case("no_dynamic_options", lambda: session("two").set_ep_dynamic_options({}), Raises("RuntimeError", "No options were provided")),
+        case(
+            "no_dynamic_options",
+            lambda: session("two").set_ep_dynamic_options({}),
+            Raises("RuntimeError", "No options were provided"),
+        ),
     ],
 )
 def test_devices(read: Callable[[], Any], expected: Any) -> None:
@@ -313,14 +453,15 @@ def test_devices(read: Callable[[], Any], expected: Any) -> None:
     check(expected, read)
 
 
+COLLECTION = importlib.import_module(f"{PACKAGE}.capi.onnxruntime_inference_collection")
+
+
 def normalized(*arguments: Any) -> Any:
-    from_module = __import__(ort.__name__ + ".capi.onnxruntime_inference_collection", fromlist=["_"])
-    return from_module.check_and_normalize_provider_args(*arguments)
+    return COLLECTION.check_and_normalize_provider_args(*arguments)
 
 
 def device_number(name: str) -> int:
-    from_module = __import__(ort.__name__ + ".capi.onnxruntime_inference_collection", fromlist=["_"])
-    return int(from_module.get_ort_device_type(name))
+    return int(COLLECTION.get_ort_device_type(name))
 
 
 @table(
@@ -328,13 +469,41 @@ def device_number(name: str) -> int:
     [
         case("none", lambda: normalized(None, None, ["A"]), Gives(([], []))),
         case("empty", lambda: normalized([], None, ["A"]), Gives(([], []))),
-        case("names", lambda: normalized(["A", "B"], None, ["A", "B"]), Gives((["A", "B"], [{}, {}]))),
-        case("order", lambda: normalized(["B", "A"], None, ["A", "B"]), Gives((["B", "A"], [{}, {}]))),
-        case("parallel", lambda: normalized(["A"], [{"x": 1}], ["A"]), Gives((["A"], [{"x": "1"}]))),
-        case("pair_of_numbers", lambda: normalized([("A", {1: 2})], None, ["A"]), Gives((["A"], [{"1": "2"}]))),
-        case("mixed", lambda: normalized(["A", ("B", {"k": True})], None, ["A", "B"]), Gives((["A", "B"], [{}, {"k": "True"}]))),
-        case("duplicate", lambda: normalized(["A", "A"], None, ["A"]), Gives((["A"], [{}]), warns=["Duplicate provider 'A' encountered, ignoring"])),
-        case("lengths_differ", lambda: normalized(["A"], [{}, {}], ["A"]), Raises("ValueError", "should be the same length")),
+        case(
+            "names",
+            lambda: normalized(["A", "B"], None, ["A", "B"]),
+            Gives((["A", "B"], [{}, {}])),
+        ),
+        case(
+            "order",
+            lambda: normalized(["B", "A"], None, ["A", "B"]),
+            Gives((["B", "A"], [{}, {}])),
+        ),
+        case(
+            "parallel",
+            lambda: normalized(["A"], [{"x": 1}], ["A"]),
+            Gives((["A"], [{"x": "1"}])),
+        ),
+        case(
+            "pair_of_numbers",
+            lambda: normalized([("A", {1: 2})], None, ["A"]),
+            Gives((["A"], [{"1": "2"}])),
+        ),
+        case(
+            "mixed",
+            lambda: normalized(["A", ("B", {"k": True})], None, ["A", "B"]),
+            Gives((["A", "B"], [{}, {"k": "True"}])),
+        ),
+        case(
+            "duplicate",
+            lambda: normalized(["A", "A"], None, ["A"]),
+            Gives((["A"], [{}]), warns=["Duplicate provider 'A' encountered, ignoring"]),
+        ),
+        case(
+            "lengths_differ",
+            lambda: normalized(["A"], [{}, {}], ["A"]),
+            Raises("ValueError", "should be the same length"),
+        ),
         case("cpu", lambda: device_number("cpu"), Gives(0)),
         case("cuda", lambda: device_number("cuda"), Gives(1)),
         case("gpu", lambda: device_number("gpu"), Gives(1)),
@@ -342,7 +511,11 @@ def device_number(name: str) -> int:
         case("npu", lambda: device_number("npu"), Gives(3)),
         case("cann", lambda: device_number("cann"), Gives(3)),
         case("dml", lambda: device_number("dml"), Gives(4)),
-        case("unknown_device", lambda: device_number("foo"), Raises("Exception", "Unsupported device type: foo")),
+        case(
+            "unknown_device",
+            lambda: device_number("foo"),
+            Raises("Exception", "Unsupported device type: foo"),
+        ),
     ],
 )
 def test_helpers(act: Callable[[], Any], expected: Any) -> None:

@@ -40,7 +40,11 @@ SUM, DIFFERENCE = f32(11, 22), f32(-9, -18)
         case("object_array", lambda: np.array(["difference"], object), Gives([DIFFERENCE])),
         case("numpy_str", lambda: [np.str_("sum")], Gives([SUM])),
         case("bytes", lambda: [b"sum"], Gives([SUM])),
-        case("from_metadata", lambda: [o.name for o in session("two").get_outputs()], Gives([SUM, DIFFERENCE])),
+        case(
+            "from_metadata",
+            lambda: [o.name for o in session("two").get_outputs()],
+            Gives([SUM, DIFFERENCE]),
+        ),
         case("list_iterator", lambda: iter(["sum"]), Gives([SUM])),
         case("bare_str", lambda: "sum", Raises("TypeError")),
         case("bare_bytes", lambda: b"sum", Raises("TypeError")),
@@ -48,8 +52,16 @@ SUM, DIFFERENCE = f32(11, 22), f32(-9, -18)
         case("list_of_int", lambda: [3], Raises("TypeError")),
         case("list_of_none", lambda: [None], Raises("TypeError")),
         case("node_args", lambda: [session("two").get_outputs()[0]], Raises("TypeError")),
-        case("unknown", lambda: ["zz"], Raises("InvalidArgument", "INVALID_ARGUMENT : .*Invalid output name: ?zz")),
-        case("one_unknown", lambda: ["sum", "zz"], Raises("InvalidArgument", "Invalid output name: ?zz")),
+        case(
+            "unknown",
+            lambda: ["zz"],
+            Raises("InvalidArgument", "INVALID_ARGUMENT : .*Invalid output name: ?zz"),
+        ),
+        case(
+            "one_unknown",
+            lambda: ["sum", "zz"],
+            Raises("InvalidArgument", "Invalid output name: ?zz"),
+        ),
         case("input", lambda: ["a"], Raises("InvalidArgument", "Invalid output name: ?a")),
         case("empty_name", lambda: [""], Raises("InvalidArgument", "Invalid output name: ?")),
         case("other_case", lambda: ["Sum"], Raises("InvalidArgument", "Invalid output name: ?Sum")),
@@ -111,13 +123,42 @@ NO_KEYS = "has no attribute 'keys'"
         case("same_array_twice", lambda: {"a": A, "b": A}, Gives([f32(2, 4)])),
         case("extra_none", lambda: {**FEED, "q": None}, Gives([SUM])),
         case("duck", lambda: Duck(FEED), Gives([SUM])),
-        case("empty", dict, Raises("ValueError", r"Required inputs \(\['a', 'b'\]\) are missing from input feed \(\[\]\)\.")),
-        case("one_missing", lambda: {"a": A}, Raises("ValueError", r"Required inputs \(\['b'\]\) are missing from input feed \(\['a'\]\)\.")),
-        case("other_case", lambda: {"a": A, "B": B}, Raises("ValueError", r"Required inputs \(\['b'\]\) are missing from input feed \(\['a', 'B'\]\)\.")),
+        case(
+            "empty",
+            dict,
+            Raises(
+                "ValueError",
+                r"Required inputs \(\['a', 'b'\]\) are missing from input feed \(\[\]\)\.",
+            ),
+        ),
+        case(
+            "one_missing",
+            lambda: {"a": A},
+            Raises(
+                "ValueError",
+                r"Required inputs \(\['b'\]\) are missing from input feed \(\['a'\]\)\.",
+            ),
+        ),
+        case(
+            "other_case",
+            lambda: {"a": A, "B": B},
+            Raises(
+                "ValueError",
+                r"Required inputs \(\['b'\]\) are missing from input feed \(\['a', 'B'\]\)\.",
+            ),
+        ),
         case("bytes_keys", lambda: {b"a": A, b"b": B}, Raises("ValueError", "Required inputs")),
         case("int_keys", lambda: {0: A, 1: B}, Raises("ValueError", "Required inputs")),
-        case("extra", lambda: {**FEED, "q": A}, Raises("InvalidArgument", "INVALID_ARGUMENT : .*Invalid input name: q")),
-        case("extra_output", lambda: {**FEED, "sum": A}, Raises("InvalidArgument", "Invalid input name: sum")),
+        case(
+            "extra",
+            lambda: {**FEED, "q": A},
+            Raises("InvalidArgument", "INVALID_ARGUMENT : .*Invalid input name: q"),
+        ),
+        case(
+            "extra_output",
+            lambda: {**FEED, "sum": A},
+            Raises("InvalidArgument", "Invalid input name: sum"),
+        ),
         case("extra_int_key", lambda: {**FEED, 3: A}, Raises("TypeError")),
         case("extra_none_key", lambda: {**FEED, None: A}, Raises("TypeError")),
         case("list", lambda: [A, B], Raises("AttributeError", NO_KEYS)),
@@ -136,7 +177,11 @@ def test_feed(feed: Callable[[], Any], expected: Any) -> None:
 @table(
     "call, expected",
     [
-        case("keywords", lambda s: s.run(output_names=["sum"], input_feed=FEED, run_options=None), Gives([SUM])),
+        case(
+            "keywords",
+            lambda s: s.run(output_names=["sum"], input_feed=FEED, run_options=None),
+            Gives([SUM]),
+        ),
         case("positions", lambda s: s.run(["sum"], FEED, None), Gives([SUM])),
         case("no_arguments", lambda s: s.run(), Raises("TypeError", "output_names.*input_feed")),
         case("one_argument", lambda s: s.run(None), Raises("TypeError", "input_feed")),
@@ -146,7 +191,11 @@ def test_feed(feed: Callable[[], Any], expected: Any) -> None:
         case("options_str", lambda s: s.run(None, FEED, "x"), Raises("TypeError")),
         case("options_false", lambda s: s.run(None, FEED, False), Raises("TypeError")),
         case("options_class", lambda s: s.run(None, FEED, ort.RunOptions), Raises("TypeError")),
-        case("session_options", lambda s: s.run(None, FEED, ort.SessionOptions()), Raises("TypeError")),
+        case(
+            "session_options",
+            lambda s: s.run(None, FEED, ort.SessionOptions()),
+            Raises("TypeError"),
+        ),
     ],
 )
 def test_signature(call: Callable[[Any], Any], expected: Any) -> None:
@@ -172,9 +221,28 @@ def test_no_inputs(feed: dict[str, Any], expected: Any) -> None:
         case("default", {"x": A}, Gives([f32(11, 22)])),
         case("override", {"x": A, "w": B}, Gives([SUM])),
         case("none_is_default", {"x": A, "w": None}, Gives([f32(11, 22)])),
-        case("other_type", {"x": A, "w": np.ones(2)}, Raises("InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)")),
-        case("other_shape", {"x": A, "w": f32(1, 2, 3)}, Raises("InvalidArgument", "Got invalid dimensions for input: w .* index: 0 Got: 3 Expected: 2")),
-        case("only_the_weight", {"w": B}, Raises("ValueError", r"Required inputs \(\['x'\]\) are missing from input feed \(\['w'\]\)")),
+        case(
+            "other_type",
+            {"x": A, "w": np.ones(2)},
+            Raises(
+                "InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)"
+            ),
+        ),
+        case(
+            "other_shape",
+            {"x": A, "w": f32(1, 2, 3)},
+            Raises(
+                "InvalidArgument",
+                "Got invalid dimensions for input: w .* index: 0 Got: 3 Expected: 2",
+            ),
+        ),
+        case(
+            "only_the_weight",
+            {"w": B},
+            Raises(
+                "ValueError", r"Required inputs \(\['x'\]\) are missing from input feed \(\['w'\]\)"
+            ),
+        ),
     ],
 )
 def test_overridable_initializer(feed: dict[str, Any], expected: Any) -> None:
@@ -185,8 +253,20 @@ def test_overridable_initializer(feed: dict[str, Any], expected: Any) -> None:
 @table(
     "name, names, feed, expected",
     [
-        case("constant_weight_fed", "add_one", None, {"x": np.ones((1, 3), np.float32), "one": f32(1, 1, 1)}, Raises("InvalidArgument", "Invalid input name: one")),
-        case("weight_fetched", "add_one", ["one"], {"x": np.ones((1, 3), np.float32)}, Raises("InvalidArgument", "Invalid output name: ?one")),
+        case(
+            "constant_weight_fed",
+            "add_one",
+            None,
+            {"x": np.ones((1, 3), np.float32), "one": f32(1, 1, 1)},
+            Raises("InvalidArgument", "Invalid input name: one"),
+        ),
+        case(
+            "weight_fetched",
+            "add_one",
+            ["one"],
+            {"x": np.ones((1, 3), np.float32)},
+            Raises("InvalidArgument", "Invalid output name: ?one"),
+        ),
         case("input_fetched", "input_output", ["x"], {"x": A}, Gives([A])),
         case("weight_output_fetched", "weight_output", ["w"], {"x": A}, Gives([f32(5, 6)])),
     ],
@@ -202,13 +282,49 @@ STATUS = r"Non-zero status code returned while running {} node\. Name:'{}' Statu
 @table(
     "name, feed, expected",
     [
-        case("index", "gather", {"i": np.array([9])}, Raises("InvalidArgument", r"^\[ONNXRuntimeError\] : 2 : INVALID_ARGUMENT : .*" + STATUS.format("Gather", "pick"))),
-        case("negative_index", "gather", {"i": np.array([-5])}, Raises("InvalidArgument", STATUS.format("Gather", "pick"))),
+        case(
+            "index",
+            "gather",
+            {"i": np.array([9])},
+            Raises(
+                "InvalidArgument",
+                r"^\[ONNXRuntimeError\] : 2 : INVALID_ARGUMENT : .*" + STATUS.format("Gather", "pick"),
+            ),
+        ),
+        case(
+            "negative_index",
+            "gather",
+            {"i": np.array([-5])},
+            Raises("InvalidArgument", STATUS.format("Gather", "pick")),
+        ),
         case("right_index", "gather", {"i": np.array([3, -4])}, Gives([f32(3, 0)])),
-        case("reshape", "reshape", {"x": f32(1, 2, 3), "s": np.array([4])}, Raises("Fail", r"^\[ONNXRuntimeError\] : 1 : FAIL : .*" + STATUS.format("Reshape", "reshape"))),
-        case("right_reshape", "reshape", {"x": f32(1, 2, 3), "s": np.array([3, -1])}, Gives([f32(1, 2, 3).reshape(3, 1)])),
-        case("too_large", "expand", {"x": f32(1), "s": np.array([1 << 45])}, Raises("Fail", STATUS.format("Expand", "expand"))),
-        case("beyond_64_bits", "expand", {"x": f32(1), "s": np.array([1 << 62, 1 << 62])}, Raises("Fail", STATUS.format("Expand", "expand"))),
+        case(
+            "reshape",
+            "reshape",
+            {"x": f32(1, 2, 3), "s": np.array([4])},
+            Raises(
+                "Fail",
+                r"^\[ONNXRuntimeError\] : 1 : FAIL : .*" + STATUS.format("Reshape", "reshape"),
+            ),
+        ),
+        case(
+            "right_reshape",
+            "reshape",
+            {"x": f32(1, 2, 3), "s": np.array([3, -1])},
+            Gives([f32(1, 2, 3).reshape(3, 1)]),
+        ),
+        case(
+            "too_large",
+            "expand",
+            {"x": f32(1), "s": np.array([1 << 45])},
+            Raises("Fail", STATUS.format("Expand", "expand")),
+        ),
+        case(
+            "beyond_64_bits",
+            "expand",
+            {"x": f32(1), "s": np.array([1 << 62, 1 << 62])},
+            Raises("Fail", STATUS.format("Expand", "expand")),
+        ),
         case("broadcast", "two", {"a": A, "b": f32(1, 2, 3)}, Raises(("Fail", "InvalidArgument"))),
     ],
 )
@@ -231,7 +347,13 @@ def after_failure(name: str, bad: dict[str, Any], good: dict[str, Any]) -> list[
     "name, bad, good, expected",
     [
         case("kernel", "gather", {"i": np.array([9])}, {"i": np.array([1])}, Gives([f32(1)])),
-        case("memory", "expand", {"x": f32(1), "s": np.array([1 << 45])}, {"x": f32(1), "s": np.array([2])}, Gives([f32(1, 1)])),
+        case(
+            "memory",
+            "expand",
+            {"x": f32(1), "s": np.array([1 << 45])},
+            {"x": f32(1), "s": np.array([2])},
+            Gives([f32(1, 1)]),
+        ),
         case("type", "scale", {"x": np.ones(2)}, {"x": A}, Gives([f32(2, 4)])),
         case("missing", "scale", {}, {"x": A}, Gives([f32(2, 4)])),
     ],
@@ -256,18 +378,66 @@ def with_values(names: Any, feed: dict[str, Any], *rest: Any) -> list[np.ndarray
 @table(
     "call, expected",
     [
-        case("all", lambda: with_values(None, {"a": value(A), "b": value(B)}), Gives([SUM, DIFFERENCE])),
-        case("empty_is_all", lambda: with_values([], {"a": value(A), "b": value(B)}), Gives([SUM, DIFFERENCE])),
-        case("one", lambda: with_values(["difference"], {"a": value(A), "b": value(B)}), Gives([DIFFERENCE])),
-        case("options", lambda: with_values(["sum"], {"a": value(A), "b": value(B)}, ort.RunOptions()), Gives([SUM])),
-        case("kind", lambda: [type(v) is ort.OrtValue for v in session("scale").run_with_ort_values(None, {"x": value(A)})], Gives([True])),
-        case("fed_again", lambda: session("scale").run_with_ort_values(None, {"x": session("scale").run_with_ort_values(None, {"x": value(A)})[0]})[0].numpy(), Gives(f32(4, 8))),
-        case("missing", lambda: with_values(None, {"a": value(A)}), Raises("ValueError", r"Required inputs \(\['b'\]\) are missing from input feed \(\['a'\]\)")),
-        case("extra", lambda: with_values(None, {"a": value(A), "b": value(B), "q": value(A)}), Raises("InvalidArgument", "Invalid input name: q")),
-        case("unknown_output", lambda: with_values(["zz"], {"a": value(A), "b": value(B)}), Raises("InvalidArgument", "Invalid output name: ?zz")),
-        case("other_type", lambda: with_values(None, {"a": value(A), "b": value(np.ones(2))}), Raises("InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)")),
+        case(
+            "all",
+            lambda: with_values(None, {"a": value(A), "b": value(B)}),
+            Gives([SUM, DIFFERENCE]),
+        ),
+        case(
+            "empty_is_all",
+            lambda: with_values([], {"a": value(A), "b": value(B)}),
+            Gives([SUM, DIFFERENCE]),
+        ),
+        case(
+            "one",
+            lambda: with_values(["difference"], {"a": value(A), "b": value(B)}),
+            Gives([DIFFERENCE]),
+        ),
+        case(
+            "options",
+            lambda: with_values(["sum"], {"a": value(A), "b": value(B)}, ort.RunOptions()),
+            Gives([SUM]),
+        ),
+        case(
+            "kind",
+            lambda: [type(v) is ort.OrtValue for v in session("scale").run_with_ort_values(None, {"x": value(A)})],
+            Gives([True]),
+        ),
+        case(
+            "fed_again",
+            lambda: session("scale").run_with_ort_values(None, {"x": session("scale").run_with_ort_values(None, {"x": value(A)})[0]})[0].numpy(),
+            Gives(f32(4, 8)),
+        ),
+        case(
+            "missing",
+            lambda: with_values(None, {"a": value(A)}),
+            Raises(
+                "ValueError", r"Required inputs \(\['b'\]\) are missing from input feed \(\['a'\]\)"
+            ),
+        ),
+        case(
+            "extra",
+            lambda: with_values(None, {"a": value(A), "b": value(B), "q": value(A)}),
+            Raises("InvalidArgument", "Invalid input name: q"),
+        ),
+        case(
+            "unknown_output",
+            lambda: with_values(["zz"], {"a": value(A), "b": value(B)}),
+            Raises("InvalidArgument", "Invalid output name: ?zz"),
+        ),
+        case(
+            "other_type",
+            lambda: with_values(None, {"a": value(A), "b": value(np.ones(2))}),
+            Raises(
+                "InvalidArgument", r"Actual: \(tensor\(double\)\) , expected: \(tensor\(float\)\)"
+            ),
+        ),
         case("arrays", lambda: with_values(["sum"], FEED), Gives([SUM])),
-        case("native_values", lambda: with_values(["sum"], {"a": value(A)._ortvalue, "b": value(B)._ortvalue}), Gives([SUM])),
+        case(
+            "native_values",
+            lambda: with_values(["sum"], {"a": value(A)._ortvalue, "b": value(B)._ortvalue}),
+            Gives([SUM]),
+        ),
     ],
 )
 def test_run_with_ort_values(call: Callable[[], Any], expected: Any) -> None:
@@ -315,11 +485,33 @@ def failed(got: list[Any], word: str) -> list[Any]:
     [
         case("vectors", vectors, Gives([DIFFERENCE, SUM])),
         case("async", lambda: asynchronous(["sum"], FEED), Gives([[SUM], "mine", "", True])),
-        case("async_all", lambda: asynchronous(None, FEED), Gives([[SUM, DIFFERENCE], "mine", "", True])),
-        case("async_missing", lambda: asynchronous(None, {"a": A}), Raises("ValueError", r"Required inputs \(\['b'\]\)")),
-        case("async_unknown", lambda: failed(asynchronous(["zz"], FEED), "Invalid output name:"), Gives([[], "mine", True, False])),
-        case("async_type", lambda: failed(asynchronous(None, {"a": A, "b": np.ones(2)}), "Unexpected input data type"), Gives([[], "mine", True, False])),
-        case("async_one_thread", lambda: asynchronous(["sum"], FEED, 1), Gives([[SUM], "mine", "", True])),
+        case(
+            "async_all",
+            lambda: asynchronous(None, FEED),
+            Gives([[SUM, DIFFERENCE], "mine", "", True]),
+        ),
+        case(
+            "async_missing",
+            lambda: asynchronous(None, {"a": A}),
+            Raises("ValueError", r"Required inputs \(\['b'\]\)"),
+        ),
+        case(
+            "async_unknown",
+            lambda: failed(asynchronous(["zz"], FEED), "Invalid output name:"),
+            Gives([[], "mine", True, False]),
+        ),
+        case(
+            "async_type",
+            lambda: failed(
+                asynchronous(None, {"a": A, "b": np.ones(2)}), "Unexpected input data type"
+            ),
+            Gives([[], "mine", True, False]),
+        ),
+        case(
+            "async_one_thread",
+            lambda: asynchronous(["sum"], FEED, 1),
+            Gives([[SUM], "mine", "", True]),
+        ),
     ],
 )
 def test_relatives(call: Callable[[], Any], expected: Any) -> None:
@@ -351,15 +543,44 @@ SHRINK = "memory.enable_memory_arena_shrinkage"
         case("severity", lambda: run_options(log_severity_level=4), Gives([SUM])),
         case("unknown_key", lambda: run_options(("foo.bar", "1")), Gives([SUM])),
         case("no_graph", lambda: run_options(("gpu_graph_id", "-1")), Gives([SUM])),
-        case("no_synchronization", lambda: run_options(("disable_synchronize_execution_providers", "1")), Gives([SUM])),
+        case(
+            "no_synchronization",
+            lambda: run_options(("disable_synchronize_execution_providers", "1")),
+            Gives([SUM]),
+        ),
         case("shrink", lambda: run_options((SHRINK, "cpu:0")), Gives([SUM])),
         case("shrink_no_id", lambda: run_options((SHRINK, "cpu")), Gives([SUM])),
         case("shrink_twice", lambda: run_options((SHRINK, "cpu:0;cpu:0")), Gives([SUM])),
         case("shrink_nothing", lambda: run_options((SHRINK, "")), Gives([SUM])),
-        case("shrink_unknown", lambda: run_options((SHRINK, "foo:0")), Raises("InvalidArgument", "Unsupported device specified in the memory arena shrink list: foo")),
-        case("shrink_bad_id", lambda: run_options((SHRINK, "cpu:x")), Raises("InvalidArgument", "memory arena shrink list: .*x")),
-        case("shrink_absent", lambda: run_options((SHRINK, "gpu:0")), Raises("InvalidArgument", "Did not find an arena based allocator registered for device-id combination in the memory arena shrink list: gpu:0")),
-        case("terminated", lambda: run_options(terminate=True), Raises("Fail", r"^\[ONNXRuntimeError\] : 1 : FAIL : .*Exiting due to terminate flag being set to true\.")),
+        case(
+            "shrink_unknown",
+            lambda: run_options((SHRINK, "foo:0")),
+            Raises(
+                "InvalidArgument",
+                "Unsupported device specified in the memory arena shrink list: foo",
+            ),
+        ),
+        case(
+            "shrink_bad_id",
+            lambda: run_options((SHRINK, "cpu:x")),
+            Raises("InvalidArgument", "memory arena shrink list: .*x"),
+        ),
+        case(
+            "shrink_absent",
+            lambda: run_options((SHRINK, "gpu:0")),
+            Raises(
+                "InvalidArgument",
+                "Did not find an arena based allocator registered for device-id combination in the memory arena shrink list: gpu:0",
+            ),
+        ),
+        case(
+            "terminated",
+            lambda: run_options(terminate=True),
+            Raises(
+                "Fail",
+                r"^\[ONNXRuntimeError\] : 1 : FAIL : .*Exiting due to terminate flag being set to true\.",
+            ),
+        ),
     ],
 )
 def test_run_options(make: Callable[[], Any], expected: Any) -> None:
@@ -490,7 +711,11 @@ def metadata(i: int) -> bool:
     "act, expected",
     [
         case("terminate", terminated, Gives([True, True, True, f32(2, 4)])),
-        case("terminate_values", lambda: terminated("values"), Gives([True, True, True, f32(2, 4)])),
+        case(
+            "terminate_values",
+            lambda: terminated("values"),
+            Gives([True, True, True, f32(2, 4)]),
+        ),
         case("gil", ticks_meanwhile, Gives(True)),
         case("own_arrays", lambda: in_threads(4, own_array), Gives(True)),
         case("one_array", lambda: in_threads(4, one_array), Gives(True)),

@@ -91,7 +91,11 @@ UNABLE = "Unable to load from type '<class '{}'>'"
         case("none", lambda: None, Raises("TypeError", UNABLE.format("NoneType"))),
         case("int", lambda: 3, Raises("TypeError", UNABLE.format("int"))),
         case("list", lambda: [1], Raises("TypeError", UNABLE.format("list"))),
-        case("open_file", lambda: io.StringIO("x"), Raises("TypeError", UNABLE.format("_io.StringIO"))),
+        case(
+            "open_file",
+            lambda: io.StringIO("x"),
+            Raises("TypeError", UNABLE.format("_io.StringIO")),
+        ),
         case("bytearray", lambda: bytearray(content()), Gives([ONE])),
         case("memory_view", lambda: memoryview(content()), Gives([ONE])),
         case("model_proto", lambda: onnx.load(place()), Gives([ONE])),
@@ -115,10 +119,18 @@ def made(*args: Any, **keywords: Any) -> list[str]:
     [
         case("nothing", lambda: made(), Gives([CPU])),
         case("positions", lambda: made(ort.SessionOptions(), [CPU], [{}]), Gives([CPU])),
-        case("keyword_path", lambda: ort.InferenceSession(path_or_bytes=place()).get_providers(), Gives([CPU])),
+        case(
+            "keyword_path",
+            lambda: ort.InferenceSession(path_or_bytes=place()).get_providers(),
+            Gives([CPU]),
+        ),
         case("options_none", lambda: made(sess_options=None), Gives([CPU])),
         case("options", lambda: made(sess_options=ort.SessionOptions()), Gives([CPU])),
-        case("options_subclass", lambda: made(type("Mine", (ort.SessionOptions,), {})()), Gives([CPU])),
+        case(
+            "options_subclass",
+            lambda: made(type("Mine", (ort.SessionOptions,), {})()),
+            Gives([CPU]),
+        ),
         case("options_int", lambda: made(3), Raises("TypeError")),
         case("options_dict", lambda: made({"intra_op_num_threads": 1}), Raises("TypeError")),
         case("options_class", lambda: made(ort.SessionOptions), Raises("TypeError")),
@@ -128,17 +140,33 @@ def made(*args: Any, **keywords: Any) -> list[str]:
         case("fallback_text", lambda: made(enable_fallback="0"), Gives([CPU])),
         case("fallback_none", lambda: made(enable_fallback=None), Raises("TypeError")),
         case("fallback_word", lambda: made(enable_fallback="x"), Raises("ValueError")),
-        case("optimizers_list", lambda: made(disabled_optimizers=["ConstantFolding"]), Gives([CPU])),
+        case(
+            "optimizers_list",
+            lambda: made(disabled_optimizers=["ConstantFolding"]),
+            Gives([CPU]),
+        ),
         case("optimizers_set", lambda: made(disabled_optimizers={"ConstantFolding"}), Gives([CPU])),
-        case("optimizers_tuple", lambda: made(disabled_optimizers=("NoSuchOptimizer",)), Gives([CPU])),
-        case("optimizers_generator", lambda: made(disabled_optimizers=(n for n in ["A"])), Gives([CPU])),
+        case(
+            "optimizers_tuple",
+            lambda: made(disabled_optimizers=("NoSuchOptimizer",)),
+            Gives([CPU]),
+        ),
+        case(
+            "optimizers_generator",
+            lambda: made(disabled_optimizers=(n for n in ["A"])),
+            Gives([CPU]),
+        ),
         case("optimizers_none", lambda: made(disabled_optimizers=None), Gives([CPU])),
         case("optimizers_int", lambda: made(disabled_optimizers=[3]), Raises("TypeError")),
         case("config_flag", lambda: made(read_config_from_model=1), Gives([CPU])),
         case("config_flag_text", lambda: made(read_config_from_model="1"), Gives([CPU])),
         case("no_model", lambda: ort.InferenceSession(), Raises("TypeError", "path_or_bytes")),
         case("five_positions", lambda: made(None, None, None, None), Raises("TypeError")),
-        case("unknown_keyword", lambda: made(no_such_argument=1), Gives([CPU], warns=["no_such_argument"])),
+        case(
+            "unknown_keyword",
+            lambda: made(no_such_argument=1),
+            Gives([CPU], warns=["no_such_argument"]),
+        ),
     ],
 )
 def test_arguments(make: Callable[[], Any], expected: Any) -> None:
@@ -163,7 +191,11 @@ def keeps_bytes() -> bool:
     "read, expected",
     [
         case("path", lambda: of_path()._model_path == place(), Gives(True)),
-        case("path_is_str", lambda: type(ort.InferenceSession(pathlib.Path(place()))._model_path) is str, Gives(True)),
+        case(
+            "path_is_str",
+            lambda: type(ort.InferenceSession(pathlib.Path(place()))._model_path) is str,
+            Gives(True),
+        ),
         case("path_of_bytes", lambda: of_bytes()._model_path, Gives(None)),
         case("bytes", keeps_bytes, Gives(True)),
         case("bytes_of_path", lambda: of_path()._model_bytes, Gives(None)),
@@ -177,7 +209,11 @@ def keeps_bytes() -> bool:
         case("metadata", lambda: of_path()._model_meta.graph_name, Gives("graph")),
         case("fallback", lambda: of_path()._enable_fallback, Gives(True)),
         case("fallback_providers", lambda: of_path()._fallback_providers, Gives([CPU])),
-        case("profiling_start", lambda: type(of_path()._profiling_start_time_ns) is int, Gives(True)),
+        case(
+            "profiling_start",
+            lambda: type(of_path()._profiling_start_time_ns) is int,
+            Gives(True),
+        ),
     ],
 )
 def test_attributes(read: Callable[[], Any], expected: Any) -> None:
@@ -219,10 +255,18 @@ def entries_copied() -> str:
         case("changed_after", changed_after, Gives([1, 2])),
         case("rebuilt", rebuilt, Gives(1)),
         case("own_copy", own_copy, Gives(False)),
-        case("kind", lambda: type(of_path().get_session_options()) is ort.SessionOptions, Gives(True)),
+        case(
+            "kind",
+            lambda: type(of_path().get_session_options()) is ort.SessionOptions,
+            Gives(True),
+        ),
         case("default", lambda: of_path().get_session_options().intra_op_num_threads, Gives(0)),
         case("entries", entries_copied, Gives("1")),
-        case("log_id", lambda: ort.InferenceSession(place(), options(logid="me")).get_session_options().logid, Gives("me")),
+        case(
+            "log_id",
+            lambda: ort.InferenceSession(place(), options(logid="me")).get_session_options().logid,
+            Gives("me"),
+        ),
     ],
 )
 def test_session_options(read: Callable[[], Any], expected: Any) -> None:
@@ -236,14 +280,54 @@ COUNT = "print({}.get_session_options().intra_op_num_threads)"
 @table(
     "code, flag, expected",
     [
-        case("no_flag", COUNT.format("ort.InferenceSession(models.path('configured'))"), "0", Gives("0")),
-        case("variable", COUNT.format("ort.InferenceSession(models.path('configured'))"), "1", Gives("3")),
-        case("variable_bytes", COUNT.format("ort.InferenceSession(models.data('configured'))"), "1", Gives("3")),
-        case("variable_and_argument", COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=1)"), "1", Gives("3")),
-        case("variable_other_model", COUNT.format("ort.InferenceSession(models.path('add_one'))"), "1", Gives("0")),
-        case("argument", COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=1)"), "0", Gives("3")),
-        case("argument_off", COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=0)"), "1", Gives("0")),
-        case("native", "print(C.InferenceSession(ort.SessionOptions(), models.path('configured'), True, True).session_options.intra_op_num_threads)", "1", Gives("3")),
+        case(
+            "no_flag",
+            COUNT.format("ort.InferenceSession(models.path('configured'))"),
+            "0",
+            Gives("0"),
+        ),
+        case(
+            "variable",
+            COUNT.format("ort.InferenceSession(models.path('configured'))"),
+            "1",
+            Gives("3"),
+        ),
+        case(
+            "variable_bytes",
+            COUNT.format("ort.InferenceSession(models.data('configured'))"),
+            "1",
+            Gives("3"),
+        ),
+        case(
+            "variable_and_argument",
+            COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=1)"),
+            "1",
+            Gives("3"),
+        ),
+        case(
+            "variable_other_model",
+            COUNT.format("ort.InferenceSession(models.path('add_one'))"),
+            "1",
+            Gives("0"),
+        ),
+        case(
+            "argument",
+            COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=1)"),
+            "0",
+            Gives("3"),
+        ),
+        case(
+            "argument_off",
+            COUNT.format("ort.InferenceSession(models.path('configured'), read_config_from_model=0)"),
+            "1",
+            Gives("0"),
+        ),
+        case(
+            "native",
+            "print(C.InferenceSession(ort.SessionOptions(), models.path('configured'), True, True).session_options.intra_op_num_threads)",
+            "1",
+            Gives("3"),
+        ),
     ],
 )
 def test_config_in_model(code: str, flag: str, expected: Any) -> None:
@@ -362,12 +446,24 @@ def replaced_method() -> Any:
 @table(
     "act, expected",
     [
-        case("base", lambda: [k.__name__ for k in ort.InferenceSession.__mro__], Gives(["InferenceSession", "Session", "object"])),
-        case("session_class", lambda: module("capi.onnxruntime_inference_collection").Session in ort.InferenceSession.__mro__, Gives(True)),
+        case(
+            "base",
+            lambda: [k.__name__ for k in ort.InferenceSession.__mro__],
+            Gives(["InferenceSession", "Session", "object"]),
+        ),
+        case(
+            "session_class",
+            lambda: module("capi.onnxruntime_inference_collection").Session in ort.InferenceSession.__mro__,
+            Gives(True),
+        ),
         case("is_instance", lambda: isinstance(of_path(), ort.InferenceSession), Gives(True)),
         case("subclass", lambda: Wrapped(place(), "t").run(None, {"x": X}), Gives(["t", ONE])),
         case("subclass_attribute", lambda: Wrapped(place(), "t").tag, Gives("t")),
-        case("subclass_pickle", lambda: pickle.loads(pickle.dumps(Picklable(place()))).run(None, {"x": X}), Gives([ONE])),
+        case(
+            "subclass_pickle",
+            lambda: pickle.loads(pickle.dumps(Picklable(place()))).run(None, {"x": X}),
+            Gives([ONE]),
+        ),
         case("extra_attribute", extra_attribute, Gives([1])),
         case("replaced_method", replaced_method, Gives("patched")),
         case("weak_reference", lambda: (lambda s: weakref.ref(s)() is s)(of_path()), Gives(True)),
@@ -376,10 +472,18 @@ def replaced_method() -> Any:
         case("equal_to_itself", lambda: (lambda s: s == s)(of_path()), Gives(True)),
         case("not_equal", lambda: of_path() == of_path(), Gives(False)),
         case("hashable", lambda: (lambda s: {s: 1}[s])(of_path()), Gives(1)),
-        case("repr", lambda: repr(of_path()).startswith(f"<{COLLECTION}.InferenceSession object at 0x"), Gives(True)),
+        case(
+            "repr",
+            lambda: repr(of_path()).startswith(f"<{COLLECTION}.InferenceSession object at 0x"),
+            Gives(True),
+        ),
         case("not_callable", lambda: of_path()(), Raises("TypeError", "not callable")),
         case("no_length", lambda: len(of_path()), Raises("TypeError")),
-        case("two_of_one_path", lambda: [s.run(None, {"x": X})[0] for s in (of_path(), of_path())], Gives([ONE, ONE])),
+        case(
+            "two_of_one_path",
+            lambda: [s.run(None, {"x": X})[0] for s in (of_path(), of_path())],
+            Gives([ONE, ONE]),
+        ),
     ],
 )
 def test_object(act: Callable[[], Any], expected: Any) -> None:
@@ -404,9 +508,17 @@ def with_options() -> int:
         case("pickle_bytes", lambda: through_pickle(of_bytes()).run(None, {"x": X}), Gives([ONE])),
         case("pickle_options", with_options, Gives(2)),
         case("pickle_providers", lambda: through_pickle(of_path()).get_providers(), Gives([CPU])),
-        case("pickle_class", lambda: type(through_pickle(of_path())) is ort.InferenceSession, Gives(True)),
+        case(
+            "pickle_class",
+            lambda: type(through_pickle(of_path())) is ort.InferenceSession,
+            Gives(True),
+        ),
         case("deep_copy", lambda: copy.deepcopy(of_path()).run(None, {"x": X}), Gives([ONE])),
-        case("deep_copy_in_list", lambda: copy.deepcopy([of_bytes()])[0].run(None, {"x": X}), Gives([ONE])),
+        case(
+            "deep_copy_in_list",
+            lambda: copy.deepcopy([of_bytes()])[0].run(None, {"x": X}),
+            Gives([ONE]),
+        ),
     ],
 )
 def test_copies(act: Callable[[], Any], expected: Any) -> None:
@@ -433,24 +545,68 @@ def native_values() -> np.ndarray:
     [
         case("path", lambda: native(place(), True).run(["y"], {"x": X}, None), Gives([ONE])),
         case("bytes", lambda: native(content(), False).run(["y"], {"x": X}, None), Gives([ONE])),
-        case("run_options", lambda: native(place(), True).run(["y"], {"x": X}, ort.RunOptions()), Gives([ONE])),
-        case("default_options", lambda: native(place(), True, C.get_default_session_options()).run(["y"], {"x": X}, None), Gives([ONE])),
+        case(
+            "run_options",
+            lambda: native(place(), True).run(["y"], {"x": X}, ort.RunOptions()),
+            Gives([ONE]),
+        ),
+        case(
+            "default_options",
+            lambda: native(place(), True, C.get_default_session_options()).run(["y"], {"x": X}, None),
+            Gives([ONE]),
+        ),
         case("values", native_values, Gives(ONE)),
         case("inputs", lambda: [i.name for i in native(place(), True).inputs_meta], Gives(["x"])),
         case("outputs", lambda: [o.name for o in native(place(), True).outputs_meta], Gives(["y"])),
         case("overridable", lambda: native(place(), True).overridable_initializers, Gives([])),
         case("metadata", lambda: native(place(), True).model_meta.graph_name, Gives("graph")),
-        case("session_options", lambda: type(native(place(), True).session_options) is ort.SessionOptions, Gives(True)),
-        case("memory_infos", lambda: [len(native(place(), True).input_meminfos), len(native(place(), True).output_meminfos)], Gives([1, 1])),
-        case("profiling_start", lambda: type(native(place(), True).get_profiling_start_time_ns) is int, Gives(True)),
+        case(
+            "session_options",
+            lambda: type(native(place(), True).session_options) is ort.SessionOptions,
+            Gives(True),
+        ),
+        case(
+            "memory_infos",
+            lambda: [len(native(place(), True).input_meminfos), len(native(place(), True).output_meminfos)],
+            Gives([1, 1]),
+        ),
+        case(
+            "profiling_start",
+            lambda: type(native(place(), True).get_profiling_start_time_ns) is int,
+            Gives(True),
+        ),
         case("providers", lambda: native(place(), True).get_providers(), Gives([CPU])),
         case("end_profiling", lambda: native(place(), True).end_profiling(), Gives("")),
-        case("no_names", lambda: native(place(), True).run([], {"x": X}, None), Raises("InvalidArgument", "At least one output should be requested")),
-        case("names_none", lambda: native(place(), True).run(None, {"x": X}, None), Raises("TypeError")),
-        case("options_none", lambda: C.InferenceSession(None, content(), False, False), Raises("TypeError")),
-        case("missing_file", lambda: C.InferenceSession(ort.SessionOptions(), "/nofile", True, False), Raises("NoSuchFile", "/nofile")),
-        case("not_initialized", lambda: C.InferenceSession(ort.SessionOptions(), place(), True, False).run(["y"], {"x": X}, None), Raises("Fail", "Session not initialized")),
-        case("metadata_before", lambda: [i.name for i in C.InferenceSession(ort.SessionOptions(), place(), True, False).inputs_meta], Gives(["x"])),
+        case(
+            "no_names",
+            lambda: native(place(), True).run([], {"x": X}, None),
+            Raises("InvalidArgument", "At least one output should be requested"),
+        ),
+        case(
+            "names_none",
+            lambda: native(place(), True).run(None, {"x": X}, None),
+            Raises("TypeError"),
+        ),
+        case(
+            "options_none",
+            lambda: C.InferenceSession(None, content(), False, False),
+            Raises("TypeError"),
+        ),
+        case(
+            "missing_file",
+            lambda: C.InferenceSession(ort.SessionOptions(), "/nofile", True, False),
+            Raises("NoSuchFile", "/nofile"),
+        ),
+        case(
+            "not_initialized",
+            lambda: C.InferenceSession(ort.SessionOptions(), place(), True, False).run(["y"], {"x": X}, None),
+            Raises("Fail", "Session not initialized"),
+        ),
+        case(
+            "metadata_before",
+            lambda: [i.name for i in C.InferenceSession(ort.SessionOptions(), place(), True, False).inputs_meta],
+            Gives(["x"]),
+        ),
     ],
 )
 def test_native(act: Callable[[], Any], expected: Any) -> None:
@@ -516,16 +672,52 @@ BUFFER = W.tobytes()
         case("files_in_memory", lambda: external_memory(BUFFER, 16), Gives([W])),
         case("files_in_memory_array", lambda: external_memory(W, 16), Gives([W])),
         case("values", lambda: external_values(["w"], [value(W)]), Gives([W])),
-        case("values_empty", lambda: ort.SessionOptions().add_external_initializers([], []), Gives(None)),
-        case("lengths_differ", lambda: external_values(["w", "q"], [value(W)]), Raises("RuntimeError")),
-        case("memory_lengths_differ", lambda: ort.SessionOptions().add_external_initializers_from_files_in_memory(["a", "b"], [b"x"], [1]), Raises("RuntimeError")),
-        case("values_twice", lambda: twice(lambda o: o.add_external_initializers(["w"], [value(W)])), Raises("RuntimeError")),
-        case("replaced", lambda: (lambda v: replaced("one", v))(value(f32(7, 8, 9))), Gives([SEVEN])),
-        case("replaced_unknown", lambda: (lambda v: replaced("zzz", v))(value(f32(7, 8, 9))), Gives([ONE])),
-        case("replaced_twice", lambda: (lambda v: twice(lambda o: o.add_initializer("one", v)))(value(f32(1, 1, 1))), Raises("RuntimeError")),
-        case("replaced_by_native", lambda: (lambda v: replaced("one", v._ortvalue))(value(f32(7, 8, 9))), Gives([SEVEN])),
+        case(
+            "values_empty",
+            lambda: ort.SessionOptions().add_external_initializers([], []),
+            Gives(None),
+        ),
+        case(
+            "lengths_differ",
+            lambda: external_values(["w", "q"], [value(W)]),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "memory_lengths_differ",
+            lambda: ort.SessionOptions().add_external_initializers_from_files_in_memory(["a", "b"], [b"x"], [1]),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "values_twice",
+            lambda: twice(lambda o: o.add_external_initializers(["w"], [value(W)])),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "replaced",
+            lambda: (lambda v: replaced("one", v))(value(f32(7, 8, 9))),
+            Gives([SEVEN]),
+        ),
+        case(
+            "replaced_unknown",
+            lambda: (lambda v: replaced("zzz", v))(value(f32(7, 8, 9))),
+            Gives([ONE]),
+        ),
+        case(
+            "replaced_twice",
+            lambda: (lambda v: twice(lambda o: o.add_initializer("one", v)))(value(f32(1, 1, 1))),
+            Raises("RuntimeError"),
+        ),
+        case(
+            "replaced_by_native",
+            lambda: (lambda v: replaced("one", v._ortvalue))(value(f32(7, 8, 9))),
+            Gives([SEVEN]),
+        ),
         case("replaced_by_array", lambda: replaced("one", f32(7, 8, 9)), Gives([SEVEN])),
-        case("no_file", lambda: ort.InferenceSession(models.data("external", "gone.bin")), Raises("Fail")),
+        case(
+            "no_file",
+            lambda: ort.InferenceSession(models.data("external", "gone.bin")),
+            Raises("Fail"),
+        ),
     ],
 )
 def test_weights(act: Callable[[], Any], expected: Any) -> None:
@@ -546,7 +738,9 @@ OTHER_SHAPE = """
 options = ort.SessionOptions()
 weight = ort.OrtValue.ortvalue_from_numpy(np.ones(4, np.float32))
 options.add_initializer("one", weight)
-print(ort.InferenceSession(models.data("add_one"), options).run(None, {"x": np.zeros((1, 3), np.float32)}))
+print(
+    ort.InferenceSession(models.data("add_one"), options).run(None, {"x": np.zeros((1, 3), np.float32)}),
+)
 """
 OTHER_TYPE = """
 options = ort.SessionOptions()
@@ -610,7 +804,11 @@ def deleted_after() -> Any:
     "act, expected",
     [
         case("optimized_model", optimized, Gives([["Add"], ONE])),
-        case("canceled", canceled, Raises("ModelLoadCanceled", r"^\[ONNXRuntimeError\] : 12 : MODEL_LOAD_CANCELED : ")),
+        case(
+            "canceled",
+            canceled,
+            Raises("ModelLoadCanceled", r"^\[ONNXRuntimeError\] : 12 : MODEL_LOAD_CANCELED : "),
+        ),
         case("canceled_and_not", canceled_and_not, Gives([ONE])),
         case("format_onnx", lambda: as_format("ONNX"), Gives([ONE])),
         case("format_ort", lambda: as_format("ORT"), Raises(("Fail", "NotImplemented"))),
