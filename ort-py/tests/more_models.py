@@ -48,9 +48,10 @@ MODELS: dict[str, str] = {
     " { a = Mul(x, x)\n b = Exp(a)\n c = Add(a, b)\n y = Sub(c, a) }",
     "loop": """loop (int64 n, float[2] x) => (float[2] y) {
         go = Constant<value = bool {1}>()
-        y = Loop(n, go, x) <body = body (int64 i, bool before, float[2] a) => (bool after, float[2] b)
-            { after = Identity(before)
-              b = Identity(a) }> }""",
+        y = Loop(n, go, x)
+            <body = body (int64 i, bool before, float[2] a) => (bool after, float[2] b)
+                { after = Identity(before)
+                  b = Identity(a) }> }""",
 }
 
 #: Numeric dtypes: name, type string, ONNX element type, bytes of an element.
@@ -71,9 +72,12 @@ DTYPES: list[tuple[str, str, int, int]] = [
 
 #: 2 x 3 float32 values 0 to 5. Tests that write take a copy.
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
-A.setflags(write=True)
 
-TESTS = Path(__file__).resolve().parent
+
+@pytest.fixture(name="ort", scope="session")
+def package() -> ModuleType:
+    """Returns the package under test: that of ORT_PACKAGE, else ours."""
+    return importlib.import_module(os.environ.get("ORT_PACKAGE", "ort_runtime"))
 
 
 @functools.cache
@@ -175,7 +179,7 @@ def start_program(
     timeout: float = 60,
     env: dict[str, str] | None = None,
 ) -> tuple[int | None, str, str]:
-    """Like `run_program`. Returns exit code (None at a timeout), standard output, standard error."""
+    """Like `run_program`. Returns exit code (None at a timeout), output, error output."""
     for name in models:
         (folder / f"{name}.onnx").write_bytes(data(name))
     head = (

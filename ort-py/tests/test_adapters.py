@@ -13,6 +13,7 @@ import pytest
 
 from more_deviations import check
 from more_models import DTYPES, Raises, row, session, value
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 F = np.float32
 W = np.arange(6, dtype=F).reshape(2, 3)
@@ -188,7 +189,8 @@ USES = [
     row("unknown_name", used({"q": np.ones(2, F)}),
         Raises("InvalidArgument", "Invalid input name: q")),
     row("shape", used(of(10)), Raises("InvalidArgument", "Got invalid dimensions for input: w")),
-    row("dtype", used({"w": np.array([1, 2])}), Raises("InvalidArgument", "Unexpected input data type")),
+    row("dtype", used({"w": np.array([1, 2])}),
+        Raises("InvalidArgument", "Unexpected input data type")),
     row("input_by_adapter", used({"x": X}, feed={}), Raises("ValueError", "Required inputs")),
 ]
 

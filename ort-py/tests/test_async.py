@@ -14,6 +14,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, Raises, row, run_program, session, value
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 SQUARES = (A * A).tolist()
 WAIT = 20
@@ -75,7 +76,8 @@ LATER = [
     row("terminated", later({"x": A}, options=stopped),
         [[], "mine", "Exiting due to terminate flag being set to true."]),
     row("missing", later({}), Raises("ValueError", r"Required inputs \(\['x'\]\) are missing")),
-    row("not_callable", lambda o: session(o, "square", threads(o, 2)).run_async(None, {"x": A}, 3, 0),
+    row("not_callable",
+        lambda o: session(o, "square", threads(o, 2)).run_async(None, {"x": A}, 3, 0),
         Raises("TypeError")),
 ]
 

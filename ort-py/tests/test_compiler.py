@@ -12,6 +12,7 @@ import pytest
 
 from more_deviations import check
 from more_models import Raises, row
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 F = np.float32
 WEIGHTS = np.arange(1000, dtype=F)
@@ -140,7 +141,8 @@ COMPILED = [
     row("no_bytes", to_bytes(b""), Raises("ValueError", "Input model bytes array is empty")),
     row("number", to_bytes(3), Raises("TypeError", "Unable to load from type '<class 'int'>'")),
     row("no_options", lambda o: o.ModelCompiler(None, "m.onnx"), Raises("TypeError")),
-    row("no_folder", to_file("none/o.onnx"), Raises("InvalidArgument", "No such file or directory")),
+    row("no_folder", to_file("none/o.onnx"),
+        Raises("InvalidArgument", "No such file or directory")),
     row("stream_raises", lambda o: compiler(o).compile_to_stream(divide), FAIL_DIVISION),
     row("location_raises", to_bytes(get_initializer_location_func=divide), FAIL_DIVISION),
     row("both_places",

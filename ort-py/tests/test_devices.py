@@ -10,6 +10,7 @@ import pytest
 
 from more_deviations import check
 from more_models import NO_CRASH, Raises, native, row, run_program, session
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 NVIDIA, MICROSOFT, HUAWEI, AMD = 4318, 5140, 6629, 4098
 
@@ -216,7 +217,8 @@ CONFIGS = [
     row("one_key", config({"max_mem": 5}), [5, -1, -1, -1, -1, -1]),
     row("six_keys", config({f: i + 1 for i, f in enumerate(FIELDS)}), [1, 2, 3, 4, 5, 6]),
     row("strategy", strategy, [1, 1, 2, 3, -1, -1]),
-    row("unknown_key", config({"foo": 1}), Raises("RuntimeError", "Invalid OrtArenaCfg option: foo")),
+    row("unknown_key", config({"foo": 1}),
+        Raises("RuntimeError", "Invalid OrtArenaCfg option: foo")),
     row("str_value", config({"max_mem": "5"}), Raises("RuntimeError")),
     row("negative_key", config({"max_mem": -1}), Raises("RuntimeError")),
     row("negative", config(-1, 0, 0, 0), Raises("TypeError")),

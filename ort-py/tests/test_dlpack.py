@@ -12,6 +12,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, DTYPES, Raises, native, row, session, value
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 
 class Exporter:

@@ -12,6 +12,7 @@ import pytest
 
 from more_deviations import check
 from more_models import Raises, row, start_program
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 
 def severity(given: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, DTYPES, NO_CRASH, Raises, native, row, run_program, session, value
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 NOT_NUMERIC = Raises("RuntimeError", "only supported from non-string numpy arrays")
 WRONG_DEVICE = Raises("Exception", "Unsupported device type: foo")
@@ -23,7 +24,8 @@ WRONG_DEVICE = Raises("Exception", "Unsupported device type: foo")
 def facts(v: Any) -> tuple[Any, ...]:
     """Returns what an OrtValue says of itself."""
     kinds = (v.is_tensor(), v.is_sparse_tensor(), v.is_tensor_sequence(), v.has_value())
-    return v.data_type(), v.element_type(), v.shape(), v.tensor_size_in_bytes(), v.device_name(), kinds
+    form = (v.data_type(), v.element_type(), v.shape(), v.tensor_size_in_bytes())
+    return *form, v.device_name(), kinds
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,8 @@ DEVICES = [
     row("nothing", on_device(""), Raises("Exception", "Unsupported device type: ")),
     row("none", on_device(None), Raises("TypeError")),
     row("id_str", on_device("cpu", "0"), Raises("TypeError")),
-    row("array_keyword", lambda o: o.OrtValue.ortvalue_from_numpy(numpy_obj=A), Raises("TypeError")),
+    row("array_keyword", lambda o: o.OrtValue.ortvalue_from_numpy(numpy_obj=A),
+        Raises("TypeError")),
 ]
 
 
@@ -236,7 +239,8 @@ REINTERPRETED = [
     row("string", with_type(U8, 8), Raises("RuntimeError")),
     row("float_number", with_type(U16, 16.0), Raises("TypeError")),
     row("str_number", with_type(U16, "16"), Raises("TypeError")),
-    row("list", lambda o: o.OrtValue.ortvalue_from_numpy_with_onnx_type([1], 7), Raises("TypeError")),
+    row("list", lambda o: o.OrtValue.ortvalue_from_numpy_with_onnx_type([1], 7),
+        Raises("TypeError")),
     row(
         "keyword",
         lambda o: o.OrtValue.ortvalue_from_numpy_with_onnx_type(
@@ -297,7 +301,8 @@ ELEMENTS = [
     row("negative", from_type(-1), Raises("RuntimeError", "tensor type -1 is not supported")),
     row("number", from_type(1.0), Raises("RuntimeError", "Not a valid numpy type")),
     row("nonsense", from_type("foo"), Raises("RuntimeError", "Not a valid numpy type")),
-    row("type_string", from_type("tensor(float)"), Raises("RuntimeError", "Not a valid numpy type")),
+    row("type_string", from_type("tensor(float)"),
+        Raises("RuntimeError", "Not a valid numpy type")),
     row("str_class", from_type(str), NOT_NUMERIC),
     row("numpy_str", from_type(np.str_), NOT_NUMERIC),
     row("object_class", from_type(object), NOT_NUMERIC),

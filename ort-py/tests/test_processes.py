@@ -14,6 +14,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, data, row, run_program, session
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 SQUARES = (A * A).tolist()
 
@@ -77,15 +78,16 @@ ENDS = [
     row("global_output", LOAD + f"sys.y = s.run(None, {FEED})", ""),
     row("exit_code", LOAD + f"s.run(None, {FEED})\nsys.exit(3)", "exit 3"),
     row("exception", LOAD + "1 / 0", "exit 1"),
-    row("at_exit", LOAD + f"import atexit\natexit.register(lambda: print(s.run(None, {FEED})[0].sum()))",
-        "3.0"),
+    row("at_exit",
+        LOAD + "import atexit\n"
+        f"atexit.register(lambda: print(s.run(None, {FEED})[0].sum()))", "3.0"),
     row("cycle", LOAD + "class C: pass\nc = C()\nc.c, c.s = c, s", ""),
     row("running_thread",
-        LOAD + f"threading.Thread(target=lambda: [s.run(None, {FEED}) for _ in range(100)]).start()",
-        ""),
+        LOAD + f"go = lambda: [s.run(None, {FEED}) for _ in range(100)]\n"
+        "threading.Thread(target=go).start()", ""),
     row("output_without_session",
-        f"y = ort.InferenceSession('square.onnx').run(None, {FEED})\ngc.collect()\nprint(y[0].sum())",
-        "3.0"),
+        f"y = ort.InferenceSession('square.onnx').run(None, {FEED})\n"
+        "gc.collect()\nprint(y[0].sum())", "3.0"),
     row("value_without_session",
         "v = ort.OrtValue.ortvalue_from_numpy(np.ones((1, 3), np.float32))\n"
         "y = ort.InferenceSession('square.onnx').run_with_ort_values(None, {'x': v})[0]\n"

@@ -16,6 +16,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, Raises, data, row, session
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 STAMP = r"_\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}_\d{3}\.json"
 
@@ -25,7 +26,9 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def profiled(ort: ModuleType, model: Any = "chain", prefix: str | None = None, runs: int = 1) -> Any:
+def profiled(
+    ort: ModuleType, model: Any = "chain", prefix: str | None = None, runs: int = 1
+) -> Any:
     """Returns a session that was profiled over that many runs, unoptimized."""
     options = ort.SessionOptions()
     options.enable_profiling = True

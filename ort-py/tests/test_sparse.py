@@ -11,6 +11,7 @@ import pytest
 
 from more_deviations import check
 from more_models import A, Raises, native, row, value
+from more_models import package  # noqa: F401  (the fixture `ort`)
 
 V3 = np.array([1, 2, 3], np.float32)
 LINEAR = np.array([0, 5, 11])
@@ -38,7 +39,8 @@ def coo(*arguments: Any) -> Any:
     def call(ort: ModuleType) -> Any:
         t = coo_of(ort, *arguments)
         assert int(t.format()) == COO and t.device_name() == "cpu"
-        return t.dense_shape(), t.data_type(), t.values().tolist(), t.as_coo_view().indices().tolist()
+        indices = t.as_coo_view().indices().tolist()
+        return t.dense_shape(), t.data_type(), t.values().tolist(), indices
 
     return call
 
