@@ -4,7 +4,10 @@ from . import _exports, _ld_preload, onnxruntime_pybind11_state
 
 _exports.install(onnxruntime_pybind11_state)
 
-from ._compiler import ModelCompiler  # noqa: E402
+# These need the native module, so they come after it.
+from ._compiler import NativeCompiler  # noqa: E402
+from ._values import copy_tensors  # noqa: E402
 
-onnxruntime_pybind11_state.ModelCompiler = ModelCompiler
-onnxruntime_pybind11_state.__all__.append("ModelCompiler")
+onnxruntime_pybind11_state.ModelCompiler = NativeCompiler
+onnxruntime_pybind11_state.copy_tensors = copy_tensors
+onnxruntime_pybind11_state.__all__.extend(["ModelCompiler", "copy_tensors"])

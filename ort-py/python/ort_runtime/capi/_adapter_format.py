@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from . import onnxruntime_pybind11_state as C
-from ._adapters import native_value
 from ._values import OrtValue
 
 __all__ = ["AdapterFormat"]
@@ -55,9 +54,7 @@ class AdapterFormat:
 
     def set_parameters(self, params: dict[str, OrtValue]) -> None:
         """Sets the parameters by name."""
-        self._adapter.parameters = {
-            name: native_value(value, f"params[{name!r}]") for name, value in params.items()
-        }
+        self._adapter.parameters = {name: value._ortvalue for name, value in params.items()}
 
     def get_parameters(self) -> dict[str, OrtValue]:
         """Returns the parameters by name."""

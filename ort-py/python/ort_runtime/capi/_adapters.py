@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ._errors import NoSuchFile, status
+from ._errors import Fail, NoSuchFile, status
 from ._fields import refuse, to_int, to_path
 
 __all__ = ["AdapterFormat", "LoraAdapter"]
@@ -23,7 +23,9 @@ __all__ = ["AdapterFormat", "LoraAdapter"]
 _NATIVE = f"{__package__}.onnxruntime_pybind11_state"
 _IDENTIFIER = b"TORT"
 _FORMAT_VERSION = 1
-_STRING = 8  # ONNX's number of the element type
+
+# ONNX's numbers of element types.
+_STRING, _BOOL = 8, 9
 _INVALID = "The buffer does not appear to be a valid lora parameter format"
 
 # A table of four fields: a vtable of 12 bytes, and 20 bytes of table.
@@ -69,10 +71,16 @@ class AdapterFormat:
         return _decode(_read(to_path(path, "the path of an adapter")))
 
     def export_adapter(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file."""
+        """Writes a file. Raises Fail if it cannot be written, RuntimeError for other parameters.
+
+        Parameters are tensors of numbers with at least one dimension.
+        """
         data = _encode(self)
-        with open(to_path(path, "the path of an adapter"), "wb") as file:
-            file.write(data)
+        try:
+            with open(to_path(path, "the path of an adapter"), "wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise status(Fail, f"the adapter cannot be written: {error}") from error
 
 
 class LoraAdapter:
@@ -180,6 +188,8 @@ def _encode(adapter: AdapterFormat) -> bytes:
     data += bytes(4 * count)
     for index, (name, value) in enumerate(adapter.parameters.items()):
         shape, content = value.shape(), value_to_bytes(value)
+        if not shape or value.element_type() == _BOOL:
+            raise RuntimeError(f"adapters hold no {value.data_type()} of shape {shape}: {name!r}")
         table, text = len(data), name.encode()
         struct.pack_into("<I", data, offsets + 4 * index, table - (offsets + 4 * index))
         data += struct.pack("<iIIiI", table - 8, 0, 0, value.element_type(), 0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import onnxruntime_pybind11_state as C
 from ._adapters import native_value
+from ._fields import to_sizes
 from ._public_devices import native_device
 from ._values import OrtValue
 
@@ -64,7 +65,7 @@ class IOBinding:
         """
         device = native_device(device_type, device_id, -1)
         pointer = operator.index(buffer_ptr)
-        self._iobinding.bind_input(name, device, element_type, _sizes(shape), pointer)
+        self._iobinding.bind_input(name, device, element_type, to_sizes(shape, "shape"), pointer)
         self._numpy_obj_references.pop(name, None)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
@@ -95,7 +96,7 @@ class IOBinding:
             )
         else:
             pointer = operator.index(buffer_ptr)
-            self._iobinding.bind_output(name, device, element_type, _sizes(shape), pointer)
+            self._iobinding.bind_output(name, device, element_type, to_sizes(shape, "shape"), pointer)
         self._bound_outputs.pop(name, None)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
@@ -132,7 +133,3 @@ class IOBinding:
         """Unbinds all outputs."""
         self._iobinding.clear_binding_outputs()
         self._bound_outputs.clear()
-
-
-def _sizes(shape: Sequence[int]) -> list[int]:
-    return [operator.index(size) for size in shape]

@@ -9,11 +9,13 @@ from typing import Any
 
 from . import onnxruntime_pybind11_state as C
 from ._errors import Fail, InvalidArgument, NotImplemented, status
-from ._fields import refuse, to_bool, to_count, to_enum, to_path
+from ._fields import refuse, to_bool, to_count, to_path
 from ._inference_session import InferenceSession, model_bytes
 from ._values import OrtValue
 
 __all__ = ["ModelCompiler", "check", "compile", "make_get_initializer_location_func_wrapper"]
+
+_NATIVE = f"{__package__}.onnxruntime_pybind11_state"
 
 GetInitializerLocationFunc = Callable[
     [str, OrtValue, C.OrtExternalInitializerInfo | None], C.OrtExternalInitializerInfo | None
@@ -44,56 +46,39 @@ def make_get_initializer_location_func_wrapper(
     return wrapper
 
 
-class ModelCompiler:
-    """Writes a model as the given options optimize it, as plain ONNX.
-
-    The CPU compiles nothing ahead, so there are no EPContext nodes in the result. For a file with
-    packed weights, which loads faster, see `ort_runtime.compile`.
-
-    Example: `ModelCompiler(SessionOptions(), "model.onnx").compile_to_file("compiled.onnx")`
-    """
+class NativeCompiler:
+    """What `onnxruntime_pybind11_state.ModelCompiler` is: the compiler with plain arguments."""
 
     def __init__(
         self,
-        sess_options: C.SessionOptions,
-        input_model_path_or_bytes: str | os.PathLike[str] | bytes,
-        embed_compiled_data_into_model: bool = False,
-        external_initializers_file_path: str | os.PathLike[str] | None = None,
-        external_initializers_size_threshold: int = 1024,
-        flags: int = C.OrtCompileApiFlags.NONE,
-        graph_optimization_level: C.GraphOptimizationLevel = (
-            C.GraphOptimizationLevel.ORT_DISABLE_ALL
-        ),
-        get_initializer_location_func: GetInitializerLocationFunc | None = None,
+        options: C.SessionOptions,
+        model: str | bytes,
+        is_path: bool,
+        embed: bool,
+        external_file: str,
+        external_bytes: int,
+        flags: int,
+        level: C.GraphOptimizationLevel,
+        locate: Callable[..., C.OrtExternalInitializerInfo | None] | None = None,
     ) -> None:
-        if not isinstance(sess_options, C.SessionOptions):
-            refuse("sess_options", "SessionOptions", sess_options)
-        self._model = _source(input_model_path_or_bytes)
-        if self._model == "":
-            raise ValueError("Input model path is empty")
-        if external_initializers_file_path and get_initializer_location_func:
-            raise ValueError(
-                "Cannot initialize ModelCompiler with both `external_initializers_file_path` and "
-                "`get_initializer_location_func`"
-            )
-        if get_initializer_location_func is not None:
+        if not isinstance(options, C.SessionOptions):
+            refuse("sess_options", "SessionOptions", options)
+        to_bool(embed, "embed_compiled_data_into_model")
+        if not model:
+            raise ValueError(f"Input model {'path' if is_path else 'bytes array'} is empty")
+        if locate is not None:
             raise status(
                 NotImplemented,
                 "get_initializer_location_func is not supported; "
                 "external_initializers_file_path puts all weights into one file",
             )
-        to_bool(embed_compiled_data_into_model, "embed_compiled_data_into_model")
+        self._model = model
         self._flags = to_count(flags, "flags")
-        self._options = copy.copy(sess_options)
-        self._options.graph_optimization_level = to_enum(C.GraphOptimizationLevel)(
-            graph_optimization_level, "graph_optimization_level"
-        )
-        threshold = to_count(
-            external_initializers_size_threshold, "external_initializers_size_threshold"
-        )
-        if external_initializers_file_path:
-            path = to_path(external_initializers_file_path, "external_initializers_file_path")
-            self._options.add_session_config_entry(_EXTERNAL_FILE, path)
+        self._options = copy.copy(options)
+        self._options.graph_optimization_level = level
+        threshold = to_count(external_bytes, "external_initializers_size_threshold")
+        if external_file:
+            self._options.add_session_config_entry(_EXTERNAL_FILE, external_file)
             self._options.add_session_config_entry(_EXTERNAL_BYTES, str(threshold))
 
     def compile_to_file(self, output_model_path: str | os.PathLike[str] | None = None) -> None:
@@ -125,10 +110,14 @@ class ModelCompiler:
                 return file.read()
 
     def compile_to_stream(self, write_function: Callable[[bytes], None]) -> None:
-        """Passes the model to a function, in one or more pieces."""
+        """Passes the model to a function, in one or more pieces. What it raises becomes a Fail."""
         if not callable(write_function):
             refuse("write_function", "a function", write_function)
-        write_function(self.compile_to_bytes())
+        content = self.compile_to_bytes()
+        try:
+            write_function(content)
+        except Exception as error:
+            raise status(Fail, f"{type(error).__name__}: {error}") from error
 
     def set_ep_context_data_write_func(
         self, write_func: Callable[[str, C.OrtEpContextData], None]
@@ -149,9 +138,61 @@ class ModelCompiler:
                 "Unable to compile any nodes. Check that the session EPs support compilation and "
                 "can execute at least one subgraph in the model.",
             )
+        folder = os.path.dirname(path)
+        if folder and not os.path.isdir(folder):
+            raise status(InvalidArgument, f"{path}: No such file or directory")
         options = copy.copy(self._options)
         options.optimized_model_filepath = path
         InferenceSession(self._model, options)
+
+
+NativeCompiler.__module__, NativeCompiler.__name__ = _NATIVE, "ModelCompiler"
+NativeCompiler.__qualname__ = "ModelCompiler"
+
+
+class ModelCompiler(NativeCompiler):
+    """Writes a model as the given options optimize it, as plain ONNX.
+
+    The CPU compiles nothing ahead, so there are no EPContext nodes in the result. For a file with
+    packed weights, which loads faster, see `ort_runtime.compile`.
+
+    Raises TypeError for what is no model and no options, ValueError for an empty model or two
+    places for weights.
+
+    Example: `ModelCompiler(SessionOptions(), "model.onnx").compile_to_file("compiled.onnx")`
+    """
+
+    def __init__(
+        self,
+        sess_options: C.SessionOptions,
+        input_model_path_or_bytes: str | os.PathLike[str] | bytes,
+        embed_compiled_data_into_model: bool = False,
+        external_initializers_file_path: str | os.PathLike[str] | None = None,
+        external_initializers_size_threshold: int = 1024,
+        flags: int = C.OrtCompileApiFlags.NONE,
+        graph_optimization_level: C.GraphOptimizationLevel = (
+            C.GraphOptimizationLevel.ORT_DISABLE_ALL
+        ),
+        get_initializer_location_func: GetInitializerLocationFunc | None = None,
+    ) -> None:
+        locate, path = get_initializer_location_func, external_initializers_file_path or ""
+        if path and locate:
+            raise ValueError(
+                "Cannot initialize ModelCompiler with both `external_initializers_file_path` and "
+                "`get_initializer_location_func`"
+            )
+        model = _source(input_model_path_or_bytes)
+        super().__init__(
+            sess_options,
+            model,
+            isinstance(model, str),
+            embed_compiled_data_into_model,
+            to_path(path, "external_initializers_file_path"),
+            external_initializers_size_threshold,
+            flags,
+            graph_optimization_level,
+            None if locate is None else make_get_initializer_location_func_wrapper(locate),
+        )
 
 
 def check(model: Any) -> list[str]:

@@ -13,7 +13,17 @@ from ._enums import (
     OrtMemoryInfoDeviceType,
     OrtMemType,
 )
-from ._fields import Slotted, read_only, refuse, to_enum, to_int, to_int64, to_str
+from ._fields import (
+    Slotted,
+    read_only,
+    refuse,
+    to_enum,
+    to_int,
+    to_int64,
+    to_str,
+    to_unsigned,
+    typed,
+)
 
 __all__ = [
     "OrtArenaCfg",
@@ -202,6 +212,10 @@ _ARENA_OPTIONS = (
 )
 
 
+def _arena_option(name: str, doc: str) -> property:
+    return typed(name, to_unsigned if name == "max_mem" else to_int64, doc)
+
+
 class OrtArenaCfg(Slotted):
     """How an arena grows: `OrtArenaCfg(max_mem, strategy, initial_chunk, max_dead)`, or a dict.
 
@@ -215,9 +229,9 @@ class OrtArenaCfg(Slotted):
 
     def __init__(self, *settings: Any) -> None:
         if len(settings) == 1 and isinstance(settings[0], dict):
-            named = settings[0]
+            named, fault = settings[0], RuntimeError
         elif len(settings) == 4:
-            named = dict(zip(_ARENA_OPTIONS, settings, strict=False))
+            named, fault = dict(zip(_ARENA_OPTIONS, settings, strict=False)), TypeError
         else:
             raise TypeError("OrtArenaCfg takes four numbers or a dict")
         for name in _ARENA_OPTIONS:
@@ -225,20 +239,23 @@ class OrtArenaCfg(Slotted):
         for name, value in named.items():
             if name not in _ARENA_OPTIONS:
                 raise RuntimeError(f"Invalid OrtArenaCfg option: {name}")
-            setattr(self, f"_{name}", to_int64(value, name))
+            try:
+                setattr(self, name, value)
+            except TypeError as error:
+                raise fault(str(error)) from None
 
-    max_mem = read_only("max_mem", "The most bytes the arena holds, 0 for no limit.")
-    arena_extend_strategy = read_only(
+    max_mem = _arena_option("max_mem", "The most bytes the arena holds, 0 for no limit.")
+    arena_extend_strategy = _arena_option(
         "arena_extend_strategy", "0 doubles the growth, 1 adds what is asked for."
     )
-    initial_chunk_size_bytes = read_only("initial_chunk_size_bytes", "The first growth.")
-    max_dead_bytes_per_chunk = read_only(
+    initial_chunk_size_bytes = _arena_option("initial_chunk_size_bytes", "The first growth.")
+    max_dead_bytes_per_chunk = _arena_option(
         "max_dead_bytes_per_chunk", "How many bytes of a block may stay unused."
     )
-    initial_growth_chunk_size_bytes = read_only(
+    initial_growth_chunk_size_bytes = _arena_option(
         "initial_growth_chunk_size_bytes", "The first growth after a shrink."
     )
-    max_power_of_two_extend_bytes = read_only(
+    max_power_of_two_extend_bytes = _arena_option(
         "max_power_of_two_extend_bytes", "The largest growth by doubling."
     )
 

@@ -149,8 +149,8 @@ class OrtMemoryInfoDeviceType(NativeEnum):
 
     CPU = 0
     GPU = 1
-    FPGA = 2
     NPU = 3
+    FPGA = 2
 
 
 class OrtSparseFormat(NativeEnum):

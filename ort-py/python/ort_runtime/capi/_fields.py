@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ def to_int(value: Any, name: str) -> int:
     except TypeError:
         refuse(name, "an int", value)
     if number not in _INT32:
-        raise status(InvalidArgument, f"{name} must fit in 32 bits, not {number}")
+        refuse(name, "an int of 32 bits", value)
     return number
 
 
@@ -45,12 +45,33 @@ def to_int64(value: Any, name: str) -> int:
         refuse(name, "an int", value)
 
 
+def to_unsigned(value: Any, name: str) -> int:
+    """Returns an int of any size that is not negative."""
+    number = to_int64(value, name)
+    if number < 0:
+        refuse(name, "an int that is not negative", value)
+    return number
+
+
 def to_count(value: Any, name: str) -> int:
     """Returns an int that is not negative."""
     number = to_int(value, name)
     if number < 0:
         raise status(InvalidArgument, f"{name} must not be negative, got {number}")
     return number
+
+
+def to_sizes(value: Any, name: str) -> list[int]:
+    """Returns the sizes of a tensor, from any sequence of ints. Raises TypeError."""
+    if isinstance(value, str | bytes | Mapping):
+        refuse(name, "a sequence of ints", value)
+    try:
+        sizes = [operator.index(size) for size in value]
+    except TypeError:
+        refuse(name, "a sequence of ints", value)
+    if any(abs(size) >= 2**63 for size in sizes):
+        refuse(name, "a sequence of ints of 64 bits", value)
+    return sizes
 
 
 def to_bool(value: Any, name: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from . import _config_keys, _environment, _logging
 from . import onnxruntime_pybind11_state as C
+from ._errors import InvalidArgument, status
 from ._fields import refuse
 from ._profiling import Profile
 from ._providers import (
@@ -122,19 +124,21 @@ class InferenceSession(Session):
     ) -> None:
         settings = copy.copy(given)
         _environment.apply_to(settings)
+        _check(settings)
         is_path = self._model_bytes is None
         model = self._model_path if is_path else self._model_bytes
         profile = Profile(settings.profile_file_prefix)
         with profile.span("model_loading_uri" if is_path else "model_loading_array"):
             native = C.InferenceSession(settings, model, is_path, self._read_config_from_model)
         with profile.span("session_initialization"):
-            native.initialize_session(names, options, disabled)
+            native.initialize_session(names, options, set(disabled))
         if self._profile is not None:
             self._profile.finish_quietly()
         self._sess, self._profile = native, None
         self._describe()
+        self._profiling_start_time_ns = 0
         if self._sess_options.enable_profiling:
-            self._profile = profile
+            self._profile, self._profiling_start_time_ns = profile, profile.start_ns
             profile.follow(native)
             weakref.finalize(self, profile.finish_quietly)
         self._log_warnings()
@@ -206,6 +210,24 @@ _OWN_STATE = frozenset(
         "_sess_options_initial",
     }
 )
+
+
+_AFFINITIES = re.compile(r"\d+([,-]\d+)*(;\d+([,-]\d+)*)*")
+
+
+def _check(options: C.SessionOptions) -> None:
+    """Raises InvalidArgument for options that are taken but mean nothing."""
+    if not -1 <= options.log_severity_level <= _logging.FATAL:
+        raise status(
+            InvalidArgument, f"log_severity_level must be -1 to 4, not {options.log_severity_level}"
+        )
+    affinities = options._entries.get("session.intra_op_thread_affinities", "")
+    if affinities and not _AFFINITIES.fullmatch(affinities):
+        raise status(
+            InvalidArgument,
+            "session.intra_op_thread_affinities must be groups of processors such as '1,2;3-4', "
+            f"not {affinities!r}",
+        )
 
 
 def _model(source: Any) -> tuple[str | None, bytes | None]:

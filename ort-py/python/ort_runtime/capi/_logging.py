@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -18,7 +19,7 @@ _severity = WARNING
 _verbosity = 0
 
 
-def set_default_logger_severity(severity: int) -> None:
+def set_default_logger_severity(severity: int, /) -> None:
     """Logs only lines of a severity on: 0 verbose, 1 info, 2 warning (default), 3 error, 4 fatal.
 
     Raises TypeError for no int, RuntimeError for another number.
@@ -34,7 +35,7 @@ def set_default_logger_severity(severity: int) -> None:
     _severity = level
 
 
-def set_default_logger_verbosity(verbosity: int) -> None:
+def set_default_logger_verbosity(verbosity: int, /) -> None:
     """Sets how much severity 0 logs."""
     global _verbosity
     _verbosity = to_int(verbosity, "verbosity")
@@ -44,10 +45,11 @@ def log(severity: int, text: str, *, logid: str = "", threshold: int = -1) -> No
     """Writes a line, if its severity reaches the threshold; -1 is the default's."""
     if severity < (_severity if threshold < 0 else threshold):
         return
-    now = time.time_ns()
+    now, caller = time.time_ns(), sys._getframe(1)
     date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now // 10**9))
-    line = f"{date}.{now % 10**9:09} [{_LETTERS[severity]}:onnxruntime:{logid}, ort_runtime] {text}"
-    print(line, file=sys.stderr, flush=True)
+    place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+    origin = f"{_LETTERS[severity]}:onnxruntime:{logid}, {place} {caller.f_code.co_name}"
+    print(f"{date}.{now % 10**9:09} [{origin}] {text}", file=sys.stderr, flush=True)
 
 
 set_default_logger_severity.__module__ = set_default_logger_verbosity.__module__ = _NATIVE

@@ -56,17 +56,18 @@ class ModelMetadata(Slotted):
 
     def __init__(
         self,
-        producer_name: str = "",
-        domain: str = "",
-        description: str = "",
-        graph_name: str = "",
-        graph_description: str = "",
-        version: int = 0,
-        custom_metadata_map: dict[str, str] | None = None,
+        *,
+        producer_name: str,
+        domain: str,
+        description: str,
+        graph_name: str,
+        graph_description: str,
+        version: int,
+        custom_metadata_map: dict[str, str],
     ) -> None:
         self._producer_name, self._domain, self._description = producer_name, domain, description
         self._graph_name, self._graph_description = graph_name, graph_description
-        self._version, self._custom_metadata_map = version, dict(custom_metadata_map or {})
+        self._version, self._custom_metadata_map = version, dict(custom_metadata_map)
 
     producer_name = read_only("producer_name", "The tool that wrote the model.")
     domain = read_only("domain", "The model's domain, in reverse DNS notation.")

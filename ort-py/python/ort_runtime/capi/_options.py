@@ -7,6 +7,7 @@ The native session reads the public attributes, and of the private ones `_entrie
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -343,16 +344,20 @@ class SessionOptions(Slotted):
     def register_custom_ops_library(self, path: str | os.PathLike[str]) -> None:
         """Refuses a library of custom operators.
 
-        Such libraries need onnxruntime's C interface. Raises Fail if the file is missing,
-        NotImplemented if not.
+        Such libraries need onnxruntime's C interface. The library is loaded, to tell what it is.
+        Raises Fail if that fails or it has no custom operators, NotImplemented if it has.
         """
         path = to_path(path, "path")
-        if not os.path.exists(path):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise status(Fail, f"Failed to load library {path} with error: {error}") from None
+        try:
+            library.RegisterCustomOps
+        except AttributeError as error:
             raise status(
-                Fail,
-                f"Failed to load library {path} with error: {path}: cannot open shared object "
-                "file: No such file or directory",
-            )
+                Fail, f"Failed to get symbol RegisterCustomOps with error: {error}"
+            ) from None
         raise status(
             NotImplemented,
             f"libraries of custom operators are not supported: {path} needs the C interface of "

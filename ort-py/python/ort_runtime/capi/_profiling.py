@@ -27,6 +27,7 @@ class Profile:
     def __init__(self, prefix: str) -> None:
         now = datetime.now()
         self._path = f"{prefix}_{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03}.json"
+        self.start_ns = time.time_ns()
         self._spans: list[tuple[str, int, int, int]] = []
         self._native: C.InferenceSession | None = None
         self._is_finished = False
@@ -70,20 +71,28 @@ class Profile:
         native = self._native
         origin = min((start for _, start, _, _ in self._spans), default=0)
         for name, start, end, thread in self._spans:
-            yield _event("Session", name, (start - origin) // 1000, (end - start) // 1000, thread)
+            began, took = (start - origin) // 1000, (end - start) // 1000
+            if name == "model_run":
+                yield _event("Session", "SequentialExecutor::Execute", began, took, thread)
+            yield _event("Session", name, began, took, thread)
         offset = (native.get_profiling_start_time_ns - origin) // 1000
         provider = native.get_providers()[0]
         places: dict[str, int] = {}
         before = peak = 0
         for node, op, start, duration, live, _ in native.profile_events():
             peak = max(peak, live)
+            held, delta = str(live), str(live - before)
             args = {
                 "op_name": op,
                 "provider": provider,
                 "node_index": str(places.setdefault(node, len(places))),
-                "mem_bytes_in_use": str(live),
-                "mem_in_use_delta": str(live - before),
+                "mem_arena_held": held,
+                "mem_arena_held_delta": delta,
+                "mem_bytes_in_use": held,
+                "mem_bytes_requested_in_use": held,
+                "mem_in_use_delta": delta,
                 "mem_in_use_peak": str(peak),
+                "mem_requested_in_use_delta": delta,
             }
             before = live
             thread = threading.get_native_id()

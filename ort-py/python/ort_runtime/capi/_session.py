@@ -13,7 +13,7 @@ import numpy as np
 
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
-from ._errors import Fail, status
+from ._errors import Fail, NotImplemented, status
 from ._fields import str_dict, to_size
 from ._profiling import Profile
 from ._providers import CPU, warn
@@ -124,7 +124,7 @@ class Session:
         """
         names, feed = self._names(output_names), self._feed(input_feed)
         if run_options is not None:
-            _check_options(run_options)
+            feed = _with_adapters(feed, run_options)
         results = self._call("run", names, feed, run_options)
         if self._has_sparse_output:
             return [SparseTensor(r) if isinstance(r, C.SparseTensor) else r for r in results]
@@ -165,7 +165,7 @@ class Session:
     ) -> list[OrtValue]:
         """Does what `run` does, on values and with values as results."""
         names, feed = self._names(output_names), self._feed(input_dict_ort_values)
-        _check_options(run_options)
+        feed = _with_adapters(feed, run_options)
         results = self._call("run_with_ort_values", feed, names, run_options)
         return [OrtValue(value) for value in results]
 
@@ -186,8 +186,9 @@ class Session:
         if len(values) != len(feed_names):
             raise ValueError(f"there are {len(feed_names)} names for {len(values)} feeds")
         feed = dict(zip(feed_names, values, strict=True))
-        for result in self.run_with_ort_values(fetch_names, feed, run_options):
-            fetches.push_back(result._get_c_value())
+        names, feed = self._names(fetch_names), _with_adapters(feed, run_options)
+        for result in self._call("run_with_ort_values", feed, names, run_options):
+            fetches.push_back(result)
 
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: C.RunOptions | None = None
@@ -200,7 +201,8 @@ class Session:
             raise TypeError(f"iobinding must be an IOBinding, not {type(iobinding).__name__}")
         if iobinding._session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
-        _check_options(run_options)
+        if _with_adapters({}, run_options):
+            raise status(NotImplemented, "adapters are not applied to a binding; use run()")
         # No fallback: the binding belongs to the native session.
         self._profiled("run_with_iobinding", iobinding._iobinding, run_options)
 
@@ -232,8 +234,8 @@ class Session:
         return self._profile.finish() if self._profile else ""
 
     def get_profiling_start_time_ns(self) -> int:
-        """Returns when the profile began, in nanoseconds of `time.monotonic_ns`."""
-        return self._profiling_start_time_ns
+        """Returns when the profile began, in nanoseconds of `time.time_ns`, 0 if there is none."""
+        return self._profile.start_ns if self._profile else 0
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
         """Returns an empty list: kernels are not tuned at run time."""
@@ -347,7 +349,6 @@ class Session:
         self._model_meta = native.model_meta
         self._providers = native.get_providers()
         self._provider_options = native.get_provider_options()
-        self._profiling_start_time_ns = native.get_profiling_start_time_ns
         self._output_names = [output.name for output in self._outputs_meta]
         self._has_sparse_output = any("sparse" in output.type for output in self._outputs_meta)
         self._required_names = [
@@ -359,6 +360,17 @@ class Session:
 def _check_options(options: Any) -> None:
     if options is not None and not isinstance(options, C.RunOptions):
         raise TypeError(f"run_options must be RunOptions, not {type(options).__name__}")
+
+
+def _with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
+    """Returns the feed with the parameters of the adapters in the options, which it overrides."""
+    _check_options(options)
+    if options is None or not options._adapters:
+        return feed
+    values: dict[str, Any] = {}
+    for adapter in options._adapters:
+        values.update(adapter._parameters)
+    return values | feed
 
 
 def _to_dict(feed: Any) -> dict[str, Any]:

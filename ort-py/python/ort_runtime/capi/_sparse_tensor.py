@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
+from ._fields import to_sizes
 from ._public_devices import OrtDevice
 
 __all__ = ["SparseTensor"]
@@ -40,7 +41,7 @@ class SparseTensor:
         ort_device: OrtDevice,
     ) -> SparseTensor:
         """Returns a tensor from values and their places, linear or one row of coordinates each."""
-        shape, device = [int(size) for size in dense_shape], ort_device._get_c_device()
+        shape, device = to_sizes(dense_shape, "dense_shape"), ort_device._get_c_device()
         indices = np.asarray(coo_indices, np.int64)
         return SparseTensor(C.SparseTensor.sparse_coo_from_numpy(shape, values, indices, device))
 
@@ -53,7 +54,7 @@ class SparseTensor:
         ort_device: OrtDevice,
     ) -> SparseTensor:
         """Returns a tensor from values, their columns (inner) and where rows begin (outer)."""
-        shape, device = [int(size) for size in dense_shape], ort_device._get_c_device()
+        shape, device = to_sizes(dense_shape, "dense_shape"), ort_device._get_c_device()
         inner, outer = np.asarray(inner_indices, np.int64), np.asarray(outer_indices, np.int64)
         made = C.SparseTensor.sparse_csr_from_numpy(shape, values, inner, outer, device)
         return SparseTensor(made)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
-from ._adapters import native_value, value_from_bytes, value_to_bytes
+from ._adapters import value_from_bytes, value_to_bytes
+from ._fields import to_sizes
 from ._public_devices import OrtDeviceVendorId, native_device
 from ._sparse_tensor import SparseTensor
 
@@ -46,8 +47,9 @@ class OrtValue:
     def _get_c_value(self) -> C.OrtValue:
         return self._ortvalue
 
-    @staticmethod
+    @classmethod
     def ortvalue_from_numpy(
+        cls,
         numpy_obj: np.ndarray,
         /,
         device_type: str = "cpu",
@@ -61,19 +63,22 @@ class OrtValue:
         """
         device = native_device(device_type, device_id, vendor_id)
         value = C.OrtValue.ortvalue_from_numpy(numpy_obj, device)
-        return OrtValue(value, numpy_obj if device.device_type() == 0 else None)
+        return cls(value, numpy_obj if device.device_type() == 0 else None)
 
-    @staticmethod
-    def ortvalue_from_numpy_with_onnx_type(data: np.ndarray, /, onnx_element_type: int) -> OrtValue:
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(
+        cls, data: np.ndarray, /, onnx_element_type: int
+    ) -> OrtValue:
         """Returns a tensor that reads an array as another type of the same size, without a copy.
 
         Example: a uint16 array as bfloat16, whose ONNX element type is 16.
         """
         value = C.OrtValue.ortvalue_from_numpy_with_onnx_type(data, onnx_element_type)
-        return OrtValue(value, data)
+        return cls(value, data)
 
-    @staticmethod
+    @classmethod
     def ortvalue_from_shape_and_type(
+        cls,
         shape: Sequence[int],
         element_type: Any,
         device_type: str = "cpu",
@@ -98,18 +103,15 @@ class OrtValue:
             device = C.OrtDevice(kind, mem_type, vendor, memory_info.device_id)
         else:
             device = native_device(device_type, device_id, vendor_id)
-        return OrtValue(make_tensor(C.OrtValue, shape, element_type, device))
+        return cls(make_tensor(C.OrtValue, shape, element_type, device))
 
-    @staticmethod
-    def ort_value_from_sparse_tensor(sparse_tensor: SparseTensor) -> OrtValue:
+    @classmethod
+    def ort_value_from_sparse_tensor(cls, sparse_tensor: SparseTensor) -> OrtValue:
         """Returns a value that holds a sparse tensor."""
-        if not isinstance(sparse_tensor, SparseTensor):
-            kind = type(sparse_tensor).__name__
-            raise TypeError(f"sparse_tensor must be a SparseTensor, not {kind}")
-        return OrtValue(C.OrtValue.ort_value_from_sparse_tensor(sparse_tensor._get_c_tensor()))
+        return cls(C.OrtValue.ort_value_from_sparse_tensor(sparse_tensor._get_c_tensor()))
 
-    @staticmethod
-    def from_dlpack(data: Any, /) -> OrtValue:
+    @classmethod
+    def from_dlpack(cls, data: Any, /) -> OrtValue:
         """Returns a tensor over the memory of another library's, without a copy.
 
         `data` has `__dlpack__`, or is a DLPack capsule that is not consumed yet.
@@ -117,7 +119,7 @@ class OrtValue:
         Example: `OrtValue.from_dlpack(torch.ones(2, 3))`
         """
         is_bool = str(getattr(data, "dtype", "")).rpartition(".")[2] == "bool"
-        return OrtValue(C.OrtValue.from_dlpack(data, is_bool))
+        return cls(C.OrtValue.from_dlpack(data, is_bool))
 
     def as_sparse_tensor(self) -> SparseTensor:
         """Returns the sparse tensor that the value holds. Raises RuntimeError if it holds none."""
@@ -211,6 +213,9 @@ class OrtValue:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._ortvalue.__dlpack_device__()
 
+    def __copy__(self) -> OrtValue:
+        return type(self)(self._ortvalue, self._numpy_obj, self._session)
+
     def __reduce__(self) -> tuple[Any, ...]:
         value = self._ortvalue
         if not value.is_tensor():
@@ -232,7 +237,7 @@ def make_tensor(
     owner: Any, shape: Sequence[int], element_type: Any, device: C.OrtDevice
 ) -> C.OrtValue:
     """Makes a tensor in the memory of `owner`: the native value class, or a native session."""
-    sizes = [int(size) for size in shape]
+    sizes = to_sizes(shape, "shape")
     if min(sizes, default=0) < 0:
         raise RuntimeError(f"Tensor shape.Size() must be >= 0, got {sizes}")
     make = (
@@ -250,8 +255,8 @@ def _copy_tensor(source: C.OrtValue, target: C.OrtValue) -> None:
     )
     if wanted != given:
         raise RuntimeError(
-            f"The input {given[0]} of {given[1]} bytes does not match the OrtValue, "
-            f"{wanted[0]} of {wanted[1]} bytes."
+            "The values must have the same data type and the same size: "
+            f"{given[0]} of {given[1]} bytes, and {wanted[0]} of {wanted[1]} bytes"
         )
     if source.device_name().lower() == target.device_name().lower() == "cpu":
         ctypes.memmove(target.data_ptr(), source.data_ptr(), given[1])
@@ -267,8 +272,7 @@ def copy_tensors(
     `stream` is accepted; the copies are done when the call returns. Raises RuntimeError if the
     lists differ in length, or a pair in type or size.
     """
-    sources = [native_value(value, "a value of src") for value in src]
-    targets = [native_value(value, "a value of dst") for value in dst]
+    sources, targets = [value._ortvalue for value in src], [value._ortvalue for value in dst]
     if len(sources) != len(targets):
         raise RuntimeError("Invalid arguments provided to CopyTensors.")
     for source, target in zip(sources, targets, strict=True):

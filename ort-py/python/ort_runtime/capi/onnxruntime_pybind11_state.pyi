@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._adapters import *
-from ._compiler import ModelCompiler as ModelCompiler
+from ._compiler import NativeCompiler as ModelCompiler
 from ._devices import *
 from ._enums import *
 from ._environment import *
@@ -20,6 +20,7 @@ from ._options import *
 from ._schemas import *
 from ._schemas import KernelDef, OpSchema
 from ._sparse_views import *
+from ._values import copy_tensors as copy_tensors
 
 class CancelToken:
     """A flag that ends the runs that have it."""
@@ -138,7 +139,7 @@ class InferenceSession:
         self,
         provider_names: Sequence[str],
         provider_options: Sequence[Mapping[str, str]],
-        disabled_optimizers: Sequence[str],
+        disabled_optimizers: set[str],
     ) -> None:
         """Builds the session. Raises EPFail if a provider cannot be opened."""
     @property
