@@ -223,6 +223,6 @@ os._exit(0)
 
 def test_keyboard_interrupt(request: Any, ort: ModuleType, tmp_path: Path):
     def call(o: ModuleType) -> str:
-        return run_program(o, tmp_path, INTERRUPT, "loop", timeout=4)
+        return run_program(o, tmp_path, INTERRUPT, "loop", timeout=8)
 
     check(request, ort, call, "KeyboardInterrupt")
