@@ -82,7 +82,7 @@ class Profile:
         for node, op, start, duration, live, _ in native.profile_events():
             peak = max(peak, live)
             held, delta = str(live), str(live - before)
-            args = {
+            args: dict[str, Any] = {
                 "op_name": op,
                 "provider": provider,
                 "node_index": str(places.setdefault(node, len(places))),
@@ -93,6 +93,7 @@ class Profile:
                 "mem_in_use_delta": delta,
                 "mem_in_use_peak": str(peak),
                 "mem_requested_in_use_delta": delta,
+                "thread_scheduling_stats": {"main_thread": {}, "sub_threads": {}},
             }
             before = live
             thread = threading.get_native_id()
@@ -105,7 +106,7 @@ def _event(
     start: int,
     duration: int,
     thread: int,
-    args: dict[str, str] | None = None,
+    args: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     return {
         "cat": category,

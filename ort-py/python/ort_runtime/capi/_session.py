@@ -363,13 +363,16 @@ def _check_options(options: Any) -> None:
 
 
 def _with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
-    """Returns the feed with the parameters of the adapters in the options, which it overrides."""
+    """Returns the feed with the parameters of the adapters in the options.
+
+    The feed goes before the adapters, and an earlier adapter before a later one.
+    """
     _check_options(options)
     if options is None or not options._adapters:
         return feed
     values: dict[str, Any] = {}
-    for adapter in options._adapters:
-        values.update(adapter._parameters)
+    for adapter in reversed(options._adapters):
+        values |= adapter._parameters
     return values | feed
 
 
