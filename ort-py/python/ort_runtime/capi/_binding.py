@@ -95,8 +95,8 @@ class IOBinding:
                 "`element_type` and `shape` are to be provided if pre-allocated memory is provided"
             )
         else:
-            pointer = operator.index(buffer_ptr)
-            self._iobinding.bind_output(name, device, element_type, to_sizes(shape, "shape"), pointer)
+            pointer, sizes = operator.index(buffer_ptr), to_sizes(shape, "shape")
+            self._iobinding.bind_output(name, device, element_type, sizes, pointer)
         self._bound_outputs.pop(name, None)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:

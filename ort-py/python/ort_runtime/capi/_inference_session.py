@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _config_keys, _environment, _logging
 from . import onnxruntime_pybind11_state as C
-from ._errors import InvalidArgument, status
+from ._errors import InvalidArgument, ModelLoadCanceled, status
 from ._fields import refuse
 from ._profiling import Profile
 from ._providers import (
@@ -216,7 +216,9 @@ _AFFINITIES = re.compile(r"\d+([,-]\d+)*(;\d+([,-]\d+)*)*")
 
 
 def _check(options: C.SessionOptions) -> None:
-    """Raises InvalidArgument for options that are taken but mean nothing."""
+    """Raises ModelLoadCanceled, or InvalidArgument for options that mean nothing."""
+    if options._load_cancel.is_cancelled:
+        raise status(ModelLoadCanceled, "The load was canceled by its session options.")
     if not -1 <= options.log_severity_level <= _logging.FATAL:
         raise status(
             InvalidArgument, f"log_severity_level must be -1 to 4, not {options.log_severity_level}"

@@ -7,12 +7,14 @@ The native session reads the public attributes, and of the private ones `_entrie
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ._adapters import native_value
+from ._custom_ops import refuse_library
 from ._devices import OrtArenaCfg, OrtDevice, OrtEpDevice, OrtMemoryInfo, check_ep_devices
 from ._enums import (
     ExecutionMode,
@@ -20,7 +22,7 @@ from ._enums import (
     GraphOptimizationLevel,
     OrtExecutionProviderDevicePolicy,
 )
-from ._errors import Fail, InvalidArgument, NotImplemented, status
+from ._errors import InvalidArgument, status
 from ._fields import (
     Slotted,
     find_entry,
@@ -248,19 +250,26 @@ class SessionOptions(Slotted):
         self._free_denotations[to_str(denotation, "denotation")] = to_int64(size, "size")
 
     def add_initializer(self, name: str, value: Any) -> None:
-        """Replaces a weight of the model by an OrtValue, which is kept alive and not copied."""
+        """Replaces a weight of the model by an OrtValue or an array.
+
+        It is kept alive and not copied. Raises RuntimeError for anything else.
+        """
+        if isinstance(value, np.ndarray):
+            from ._values import OrtValue
+
+            value = OrtValue.ortvalue_from_numpy(value)
         try:
             native_value(value, "value")
         except TypeError:
             raise RuntimeError("The provided Python object must be an OrtValue") from None
-        self._initializers[to_str(name, "name")] = value
+        _add_once(self._initializers, name, value)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
         """Gives the values of weights that lie outside the model, by their names."""
         names, values = same_length("add_external_initializers", names, values)
         for name, value in zip(names, values, strict=True):
             native_value(value, "a value")
-            self._external_initializers[to_str(name, "a name")] = value
+            _add_once(self._external_initializers, name, value)
 
     def add_external_initializers_from_files_in_memory(
         self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
@@ -277,7 +286,7 @@ class SessionOptions(Slotted):
                 raise status(
                     InvalidArgument, f"the buffer of {name!r} has {view.nbytes} bytes, not {count}"
                 )
-            self._external_files[to_str(name, "a name")] = view[:count]
+            _add_once(self._external_files, name, view[:count])
 
     def add_provider(self, name: str, options: Mapping[str, str]) -> None:
         """Adds an execution provider; the first one has precedence.
@@ -347,22 +356,7 @@ class SessionOptions(Slotted):
         Such libraries need onnxruntime's C interface. The library is loaded, to tell what it is.
         Raises Fail if that fails or it has no custom operators, NotImplemented if it has.
         """
-        path = to_path(path, "path")
-        try:
-            library = ctypes.CDLL(path)
-        except OSError as error:
-            raise status(Fail, f"Failed to load library {path} with error: {error}") from None
-        try:
-            library.RegisterCustomOps
-        except AttributeError as error:
-            raise status(
-                Fail, f"Failed to get symbol RegisterCustomOps with error: {error}"
-            ) from None
-        raise status(
-            NotImplemented,
-            f"libraries of custom operators are not supported: {path} needs the C interface of "
-            "onnxruntime",
-        )
+        refuse_library(to_path(path, "path"))
 
     def set_load_cancellation_flag(self, cancel: bool) -> None:
         """Ends the making of sessions with these options early, also one that is under way."""
@@ -422,6 +416,13 @@ class SessionOptions(Slotted):
         for slot, value in Slotted.__getstate__(self).items():
             setattr(copy, slot, value)
         return copy
+
+
+def _add_once(values: dict[str, Any], name: Any, value: Any) -> None:
+    name = to_str(name, "the name of a value")
+    if name in values:
+        raise status(InvalidArgument, f"A value for this name has already been added: {name}")
+    values[name] = value
 
 
 SessionOptions.__module__ = _NATIVE

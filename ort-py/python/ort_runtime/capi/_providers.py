@@ -125,9 +125,10 @@ def _preferred(policy: Any, available: Sequence[str]) -> list[str]:
 def usable(
     names: list[str], options: list[dict[str, str]], *, strict: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Returns the providers of this build among the named ones, and the CPU last.
+    """Returns the providers of this build among the named ones, and the CPU.
 
-    A name that no build has is a RuntimeError if `strict`.
+    The CPU is the last if it is not named, and has no options. A name that no build has is a
+    RuntimeError if `strict`.
     """
     available = C.get_available_providers()
     if strict:
@@ -136,7 +137,7 @@ def usable(
             if name not in known:
                 raise RuntimeError(f"Unknown Provider Type: {name}")
     kept = {name: given for name, given in zip(names, options, strict=True) if name in available}
-    kept.setdefault(CPU, {})
+    kept[CPU] = {}
     return list(kept), list(kept.values())
 
 

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
 from ._errors import Fail, NotImplemented, status
@@ -249,8 +247,9 @@ class Session:
             raise RuntimeError("no provider of this session takes tuning results")
 
     def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
-        """Accepts options for running sessions. No provider here has any."""
-        str_dict(options, "options")
+        """Accepts options for running sessions; none is a RuntimeError. No provider has any."""
+        if not str_dict(options, "options"):
+            raise RuntimeError("No options were provided")
 
     def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
         """Does nothing: no graph of device calls is captured."""
@@ -290,7 +289,9 @@ class Session:
 
     def _feed(self, input_feed: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the feed as a dict without absent values."""
-        feed = input_feed if type(input_feed) is dict else _to_dict(input_feed)
+        feed = input_feed
+        if type(feed) is not dict:
+            feed = dict(zip(feed.keys(), feed.values(), strict=True))
         # Arrays compare element by element, so `None in feed.values()` would not do.
         for value in feed.values():
             if value is None:
@@ -374,14 +375,6 @@ def _with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
     for adapter in reversed(options._adapters):
         values |= adapter._parameters
     return values | feed
-
-
-def _to_dict(feed: Any) -> dict[str, Any]:
-    try:
-        return dict(feed.items())
-    except AttributeError:
-        kind = type(feed).__name__
-        raise TypeError(f"input_feed must be a dict of values by input, not {kind}") from None
 
 
 def _host_memory() -> C.OrtMemoryInfo:
