@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import onnxruntime_pybind11_state as C
-from ._adapters import native_value
 from ._fields import to_sizes
 from ._public_devices import native_device
 from ._values import OrtValue
@@ -34,10 +33,7 @@ class IOBinding:
     """
 
     def __init__(self, session: Session) -> None:
-        native = getattr(session, "_sess", None)
-        if native is None:
-            raise TypeError(f"session must be an InferenceSession, not {type(session).__name__}")
-        self._iobinding = C.SessionIOBinding(native)
+        self._iobinding = C.SessionIOBinding(session._sess)
         self._session = session
         self._numpy_obj_references: dict[str, Any] = {}
         self._bound_outputs: dict[str, OrtValue] = {}
@@ -70,7 +66,7 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Binds an input to a value."""
-        self._iobinding.bind_ortvalue_input(name, native_value(ortvalue, "ortvalue"))
+        self._iobinding.bind_ortvalue_input(name, ortvalue._ortvalue)
         self._numpy_obj_references[name] = ortvalue
 
     def bind_output(
@@ -101,7 +97,7 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Binds an output to a value, whose memory the run writes."""
-        self._iobinding.bind_ortvalue_output(name, native_value(ortvalue, "ortvalue"))
+        self._iobinding.bind_ortvalue_output(name, ortvalue._ortvalue)
         self._bound_outputs[name] = ortvalue
 
     def synchronize_inputs(self) -> None:

@@ -195,8 +195,6 @@ class Session:
 
         Raises ValueError if another session made the binding.
         """
-        if not isinstance(iobinding, IOBinding):
-            raise TypeError(f"iobinding must be an IOBinding, not {type(iobinding).__name__}")
         if iobinding._session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
         if _with_adapters({}, run_options):
