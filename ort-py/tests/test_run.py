@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import threading
 import time
 import types
@@ -608,7 +609,7 @@ def terminated(call: str = "run") -> list[Any]:
         except Exception as error:
             seen.append(error)
 
-    worker = threading.Thread(target=work)
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     time.sleep(0.1)
     flag.terminate = True
@@ -626,7 +627,12 @@ def terminated(call: str = "run") -> list[Any]:
 def ticks_meanwhile() -> bool:
     """Python goes on while a run computes: it does not hold the GIL."""
     flag = ort.RunOptions()
-    worker = threading.Thread(target=lambda: _quietly(lambda: session("slow", LONG).run(None, {"x": f32(0)}, flag)))
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            session("slow", LONG).run(None, {"x": f32(0)}, flag)
+
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     count, end = 0, time.monotonic() + 0.3
     while time.monotonic() < end:
@@ -635,13 +641,6 @@ def ticks_meanwhile() -> bool:
     flag.terminate = True
     worker.join(60)
     return count > 20
-
-
-def _quietly(call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except Exception:
-        pass
 
 
 def in_threads(count: int, each: Callable[[int], bool]) -> bool:
