@@ -2,7 +2,10 @@
 
 use std::ffi::c_void;
 
-use numpy::npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, npy_intp};
+use numpy::npyffi::{
+    _PyArray_GET_ITEM_DATA, NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, get_type_object,
+    npy_intp,
+};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
@@ -39,7 +42,7 @@ pub(crate) fn numpy(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 /// Returns the address of an array's first element.
 pub(crate) fn data_of(array: &Bound<'_, PyUntypedArray>) -> *mut u8 {
     // SAFETY: the pointer is that of a live array, which `array` borrows.
-    unsafe { (*array.as_array_ptr()).data.cast() }
+    unsafe { (*_PyArray_GET_ITEM_DATA(array.as_array_ptr())).data.cast() }
 }
 
 /// Reads an array as a tensor. The memory is shared where the layout allows it, and then the tensor
@@ -164,13 +167,13 @@ pub(crate) fn over<'py>(
     for size in shape {
         dims.push(npy_intp::try_from(*size).map_err(|_| PyMemoryError::new_err("a size is too large"))?);
     }
-    let base = PyCapsule::new(py, Kept(owner), None)?;
+    let base = PyCapsule::new_with_value(py, Kept(owner), c"ort_runtime memory")?;
     // SAFETY: `descr` is handed over, the shape has `dims.len()` sizes, and `data` holds as many
     // elements for as long as `base` lives, which becomes the array's base.
     unsafe {
         let array = PY_ARRAY_API.PyArray_NewFromDescr(
             py,
-            PY_ARRAY_API.get_type_object(py, NpyTypes::PyArray_Type),
+            get_type_object(py, NpyTypes::PyArray_Type),
             descr.into_dtype_ptr(),
             dims.len() as i32,
             dims.as_mut_ptr(),

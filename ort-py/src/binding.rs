@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{
     DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, TensorBuffer, Value,
     tensor,

@@ -1,6 +1,6 @@
 //! Values: Python objects as the values that a model's inputs take, and results as Python objects.
 
-use numpy::{PyUntypedArray, PyUntypedArrayMethods};
+use numpy::PyUntypedArray;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Tensor, Value};

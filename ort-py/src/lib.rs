@@ -1,8 +1,8 @@
 //! The native part of the Python package `ort_runtime`: sessions, values and bindings.
 //!
 //! The package has the names of onnxruntime. What does not touch the engine is Python, in
-//! `python/ort_runtime`: options, enums, exceptions, metadata. This module re-exports those names,
-//! so that `ort_runtime.capi.onnxruntime_pybind11_state` has what programs expect in it.
+//! `python/ort_runtime`: options, enums, exceptions, metadata. `ort_runtime/capi/__init__.py` adds
+//! those names to this module, which then has what programs expect in it.
 
 mod arrays;
 mod binding;
@@ -20,9 +20,6 @@ mod session;
 mod sparse;
 
 use pyo3::prelude::*;
-
-/// The modules of the package whose public names this one has, too.
-const REEXPORTED: [&str; 4] = ["_errors", "_enums", "_options", "_metadata"];
 
 #[pymodule(gil_used = false)]
 mod onnxruntime_pybind11_state {
@@ -57,20 +54,5 @@ mod onnxruntime_pybind11_state {
     #[pyfunction]
     fn get_build_info() -> String {
         format!("ort-runtime {}, providers: {}", env!("CARGO_PKG_VERSION"), build::available().join(", "))
-    }
-
-    #[pymodule_init]
-    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        let py = module.py();
-        for name in REEXPORTED {
-            let from = py.import(format!("ort_runtime.capi.{name}").as_str())?;
-            for (name, value) in from.dict() {
-                let public = name.extract::<String>()?;
-                if !public.starts_with('_') && value.getattr_opt("__module__")?.is_some() {
-                    module.add(public.as_str(), value)?;
-                }
-            }
-        }
-        Ok(())
     }
 }

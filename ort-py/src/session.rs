@@ -1,6 +1,6 @@
 //! `InferenceSession`: a model, loaded and built for its providers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use ort_runtime::dim::Dim;
@@ -164,14 +164,14 @@ impl InferenceSession {
         py: Python<'_>,
         providers: Vec<String>,
         provider_options: Vec<HashMap<String, String>>,
-        disabled: Vec<String>,
+        disabled: HashSet<String>,
     ) -> PyResult<()> {
         if provider_options.len() > providers.len() {
             return Err(PyValueError::new_err("there are more options of providers than providers"));
         }
         let options = provider_options.into_iter().chain(std::iter::repeat_with(HashMap::new));
         let providers: Vec<_> = providers.into_iter().zip(options).collect();
-        let settings = Settings::of(self.options.bind(py), &providers, disabled)?;
+        let settings = Settings::of(self.options.bind(py), &providers, disabled.into_iter().collect())?;
         let profiles = settings.profiles;
         let session = py.detach(|| settings.build(&self.model)).or_raise(py)?;
         let built = Built::new(session, providers, profiles);

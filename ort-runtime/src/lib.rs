@@ -41,7 +41,7 @@ use ort_ep_cuda as _;
 use ort_ep_wgpu as _;
 
 pub use ort_alloc::{
-    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, MappedFile,
+    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, MappedFile, SharedBuffer,
     Stats as AllocatorStats, dlpack, exact_bytes, fail_writes_beyond_file_size_limit, host_memory_bytes,
     human_bytes, open_regular,
 };

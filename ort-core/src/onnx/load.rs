@@ -125,15 +125,17 @@ impl ModelInfo {
     /// Collects the metadata of `model`.
     pub fn of(model: &ModelProto) -> ModelInfo {
         let pair = |entry: &super::proto::StringStringEntryProto| (entry.key().into(), entry.value().into());
+        // Descriptions in old files may be in any encoding.
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         ModelInfo {
             ir_version: model.ir_version(),
             producer_name: model.producer_name().into(),
             producer_version: model.producer_version().into(),
             domain: model.domain().into(),
             model_version: model.model_version(),
-            description: model.doc_string().into(),
+            description: text(model.doc_string()),
             graph_name: model.graph.as_ref().map_or("", |graph| graph.name()).into(),
-            graph_description: model.graph.as_ref().map_or("", |graph| graph.doc_string()).into(),
+            graph_description: model.graph.as_ref().map_or_else(String::new, |graph| text(graph.doc_string())),
             opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),

@@ -171,7 +171,8 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
     };
     let given = |text: &String| (!text.is_empty()).then(|| text.clone());
-    graph.doc_string = given(&info.graph_description);
+    let described = |text: &String| given(text).map(Bytes::from);
+    graph.doc_string = described(&info.graph_description);
     let entry = |(key, value): &(String, String)| StringStringEntryProto {
         key: Some(key.clone()),
         value: Some(value.clone()),
@@ -181,7 +182,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         producer_name: Some("ort-runtime".into()),
         producer_version: Some(env!("CARGO_PKG_VERSION").into()),
         domain: given(&info.domain),
-        doc_string: given(&info.description),
+        doc_string: described(&info.description),
         model_version: (info.model_version != 0).then_some(info.model_version),
         metadata_props: info.metadata.iter().map(entry).collect(),
         opset_import: writer.domains.into_iter().map(opset).collect(),
