@@ -68,6 +68,30 @@ fn a_block_is_summed_by_shuffles_and_shared_memory() {
     assert_eq!(download::<u32>(out, 3), [32640, 32647, 32640]);
 }
 
+/// Warp 0 waits for the whole block, while the others meet at a barrier of their own first.
+#[test]
+fn a_named_barrier_opens_behind_an_incomplete_one_of_the_block() {
+    let k = kernel(
+        ".visible .entry named(.param .u64 c) {
+            .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<3>; .shared .align 4 .b8 sums[4];
+            ld.param.u64 %rd1, [c]; mov.u32 %r1, %tid.x; mov.u32 %r2, sums;
+            setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r2], 0;
+            bar.sync 0;
+            setp.lt.u32 %p1, %r1, 32; @%p1 bra all;
+            atom.shared.add.u32 %r3, [%r2], 1;
+            bar.sync 1, 64;
+            ld.shared.u32 %r3, [%r2]; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2;
+            st.global.u32 [%rd1], %r3;
+        all:
+            bar.sync 0; ret; }",
+        "named",
+    );
+    let out = upload(&[7u32; 96]);
+    k.run(1, 96, 0, &[out]);
+    let expected: Vec<u32> = (0..96).map(|thread| if thread < 32 { 7 } else { 64 }).collect();
+    assert_eq!(download::<u32>(out, 96), expected);
+}
+
 #[test]
 fn threads_take_ways_of_their_own_and_call_functions() {
     let k = kernel(
