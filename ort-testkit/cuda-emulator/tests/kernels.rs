@@ -262,6 +262,33 @@ fn single_instructions() {
     }
 }
 
+/// NVIDIA, "PTX ISA", section on `cvt`.
+#[test]
+fn conversions_of_64_bits() {
+    // Each from %rd2 = b << 32 | a, or from the NaN %f1 with all bits of its fraction set.
+    let not_a_number = 0x7FFF_FFFF;
+    let cases: [(&str, u32, u32, u32); 12] = [
+        // 2^53 + 1 and 2^53 + 3 are between two numbers.
+        ("cvt.rn.f64.u64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 1, 0x20_0000, 0),
+        ("cvt.rp.f64.u64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 1, 0x20_0000, 1),
+        ("cvt.rz.f64.s64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 3, 0x20_0000, 1),
+        ("cvt.rm.f64.s64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", !0, !0x20_0000, 1),
+        // One below the number after 2^60, and one above what is halfway to it.
+        ("cvt.rz.f32.u64 %f3, %rd2; mov.b32 %r3, %f3;", !0, 0x1000_001F, 0x5D80_0000),
+        ("cvt.rn.f32.s64 %f3, %rd2; mov.b32 %r3, %f3;", 1, 0x1000_0010, 0x5D80_0001),
+        ("cvt.rn.bf16.u64 %h1, %rd2; cvt.u32.u16 %r3, %h1;", 1, 0x1010_0000, 0x5D81),
+        ("cvt.rzi.s64.f32 %rd2, %f1; mov.b64 {%r4, %r3}, %rd2;", not_a_number, 0, 1 << 31),
+        ("cvt.rzi.u64.f32 %rd2, %f1; mov.b64 {%r4, %r3}, %rd2;", not_a_number, 0, 1 << 31),
+        ("cvt.f64.f32 %d1, %f1; cvt.rzi.s32.f64 %r3, %d1;", not_a_number, 0, 1 << 31),
+        ("cvt.f64.f32 %d1, %f1; cvt.rzi.u16.f64 %r3, %d1;", not_a_number, 0, 1 << 15),
+        ("cvt.rzi.u32.f32 %r3, %f1;", not_a_number, 0, 0),
+    ];
+    for (text, a, b, expected) in cases {
+        let found = value(&format!("mov.b64 %rd2, {{%r1, %r2}}; {text}"), a, b);
+        assert_eq!(found, expected, "{text}: {found:#x} instead of {expected:#x}");
+    }
+}
+
 #[test]
 fn what_is_unknown_is_said_with_its_line() {
     ready();
