@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use ort_cuda_emulator::driver::*;
 
 mod support;
-use support::{download, kernel, ready, upload};
+use support::{download, kernel, kernel_of, ready, upload};
 
 #[test]
 fn vectors_are_added() {
@@ -286,6 +286,13 @@ fn conversions_of_64_bits() {
     for (text, a, b, expected) in cases {
         let found = value(&format!("mov.b64 %rd2, {{%r1, %r2}}; {text}"), a, b);
         assert_eq!(found, expected, "{text}: {found:#x} instead of {expected:#x}");
+    }
+}
+
+#[test]
+fn directives_without_an_end_are_refused() {
+    for text in [".entry k() { .pragma \"nounroll\"", ".entry k() { .pragma", ".section a {"] {
+        assert_eq!(kernel_of("sm_80", text, "k").err(), Some(218), "{text}");
     }
 }
 
