@@ -110,12 +110,19 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "powi",
-        // Exponentiation by squaring. A negative power is 0 unless the base is 1 or -1.
+        // A negative power is 0 unless the base is 1 or -1.
         "fn powi(a: i32, b: i32) -> i32 {
             if (b < 0) { return select(0, select(1, -1, (b & 1) != 0 && a == -1), abs(a) == 1); }
-            var result = 1; var base = a; var rest = b;
-            while (rest > 0) {
-                if ((rest & 1) == 1) { result *= base; }
+            return i32(powu(u32(a), u32(b)));
+        }",
+    ),
+    (
+        "powu",
+        // Exponentiation by squaring.
+        "fn powu(a: u32, b: u32) -> u32 {
+            var result = 1u; var base = a; var rest = b;
+            while (rest > 0u) {
+                if ((rest & 1u) == 1u) { result *= base; }
                 base *= base;
                 rest = rest >> 1u;
             }

@@ -133,7 +133,9 @@ fn binary(function: BinaryFn, number: Number, a: &str, b: &str) -> String {
         BinaryFn::Min => format!("min({a}, {b})"),
         BinaryFn::Max => format!("max({a}, {b})"),
         BinaryFn::Pow if float => format!("pow_({a}, {b})"),
-        BinaryFn::Pow => format!("{ty}(powi(i32({a}), i32({b})))"),
+        BinaryFn::Pow if number == Number::Signed => format!("powi({a}, {b})"),
+        // A power from 2^31 on is not negative.
+        BinaryFn::Pow => format!("powu({a}, {b})"),
         BinaryFn::Mod if float => format!("mod_({a}, {b})"),
         BinaryFn::Fmod if float => format!("fmod_({a}, {b})"),
         BinaryFn::Mod if number == Number::Signed => format!("mod_int({a}, {b})"),
@@ -165,5 +167,13 @@ mod tests {
         let text = render(&sum, Number::Signed, &|index| format!("v{index}")).unwrap();
         assert_eq!(text, "select((-(v0)), i32(3), i32(v0 < v1) != i32(0))");
         assert!(render(&silu, Number::Signed, &|_| String::new()).is_err());
+        let power: ScalarExpr = "pow(x0, x1)".parse().unwrap();
+        for (number, expected) in [
+            (Number::Float, "pow_(v0, v1)"),
+            (Number::Signed, "powi(v0, v1)"),
+            (Number::Unsigned, "powu(v0, v1)"),
+        ] {
+            assert_eq!(render(&power, number, &|index| format!("v{index}")).unwrap(), expected);
+        }
     }
 }

@@ -136,7 +136,11 @@ impl Allocator for Memory {
             return Ok(Buffer::empty(self.id));
         }
         // The padding lets shaders and copies access the last element as a whole word.
-        let size = bytes.next_multiple_of(ALIGNMENT);
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(AllocError::OutOfMemory {
+            requested: bytes,
+            available: None,
+            device: self.id,
+        })?;
         let _exclusive = self.gpu.exclusive();
         let mut table = self.table.lock();
         let found = Memory::idle(&mut table, size);

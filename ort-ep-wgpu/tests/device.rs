@@ -115,6 +115,8 @@ fn what_the_device_has_no_memory_for_is_refused_and_less_runs() -> Result<()> {
     let x = Tensor::from_slice(&[1000, 64], &vec![1.0f32; 64_000])?;
     let problem = session.run(&[("x", x.into())]).expect_err("it needs more than the limit");
     assert_eq!(problem.kind(), ErrorKind::OutOfMemory, "{problem}");
+    // The padding of this size overflows.
+    assert!(device.allocator().allocate(usize::MAX - 1, 64).is_err());
     check(&session, 10, 0)
 }
 

@@ -231,6 +231,24 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "RoiAlign",
+        make: || {
+            let images = Tensor::from_vec(&[MIB], vec![0i64; MIB])?;
+            let inputs = vec![numbers(&[1, 1, 8, 8])?, numbers(&[MIB, 4])?, images];
+            one(("", "RoiAlign"), inputs, &[("sampling_ratio", Attribute::Int(1))], 1)
+        },
+    },
+    Case {
+        name: "MaxRoiPool",
+        make: || {
+            let regions = floats(&[MIB, 5], &vec![0.0; 5 * MIB])?;
+            let size = [("pooled_shape", Attribute::Ints(vec![1, 1]))];
+            one(("", "MaxRoiPool"), vec![numbers(&[1, 1, 8, 8])?, regions], &size, 1)
+        },
+    },
+    Case { name: "Bernoulli", make: || one(("", "Bernoulli"), vec![numbers(&[4 * MIB])?], &[], 1) },
+    Case { name: "Multinomial", make: || one(("", "Multinomial"), vec![numbers(&[MIB, 2])?], &[], 1) },
+    Case {
         name: "LRN",
         make: || one(("", "LRN"), vec![numbers(&[1, 2, 1024, 1024])?], &[("size", Attribute::Int(3))], 1),
     },

@@ -354,7 +354,8 @@ fn with_one_nan(value: &Value) -> Result<Value> {
 /// Describes where the bits differ.
 fn difference(outputs: &Outputs, bits: &[Vec<u8>]) -> Result<String> {
     for ((name, value), bits) in outputs.iter().zip(bits) {
-        if value_to_bytes("", value)? == *bits {
+        // `bits` have canonical NaNs, so those of the value must be, too.
+        if value_to_bytes("", &with_one_nan(value)?)? == *bits {
             continue;
         }
         let first = value_from_bytes(bits.clone().into(), &Default::default())?;
@@ -378,6 +379,19 @@ mod tests {
         assert_eq!(bits(f32::NAN)?, bits(-f32::NAN)?);
         assert_ne!(bits(0.0)?, bits(-0.0)?);
         assert_ne!(bits(f32::NAN)?, bits(f32::INFINITY)?);
+        Ok(())
+    }
+
+    #[test]
+    fn the_output_whose_bits_differ_is_named_after_one_with_a_nan() -> Result<()> {
+        let outputs = |second: f32| -> Result<Outputs> {
+            let of = |name: &str, element: f32| -> Result<_> {
+                Ok((name.to_string(), Value::Tensor(Tensor::from_slice(&[1], &[element])?)))
+            };
+            Ok(vec![of("first", f32::NAN)?, of("second", second)?])
+        };
+        let problem = difference(&outputs(1.0)?, &bits_of(&outputs(2.0)?)?)?;
+        assert!(problem.contains("'second'"), "{problem}");
         Ok(())
     }
 }

@@ -118,9 +118,7 @@ pub fn run_on_device(
         let expected = host.run(&inputs)?;
         found.host_times.push(milliseconds(start));
         for ((_, actual), (_, expected)) in actual.iter().zip(&expected) {
-            let difference = difference(actual, expected)?;
-            // A NaN sticks: the comparison is false for it on either side.
-            found.worst = if found.worst >= difference { found.worst } else { difference };
+            found.worst = worse(found.worst, difference(actual, expected)?);
         }
     }
     Ok(found)
@@ -175,5 +173,28 @@ fn difference(actual: &Value, expected: &Value) -> Result<f64> {
     // Not 0, because the division by it would make NaN of an output of zeros.
     let largest = expected.iter().fold(1e-30f64, |largest, value| largest.max(value.abs()));
     let apart = actual.iter().zip(&expected).map(|(actual, expected)| (actual - expected).abs() / largest);
-    Ok(apart.fold(0.0, |most, one| if most >= one { most } else { one }))
+    Ok(apart.fold(0.0, worse))
+}
+
+/// The greater of two differences. A NaN is greater than any number, and `f64::max` would drop it.
+fn worse(one: f64, other: f64) -> f64 {
+    if other > one || other.is_nan() { other } else { one }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_core::tensor::Tensor;
+
+    #[test]
+    fn a_nan_before_or_after_a_number_is_the_worst_difference() -> Result<()> {
+        let of = |elements: [f32; 3]| Tensor::from_slice(&[3], &elements).map(Value::from);
+        let expected = of([1.0, 2.0, 4.0])?;
+        assert_eq!(difference(&of([1.0, 3.0, 4.0])?, &expected)?, 0.25);
+        for actual in [[f32::NAN, 3.0, 4.0], [1.0, f32::NAN, 4.0], [1.0, 3.0, f32::NAN]] {
+            assert!(difference(&of(actual)?, &expected)?.is_nan(), "{actual:?}");
+        }
+        assert!(worse(f64::NAN, 1.0).is_nan() && worse(1.0, f64::NAN).is_nan());
+        Ok(())
+    }
 }

@@ -221,9 +221,7 @@ impl Sample {
             };
             let choice = self.choice(param, operand, types)?;
             let tensor = operand.tensor(choice.dtype)?;
-            // Output shapes depend on the elements of such inputs, so they must be known before
-            // the run.
-            inputs.push(Some(if (param.host || operand.constant) && choice.kind == Kind::Tensor {
+            inputs.push(Some(if operand.is_constant(param, choice.kind) {
                 builder.constant(tensor)
             } else {
                 let (id, value) = input(&mut builder, index, choice.kind, tensor);
@@ -352,15 +350,25 @@ impl Sample {
         target: &Target,
     ) -> Result<Vec<Value>> {
         let (graph, mut values) = self.graph(types)?;
+        self.draw(&mut values, types, seed)?;
+        self.run_on(graph, values, target)
+    }
+
+    /// Replaces the values of the graph's inputs whose elements the sample leaves open.
+    fn draw(&self, values: &mut [Value], types: &[(&'static str, Choice)], seed: u64) -> Result<()> {
         let mut random = Pcg64::seed_from_u64(seed);
-        let operands = self.operands().filter_map(|(param, operand)| Some((param, operand?)));
-        let fed = operands.filter(|(param, operand)| !(param.host && operand.kind == Kind::Tensor));
-        for (value, (_, operand)) in values.iter_mut().zip(fed) {
+        let mut values = values.iter_mut();
+        for (param, operand) in self.operands() {
+            let Some(operand) = operand else { continue };
+            if operand.is_constant(param, self.choice(param, operand, types)?.kind) {
+                continue;
+            }
+            let Some(value) = values.next() else { break };
             if let (Value::Tensor(tensor), None) = (&*value, &operand.values) {
                 *value = drawn(tensor, &mut random)?.into();
             }
         }
-        self.run_on(graph, values, target)
+        Ok(())
     }
 
     fn run_on(&self, graph: Graph, values: Vec<Value>, target: &Target) -> Result<Vec<Value>> {
@@ -447,6 +455,12 @@ fn branch(attr: &'static str, outer: ValueId) -> Result<Subgraph> {
 }
 
 impl Operand {
+    /// Whether it is a constant of the graph. The elements of a parameter on the host determine
+    /// output shapes, so they must be known before the run.
+    fn is_constant(&self, param: &Param, kind: Kind) -> bool {
+        (param.host || self.constant) && kind == Kind::Tensor
+    }
+
     /// Builds the tensor in a type. Elements that are not written alternate 1 and 0, which every
     /// type can hold.
     fn tensor(&self, dtype: DType) -> Result<Tensor> {
@@ -580,5 +594,37 @@ impl Coverage {
                 None => answers.push((choice, refusal.clone())),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_drawn_for_the_operands_that_are_left_open() -> Result<()> {
+        let operand = |values: &str, constant: bool| {
+            format!(r#"{{"type": "float", "shape": [2], "values": {values}, "constant": {constant}}}"#)
+        };
+        let (open, given) = (operand("null", false), operand("[3, 4]", false));
+        // The constant is no input of the graph, so the inputs of the graph are B and C.
+        let inputs = [operand("null", true), given, open].join(", ");
+        let line =
+            format!(r#"{{"domain": "", "op": "Max", "inputs": [{inputs}], "outputs": 1, "attrs": {{}}}}"#);
+        let line: Line = serde_json::from_str(&line).unwrap();
+        let spec = Registry::global()?.find("", "Max").unwrap();
+        let sample = Sample { spec, line };
+        let types = sample.own_types();
+        let (_, before) = sample.graph(&types)?;
+        let mut values = before.clone();
+        sample.draw(&mut values, &types, 1)?;
+        let floats = |values: &[Value]| -> Result<Vec<Vec<f32>>> {
+            values.iter().map(|value| value.tensor()?.to_vec::<f32>()).collect()
+        };
+        let (before, values) = (floats(&before)?, floats(&values)?);
+        assert_eq!((before[0].clone(), values[0].clone()), (vec![3.0, 4.0], vec![3.0, 4.0]));
+        assert_eq!(before[1], [1.0, 0.0]);
+        assert_ne!(values[1], before[1]);
+        Ok(())
     }
 }

@@ -150,7 +150,7 @@ pub enum ConvTarget<'a> {
 /// If sizes overflow.
 pub fn quantized_conv_workspace_len(cpu: Cpu, window: Window, shape: [usize; 3]) -> Result<usize, GemmError> {
     // Two `i32` terms per filter, padded to a cache line.
-    let terms = shape[0].saturating_mul(8).next_multiple_of(64);
+    let terms = shape[0].saturating_mul(8).checked_next_multiple_of(64).unwrap_or(usize::MAX);
     let image = match QuantizedTaps::fits(&window) && shape[1] == 1 {
         // `run_depthwise` cuts the filters into two parts per thread, to balance threads of unequal
         // speed.

@@ -200,3 +200,12 @@ fn convolutions_of_many_shapes() {
         }
     }
 }
+
+#[test]
+fn workspaces_of_hostile_sizes_saturate() {
+    let cpu = Cpu::with_threads(1);
+    let window = Window { output: [1, 1 << 40, 1 << 40], ..PLAIN.window() };
+    for shape in [[1, 1, 1], [usize::MAX, 1, 1]] {
+        assert_eq!(quantized_conv_workspace_len(cpu, window, shape).unwrap(), usize::MAX, "{shape:?}");
+    }
+}

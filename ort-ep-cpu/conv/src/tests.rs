@@ -231,12 +231,11 @@ proptest! {
         counts in (1_usize..6, 1_usize..12, 1_usize..4),
         size in (3_usize..60, 3_usize..60),
         kernel in (1_usize..4, 1_usize..4),
-        stride in (1_usize..4, 1_usize..4),
-        dilation in (1_usize..3, 1_usize..3),
+        steps in ((1_usize..4, 1_usize..4), (1_usize..3, 1_usize..3)),
         pads in (0_usize..3, 0_usize..3, 0_usize..3, 0_usize..3),
         transpose in any::<bool>(),
     ) {
-        let (channels, filters, groups) = counts;
+        let ((channels, filters, groups), (stride, dilation)) = (counts, steps);
         let size = match transpose {
             true => (size.0 / 4 + 2, size.1 / 4 + 2),
             false => (size.0.max((kernel.0 - 1) * dilation.0 + 1), size.1.max((kernel.1 - 1) * dilation.1 + 1)),

@@ -107,8 +107,7 @@ fn matches<'f>(
             let Some(place) = bound.get_mut(*index) else { return false };
             let fits = *index == 0 || matches!(formula, Constant(_));
             let known = *place.get_or_insert(formula);
-            // A constant that is NaN does not equal itself.
-            fits && (std::ptr::eq(known, formula) || known == formula)
+            fits && (std::ptr::eq(known, formula) || is_same(known, formula))
         }
         // The sign of a zero may be that of a result.
         (Constant(a), Constant(b)) if *a == 0.0 => a.to_bits() == b.to_bits(),
@@ -128,6 +127,19 @@ fn matches<'f>(
             matches(a, d, bound) && matches(b, e, bound) && matches(c, f, bound)
         }
         _ => false,
+    }
+}
+
+/// Whether two formulas compute the same bits: the constants 0.0 and -0.0 differ.
+fn is_same(one: &ScalarExpr, other: &ScalarExpr) -> bool {
+    use ScalarExpr::{Binary, Constant, Select, Unary};
+    match (one, other) {
+        (Constant(a), Constant(b)) => a.to_bits() == b.to_bits(),
+        (Unary(f, x), Unary(g, y)) => f == g && is_same(x, y),
+        (Binary(f, a, b), Binary(g, c, d)) => f == g && is_same(a, c) && is_same(b, d),
+        (Select(a, b, c), Select(d, e, f)) => is_same(a, d) && is_same(b, e) && is_same(c, f),
+        // Inputs, or formulas of two kinds.
+        _ => one == other,
     }
 }
 
@@ -179,6 +191,7 @@ mod tests {
             ("mul(x0, sigmoid(x0))", Some((Unary::Silu, "x0"))),
             ("mul(sigmoid(add(x0, x1)), add(x0, x1))", Some((Unary::Silu, "add(x0, x1)"))),
             ("mul(sigmoid(x0), x1)", None),
+            ("mul(add(x0, 0.0), sigmoid(add(x0, -0.0)))", None),
             ("mul(x0, sigmoid(mul(x0, 1.5)))", Some((Unary::Swish { alpha: 1.5 }, "x0"))),
             ("min(6.0, max(exp(x1), 0.0))", Some((Unary::Clip { min: 0.0, max: 6.0 }, "exp(x1)"))),
             ("mul(mul(x0, 0.5), add(erf(mul(x0, 0.7071067690849304)), 1.0))", Some((Unary::Gelu, "x0"))),

@@ -29,7 +29,24 @@ pub fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
     Ok(first)
 }
 
+/// Rounds a number of values up to whole cache lines. It saturates, so that [`bytes_of`] refuses
+/// what overflows.
+pub fn whole_lines(count: usize) -> usize {
+    count.checked_next_multiple_of(16).unwrap_or(usize::MAX)
+}
+
 /// Returns the bytes of `count` values of type `T`, or an error if that overflows.
 pub fn bytes_of<T>(count: usize) -> Result<usize> {
     count.checked_mul(size_of::<T>()).ok_or_else(|| error!(OutOfMemory, "a workspace of {count} values"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_overflow_are_refused() {
+        assert_eq!([0, 1, 16, 17].map(whole_lines), [0, 16, 16, 32]);
+        assert!(bytes_of::<f32>(whole_lines(usize::MAX)).is_err());
+    }
 }

@@ -108,7 +108,8 @@ pub fn plane_len(window: &Window) -> usize {
     let [rows, bytes] = padded(window);
     // A vector reads up to its last lane, whose column may be far past the last one.
     // Whole cache lines, so that the planes of two threads share none.
-    rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
+    let len = rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH);
+    len.checked_next_multiple_of(64).unwrap_or(usize::MAX)
 }
 
 /// Convolves one plane. Before the first plane, the caller fills `scratch` with the padding value.

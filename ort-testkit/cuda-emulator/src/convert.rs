@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::decode::Ty;
-use crate::number::{Float, Reg, odd, round32};
+use crate::number::{Float, Reg, odd, odd64, round32, round64};
 
 fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(0x7FFF_FFFF) } else { x }
@@ -37,12 +37,10 @@ pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
         if how.to.is_int() {
             integer(how, value)
         } else {
-            match (how.to, how.round & 3) {
-                // Directly, because a way through f64 would round large integers twice.
-                (Ty::F32, 0) => (value as f32).put(),
-                (Ty::F64, _) => (value as f64).put(),
-                (to, mode) => from_wide(to, value as f64, mode, how),
-            }
+            let mode = how.round & 3;
+            // `odd64` keeps the sticky bit, so large integers are not rounded twice.
+            let wide = if how.to == Ty::F64 { round64(value, mode) } else { odd64(value) };
+            from_wide(how.to, wide, mode, how)
         }
     } else {
         let value = match how.from {
@@ -58,14 +56,23 @@ pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
             _ => v.ceil(),
         };
         if how.to.is_int() {
-            // `as` turns a NaN into 0, as PTX does for f32 sources and results of 32 bits.
-            integer(how, whole(value) as i128)
+            integer(how, if value.is_nan() { of_nan(how) } else { whole(value) as i128 })
         } else {
             let (value, mode) = if how.round & 4 != 0 { (whole(value), 0) } else { (value, how.round & 11) };
             from_wide(how.to, value, mode, how)
         }
     };
     if how.width >= 64 { out } else { out & ((1 << how.width) - 1) }
+}
+
+/// The integer that stands for a NaN: only the highest bit, or 0 if neither side has 64 bits.
+fn of_nan(how: Cvt) -> i128 {
+    let bits = how.to.bits();
+    match how.from == Ty::F64 || bits == 64 {
+        true if how.to.is_signed() => -(1i128 << (bits - 1)),
+        true => 1i128 << (bits - 1),
+        false => 0,
+    }
 }
 
 fn integer(how: Cvt, value: i128) -> u64 {
@@ -99,8 +106,8 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
         Ty::Bf16 if value.is_nan() => 0x7FFF,
         Ty::F16 if mode == 0 => f16::narrow(value).put(),
         Ty::Bf16 if mode == 0 => bf16::narrow(value).put(),
-        Ty::F16 => toward(value, f16::narrow(value).wide(), f16::narrow(value).put(), mode, 0x8000),
-        Ty::Bf16 => toward(value, bf16::narrow(value).wide(), bf16::narrow(value).put(), mode, 0x8000),
+        Ty::F16 => toward(value, f16::narrow(value).wide(), f16::narrow(value).put(), mode),
+        Ty::Bf16 => toward(value, bf16::narrow(value).wide(), bf16::narrow(value).put(), mode),
         Ty::F32 => canonical(round32(value, mode)).put(),
         // `odd` rounds f64 to f32 without losing the sticky bit, so the second rounding is correct.
         Ty::Tf32 if mode == 0 => {
@@ -117,7 +124,7 @@ fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
 
 /// Adjusts `bits`, the encoding of `near`, which is nearest to `value`, to its neighbour if the
 /// rounding mode requires it.
-fn toward(value: f64, near: f64, bits: u64, mode: u8, sign: u64) -> u64 {
+fn toward(value: f64, near: f64, bits: u64, mode: u8) -> u64 {
     let (smaller, larger) = (near.abs() > value.abs(), near.abs() < value.abs());
     let negative = value.is_sign_negative();
     // Consecutive encodings are neighbours in magnitude, and infinity follows the largest finite
@@ -128,6 +135,6 @@ fn toward(value: f64, near: f64, bits: u64, mode: u8, sign: u64) -> u64 {
         3 if !negative && larger => bits + 1,
         2 if !negative && smaller => bits - 1,
         3 if negative && smaller => bits - 1,
-        _ => (bits & !sign) | (bits & sign),
+        _ => bits,
     }
 }

@@ -165,7 +165,9 @@ impl Memory {
             let Some(pooled) = &piece.pooled else { continue };
             let is_free = pooled.is_idle() || pooled.freed_in == Some(stream);
             if let Some(left) = room.get_mut(&pooled.block).filter(|_| !is_free) {
-                *left -= piece.size;
+                // Another stream counts both what a stream freed and what that stream allocated in
+                // its place, which may exceed the block.
+                *left = left.saturating_sub(piece.size);
             }
         }
         room

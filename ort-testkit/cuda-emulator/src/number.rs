@@ -67,6 +67,28 @@ pub(crate) fn odd(x: f64) -> f32 {
     f32::from_bits(below | 1)
 }
 
+/// Rounds an integer of at most 65 bits to f64 with round-to-odd, as [`odd`] does.
+pub(crate) fn odd64(x: i128) -> f64 {
+    let toward_zero = round64(x, 1);
+    if toward_zero as i128 == x { toward_zero } else { f64::from_bits(toward_zero.to_bits() | 1) }
+}
+
+/// Rounds an integer of at most 65 bits to f64. `mode` is 0 to nearest, 1 to zero, 2 down, 3 up.
+pub(crate) fn round64(x: i128, mode: u8) -> f64 {
+    let near = x as f64;
+    // Exact, because `near` is an integer.
+    let back = near as i128;
+    let down = mode == 2 || mode == 1 && x > 0;
+    let up = mode == 3 || mode == 1 && x < 0;
+    if down && back > x {
+        near.next_down()
+    } else if up && back < x {
+        near.next_up()
+    } else {
+        near
+    }
+}
+
 impl Float for f32 {
     fn wide(self) -> f64 {
         f64::from(self)

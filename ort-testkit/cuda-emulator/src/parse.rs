@@ -163,6 +163,17 @@ impl Parser {
         }
     }
 
+    fn skip_past(&mut self, end: char) -> Result<()> {
+        let line = self.line();
+        while !self.take(end) {
+            if self.at >= self.tokens.len() {
+                return bad(line, format_args!("expected {end}, found the end of the text"));
+            }
+            self.at += 1;
+        }
+        Ok(())
+    }
+
     fn module(&mut self) -> Result<()> {
         while self.at < self.tokens.len() {
             let line = self.line();
@@ -201,14 +212,7 @@ impl Parser {
                     self.at -= 1;
                     self.skip_line();
                 }
-                ".section" => {
-                    while !self.take('}') {
-                        if self.at >= self.tokens.len() {
-                            return bad(line, "a section without end");
-                        }
-                        self.at += 1;
-                    }
-                }
+                ".section" => self.skip_past('}')?,
                 ".global" | ".const" | ".shared" => self.module_variable(&word)?,
                 ".entry" => self.function(true)?,
                 ".func" => self.function(false)?,
@@ -323,11 +327,7 @@ impl Parser {
                     self.at -= 1;
                     self.skip_line();
                 }
-                ".pragma" => {
-                    while !self.take(';') {
-                        self.at += 1;
-                    }
-                }
+                ".pragma" => self.skip_past(';')?,
                 ".extern" | ".visible" => {}
                 space if STATE_SPACES.contains(&space) => self.variables(&word, builder)?,
                 directive if directive.starts_with('.') => {

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use ort_cuda_emulator::driver::*;
 
 mod support;
-use support::{download, kernel, ready, upload};
+use support::{download, kernel, kernel_of, ready, upload};
 
 #[test]
 fn vectors_are_added() {
@@ -66,6 +66,30 @@ fn a_block_is_summed_by_shuffles_and_shared_memory() {
     let out = upload(&[0u32, 7, 3]);
     k.run(1, 256, 64, &[upload(&a), out]);
     assert_eq!(download::<u32>(out, 3), [32640, 32647, 32640]);
+}
+
+/// Warp 0 waits for the whole block, while the others meet at a barrier of their own first.
+#[test]
+fn a_named_barrier_opens_behind_an_incomplete_one_of_the_block() {
+    let k = kernel(
+        ".visible .entry named(.param .u64 c) {
+            .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<3>; .shared .align 4 .b8 sums[4];
+            ld.param.u64 %rd1, [c]; mov.u32 %r1, %tid.x; mov.u32 %r2, sums;
+            setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r2], 0;
+            bar.sync 0;
+            setp.lt.u32 %p1, %r1, 32; @%p1 bra all;
+            atom.shared.add.u32 %r3, [%r2], 1;
+            bar.sync 1, 64;
+            ld.shared.u32 %r3, [%r2]; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2;
+            st.global.u32 [%rd1], %r3;
+        all:
+            bar.sync 0; ret; }",
+        "named",
+    );
+    let out = upload(&[7u32; 96]);
+    k.run(1, 96, 0, &[out]);
+    let expected: Vec<u32> = (0..96).map(|thread| if thread < 32 { 7 } else { 64 }).collect();
+    assert_eq!(download::<u32>(out, 96), expected);
 }
 
 #[test]
@@ -235,6 +259,40 @@ fn single_instructions() {
     for (text, a, b, expected) in cases {
         let found = value(text, a, b);
         assert_eq!(found, expected, "{text}: {found:#x} instead of {expected:#x}");
+    }
+}
+
+/// NVIDIA, "PTX ISA", section on `cvt`.
+#[test]
+fn conversions_of_64_bits() {
+    // Each from %rd2 = b << 32 | a, or from the NaN %f1 with all bits of its fraction set.
+    let not_a_number = 0x7FFF_FFFF;
+    let cases: [(&str, u32, u32, u32); 12] = [
+        // 2^53 + 1 and 2^53 + 3 are between two numbers.
+        ("cvt.rn.f64.u64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 1, 0x20_0000, 0),
+        ("cvt.rp.f64.u64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 1, 0x20_0000, 1),
+        ("cvt.rz.f64.s64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", 3, 0x20_0000, 1),
+        ("cvt.rm.f64.s64 %d1, %rd2; mov.b64 {%r3, %r4}, %d1;", !0, !0x20_0000, 1),
+        // One below the number after 2^60, and one above what is halfway to it.
+        ("cvt.rz.f32.u64 %f3, %rd2; mov.b32 %r3, %f3;", !0, 0x1000_001F, 0x5D80_0000),
+        ("cvt.rn.f32.s64 %f3, %rd2; mov.b32 %r3, %f3;", 1, 0x1000_0010, 0x5D80_0001),
+        ("cvt.rn.bf16.u64 %h1, %rd2; cvt.u32.u16 %r3, %h1;", 1, 0x1010_0000, 0x5D81),
+        ("cvt.rzi.s64.f32 %rd2, %f1; mov.b64 {%r4, %r3}, %rd2;", not_a_number, 0, 1 << 31),
+        ("cvt.rzi.u64.f32 %rd2, %f1; mov.b64 {%r4, %r3}, %rd2;", not_a_number, 0, 1 << 31),
+        ("cvt.f64.f32 %d1, %f1; cvt.rzi.s32.f64 %r3, %d1;", not_a_number, 0, 1 << 31),
+        ("cvt.f64.f32 %d1, %f1; cvt.rzi.u16.f64 %r3, %d1;", not_a_number, 0, 1 << 15),
+        ("cvt.rzi.u32.f32 %r3, %f1;", not_a_number, 0, 0),
+    ];
+    for (text, a, b, expected) in cases {
+        let found = value(&format!("mov.b64 %rd2, {{%r1, %r2}}; {text}"), a, b);
+        assert_eq!(found, expected, "{text}: {found:#x} instead of {expected:#x}");
+    }
+}
+
+#[test]
+fn directives_without_an_end_are_refused() {
+    for text in [".entry k() { .pragma \"nounroll\"", ".entry k() { .pragma", ".section a {"] {
+        assert_eq!(kernel_of("sm_80", text, "k").err(), Some(218), "{text}");
     }
 }
 

@@ -48,11 +48,14 @@ impl Parts {
     }
 
     fn allocate_bytes(&self, bytes: usize) -> u64 {
-        let mut address = 0;
+        self.allocate_in(0, bytes)
+    }
+
+    /// Allocates in one of the streams.
+    fn allocate_in(&self, stream: usize, bytes: usize) -> u64 {
+        let (mut address, stream) = (0, self.streams[stream]);
         // SAFETY: the place is valid.
-        unsafe {
-            assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, bytes, self.pool, self.streams[0]), 0);
-        }
+        unsafe { assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, bytes, self.pool, stream), 0) };
         address
     }
 
@@ -148,6 +151,21 @@ fn memory_is_taken_and_given_back_in_blocks() {
     unsafe { assert_eq!((cuMemPoolTrimTo(parts.pool, 1), parts.held()), (0, [BLOCK, 0])) };
     // SAFETY: as before.
     unsafe { assert_eq!((cuMemPoolTrimTo(parts.pool, 0), parts.held()), (0, [0, 0])) };
+}
+
+#[test]
+fn a_block_whose_free_another_stream_awaits_has_no_room() {
+    let parts = parts();
+    let block = BLOCK as usize;
+    let whole = parts.allocate_bytes(block);
+    assert_eq!(parts.free(whole), 0);
+    let half = parts.allocate_bytes(block / 2);
+    assert_eq!(parts.held(), [BLOCK, BLOCK / 2], "its stream frees the whole block first");
+    let other = parts.allocate_in(1, block / 2);
+    assert_eq!(parts.held(), [2 * BLOCK, BLOCK], "for the other stream nothing is freed yet");
+    assert_eq!((parts.wait(0), parts.wait(1)), (0, 0));
+    [half, other].into_iter().for_each(|piece| assert_eq!(parts.free(piece), 0));
+    assert_eq!((parts.wait(0), parts.held()), (0, [0, 0]));
 }
 
 /// Runs a test of this program in a process of its own, which this one is not if there is something

@@ -10,6 +10,7 @@ use ort_core::ops::nn::HIDDEN_IS_NAN;
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Tensor;
 
+use super::keeps_key;
 use super::typed::{self, Case, Given, run};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -37,8 +38,7 @@ impl Case {
 
 /// A boolean mask that hides all keys of the first query.
 fn mask(queries: usize, keys: usize) -> Given {
-    let value = |at: usize| at >= keys && at * 7919 % 5 != 1;
-    let values: Vec<bool> = (0..queries * keys).map(value).collect();
+    let values: Vec<bool> = (0..queries * keys).map(|at| at >= keys && keeps_key(at)).collect();
     Given::Is(Tensor::from_slice(&[queries, keys], &values).unwrap())
 }
 
@@ -119,7 +119,8 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
     // Masks of integers, for few rows and for many.
     for queries in [1, 20] {
         let [q, k, v] = [queries, 90, 90].map(|rows| run(dtype, &[1, 2, rows, 32]));
-        let values: Vec<i64> = (0..queries * 90).map(|at| -(at as i64 * 7919 % 5)).collect();
+        // 17 does not divide the number of keys, so the rows differ.
+        let values: Vec<i64> = (0..queries * 90).map(|at| -(at as i64 * 7919 % 17 % 5)).collect();
         let mask = Given::Is(Tensor::from_slice(&[queries, 90], &values).unwrap());
         cases.push(case(ATTENTION, vec![q, k, v, mask], &[]));
     }
@@ -156,7 +157,7 @@ fn multi_head_cases(dtype: DType) -> Vec<Case> {
         let both = Given::Is(Tensor::from_slice(&[4], &[ends, starts].concat()).unwrap());
         let elements = |shape: &[usize]| {
             let count: usize = shape.iter().product();
-            let values: Vec<i32> = (0..count).map(|at| i32::from(at * 7919 % 5 != 1)).collect();
+            let values: Vec<i32> = (0..count).map(|at| i32::from(keeps_key(at))).collect();
             Given::Is(Tensor::from_slice(shape, &values).unwrap())
         };
         // Ends and starts of the batches, then elements with two axes and with three.

@@ -196,9 +196,12 @@ fn sizes_of_the_run() -> Result<ControlCase> {
     Ok(ControlCase { name: "sizes that the run tells", graph, inputs, op: "Loop" })
 }
 
-/// A greedy decoding loop: it appends the argmax of its state to a token list, up to an end token
-/// or a maximum length.
-fn decoding() -> Result<ControlCase> {
+/// The token at which a decoding loop ends. The fourth iteration is the first to choose it.
+const END: i64 = 5;
+
+/// A greedy decoding loop: it appends the argmax of its state to a token list, up to a token from
+/// `end` on, or a maximum length.
+fn decoding(end: i64) -> Result<ControlCase> {
     let mut main = GraphBuilder::new("decoding");
     let x = main.input("x", DType::F32, &["1", "8"]);
     let first = main.input("first", DType::I64, &["1", "t"]);
@@ -213,7 +216,7 @@ fn decoding() -> Result<ControlCase> {
     let longer = builder.node("Concat", &[list, best], &[("axis", Attribute::Int(1))])?;
     let most = builder.constant(Tensor::scalar(6i64)?);
     let is_early = builder.node("Less", &[number, most], &[])?;
-    let last = builder.constant(Tensor::from_slice(&[1], &[WIDE as i64])?);
+    let last = builder.constant(Tensor::from_slice(&[1], &[end])?);
     let is_other = builder.node("Less", &[best, last], &[])?;
     // The condition must be a scalar, but `best` is [1, 1].
     let shape = builder.constant(Tensor::from_slice(&[0], &[0i64; 0])?);
@@ -224,7 +227,7 @@ fn decoding() -> Result<ControlCase> {
     let list = main.node("Cast", &[outputs[1]], &[("to", Attribute::Int(1))])?;
     let graph = main.finish(&[outputs[0], list])?;
     let first = Tensor::from_slice(&[1, 2], &[3i64, 5])?;
-    let inputs = vec![("x", rows(1, 21)?), ("first", first.into())];
+    let inputs = vec![("x", rows(1, 18)?), ("first", first.into())];
     Ok(ControlCase { name: "a decoding loop", graph, inputs, op: "Loop" })
 }
 
@@ -293,7 +296,8 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<ControlCase> {
 /// Returns all cases.
 pub fn cases() -> Result<Vec<ControlCase>> {
     let mut cases = vec![choice(true)?, choice(false)?, until_a_condition()?, branches_in_a_loop()?];
-    cases.extend([sizes_of_the_run()?, decoding()?]);
+    // No token reaches the number of columns, so that loop ends at the maximum length.
+    cases.extend([sizes_of_the_run()?, decoding(END)?, decoding(WIDE as i64)?]);
     // 0 iterations return the initial state, and a scan output without elements.
     for trips in [0, 1, 6] {
         cases.push(counted(trips)?);
@@ -412,4 +416,22 @@ pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)
     }
     let slab = plan.slabs.get(1).copied().unwrap_or(0);
     Ok((plan.peak_bytes, session.memory().activations_peak, slab))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_ep_cpu as _;
+
+    #[test]
+    fn decoding_ends_at_a_token_or_at_the_maximum_length() -> Result<()> {
+        let all = [3i64, 5, 1, 1, 1, 5, 5, 5, 5];
+        for (end, expected) in [(END, &all[..6]), (WIDE as i64, &all[..])] {
+            let ControlCase { graph, inputs, .. } = decoding(end)?;
+            let found = values(&session(graph, &[cpu()?], Level::Disabled)?, &inputs)?;
+            let tokens = found[1].tensor()?.to_vec::<f32>()?;
+            assert_eq!(tokens.iter().map(|token| *token as i64).collect::<Vec<_>>(), expected, "{end}");
+        }
+        Ok(())
+    }
 }

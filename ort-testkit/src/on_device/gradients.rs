@@ -9,6 +9,7 @@ use ort_core::ep::Device;
 use ort_core::ir::Attribute;
 use ort_core::tensor::Tensor;
 
+use super::keeps_key;
 use super::optimizers::{FLOATS, float, own, scalar};
 use super::typed::{Case, Given, case, check_all, ints, list, run, text};
 
@@ -108,11 +109,12 @@ const HEADS: [(&[usize], [usize; 4]); 9] = [
 /// The number of scores above which a head counts as large.
 const LARGE: usize = 2000;
 
-/// A boolean mask. It hides all keys of the first query, unless `fills_rows`.
+/// A boolean mask. It hides all keys of the first query if `fills_rows`; otherwise every query
+/// keeps the first key.
 fn mask(shape: &[usize], fills_rows: bool) -> Given {
     let count = shape.iter().product();
     let keys = shape.last().copied().unwrap_or(1);
-    let value = |at: usize| (at.is_multiple_of(keys) && !fills_rows) || (at >= keys && at * 7919 % 5 != 1);
+    let value = |at: usize| (at.is_multiple_of(keys) && !fills_rows) || (at >= keys && keeps_key(at));
     let values: Vec<bool> = (0..count).map(value).collect();
     Given::Is(Tensor::from_slice(shape, &values).unwrap())
 }

@@ -17,7 +17,7 @@ use ort_cpu_gemm::{
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::{narrow, widen};
 use ort_cpu_kernel::quantized_convert::read_floats;
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take, whole_lines};
 use ort_cpu_vector::simd::blocks::{BlockLayout, arrange};
 
 cpu_kernels![KernelDef {
@@ -78,11 +78,13 @@ impl MatMulNBits {
         let few = self.node.blocks().saturating_mul(self.node.block);
         // 8-bit values with their scales take less, except for the smallest K.
         let few = few.max(Blocks::bytes_side_len(self.layout, self.node.depth));
+        let is_few = rows <= Blocks::FEW;
+        let part =
+            |is_used: bool, row: usize| if is_used { whole_lines(rows.saturating_mul(row)) } else { 0 };
         Parts {
-            lhs: if is_wide { 0 } else { rows.saturating_mul(self.node.depth) }.next_multiple_of(16),
-            arranged: if rows <= Blocks::FEW { rows.saturating_mul(few) } else { 0 }.next_multiple_of(16),
-            result: if is_wide && rows > Blocks::FEW { 0 } else { rows.saturating_mul(self.node.columns) }
-                .next_multiple_of(16),
+            lhs: part(!is_wide, self.node.depth),
+            arranged: part(is_few, few),
+            result: part(!is_wide || is_few, self.node.columns),
             // The few-row kernels transpose their result into this part.
             gemm_workspace: workspace_len(
                 cpu,
@@ -90,7 +92,7 @@ impl MatMulNBits {
                 [rows, self.node.columns, self.node.depth],
                 RhsSource::Blocks,
             )
-            .max(if rows <= Blocks::FEW { rows.saturating_mul(self.node.columns) } else { 0 }),
+            .max(if is_few { rows.saturating_mul(self.node.columns) } else { 0 }),
         }
     }
 

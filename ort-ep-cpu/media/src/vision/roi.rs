@@ -1,10 +1,11 @@
 //! Pooling of regions of interest: `RoiAlign` and `MaxRoiPool`.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::heap::{WithHeap, elements};
 use ort_cpu_kernel::number::Real;
 use ort_cpu_kernel::number::to_f64s;
 use ort_cpu_threads::interrupt::spend;
@@ -83,12 +84,23 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         samples: usize::try_from(samples).unwrap_or(0),
         scale: f64::from(attrs.float("spatial_scale")?),
     };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let bound = |shapes: &IoShapes<'_>| {
+        // The indices of the images are converted twice.
+        let images = elements(shapes.input(2)).saturating_mul(size_of::<i64>() + size_of::<usize>());
+        regions_bytes(shapes).saturating_add(images)
+    };
+    let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_align::<T>(cx, align), else => {
             Err(error!(NotImplemented, "regions of {} are not supported", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
+}
+
+/// Returns the bytes of the regions, which are converted to `f64`.
+fn regions_bytes(shapes: &IoShapes<'_>) -> usize {
+    elements(shapes.input(1)).saturating_mul(size_of::<f64>())
 }
 
 /// A bilinear sample: four neighbours and their weights.
@@ -204,12 +216,13 @@ fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
 
 fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let scale = cx.attrs().float("spatial_scale")?;
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_pool::<T>(cx, scale), else => {
             Err(error!(NotImplemented, "regions of {} are not supported", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound: regions_bytes, run }))
 }
 
 /// Max-pools each cell of each region. Regions are `[image, x1, y1, x2, y2]`, rounded to whole

@@ -19,7 +19,7 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
 use ort_cpu_kernel::with_weight;
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take, whole_lines};
 use ort_cpu_vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -210,7 +210,7 @@ impl Executable for Packed {
 /// Returns the length of the addend in values, in whole cache lines.
 fn addend_len(geometry: &ConvGeometry) -> usize {
     let planes = geometry.batch.saturating_mul(geometry.filters);
-    planes.saturating_mul(geometry.window.output_len()).next_multiple_of(16)
+    whole_lines(planes.saturating_mul(geometry.window.output_len()))
 }
 
 /// The addend of the accumulators.

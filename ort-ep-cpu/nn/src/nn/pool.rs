@@ -11,7 +11,7 @@ use super::pool_windows::{planes, windows_of_pool};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::workspace::{bytes_of, scratch};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, whole_lines};
 use ort_cpu_vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd, scratch_len};
 use ort_cpu_vector::pool_indices::max_and_indices;
 use ort_cpu_vector::simd::Isa;
@@ -104,9 +104,8 @@ impl Pooling {
     /// of maxima. Indices need the maxima even if the run does not output them.
     fn scratch_len(&self, axes: &[WindowAxis]) -> Result<[usize; 2]> {
         let loops = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(axes)?) };
-        let loops = loops.checked_next_multiple_of(16).unwrap_or(usize::MAX);
         let plane = axes.iter().fold(1, |plane: usize, axis| plane.saturating_mul(axis.output));
-        Ok([loops, if self.has_indices { plane } else { 0 }])
+        Ok([whole_lines(loops), if self.has_indices { plane } else { 0 }])
     }
 
     /// Computes the indices of the maxima, and the maxima if `result` is given.

@@ -1,10 +1,11 @@
 //! `InstanceNormalization`, `GroupNormalization` and `MeanVarianceNormalization`.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row};
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::heap::{WithHeap, elements};
 use ort_cpu_kernel::layout::{Layout, count, normalize_axis, offset};
 use ort_cpu_kernel::number::to_f64s;
 use ort_cpu_threads::interrupt::{PIECE, spending};
@@ -22,12 +23,15 @@ fn make_groups(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let groups = cx.attrs().find_int("num_groups").map(usize::try_from);
     let groups =
         groups.transpose().map_err(|_| error!(InvalidGraph, "num_groups is negative, expected 1 or more"))?;
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // Scale and bias as `f64`.
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(1)).saturating_mul(2 * size_of::<f64>());
+    let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(1)?.dtype();
         for_each_type!(dtype in FLOATS, T => normalize_groups::<T>(cx, groups, epsilon), else => {
             Err(error!(NotImplemented, "normalizing {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn normalize_groups<T: Row>(cx: &mut RunCx<'_>, groups: Option<usize>, epsilon: f64) -> Result<()> {

@@ -12,12 +12,13 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorMut;
 use ort_core::{Result, ensure, error, for_each_type};
 use rand_mt::Mt;
 
 use ort_cpu_kernel::cpu_kernels;
+use ort_cpu_kernel::heap::{WithHeap, elements};
 use ort_cpu_kernel::number::Number;
 use ort_cpu_kernel::number::to_f64s;
 use ort_cpu_threads::interrupt::{Pace, pieces, spending};
@@ -131,16 +132,20 @@ fn make_uniform(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn make_bernoulli(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let seed = Seed::of(cx);
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<f64>());
+    let run = move |cx: &mut RunCx<'_>| {
         let mut generator = seed.generator();
         let mut chances = to_f64s(&cx.input(0)?)?.into_iter();
         fill(cx.output(0)?, || f64::from(u8::from(generator.chance(chances.next().unwrap_or(0.0)))))
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn make_multinomial(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let seed = Seed::of(cx);
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // The logits as `f64`, and their cumulative sums.
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(2 * size_of::<f64>());
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let (logits, output) = (to_f64s(&input)?, cx.output(0)?);
         let (&[_, classes], &[_, samples]) = (input.shape(), output.shape()) else {
@@ -163,5 +168,6 @@ fn make_multinomial(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             let target = generator.unit() * row.last().copied().unwrap_or(0.0);
             row.partition_point(|&sum| sum <= target).min(classes.saturating_sub(1)) as f64
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }

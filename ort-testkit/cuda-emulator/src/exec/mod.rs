@@ -163,8 +163,14 @@ impl Worker<'_> {
     fn barrier(&mut self) -> bool {
         let live = self.threads.iter().filter(|t| t.state != State::Done).count();
         let mut opened = false;
+        // Each barrier that stays closed is counted once, not for each of its threads.
+        let mut closed = Vec::new();
         for at in 0..self.threads.len() {
-            let State::Barrier(id, count) = self.threads[at].state else { continue };
+            let state = self.threads[at].state;
+            let State::Barrier(id, count) = state else { continue };
+            if closed.contains(&state) {
+                continue;
+            }
             let same = |t: &&mut Thread| matches!(t.state, State::Barrier(other, _) if other == id);
             let waiting = self.threads.iter_mut().filter(same).count();
             // Without a count, all threads that have not exited must arrive.
@@ -172,8 +178,8 @@ impl Worker<'_> {
             if waiting >= needed {
                 self.threads.iter_mut().filter(same).for_each(|t| t.state = State::Run);
                 opened = true;
-            } else if count == 0 {
-                break;
+            } else {
+                closed.push(state);
             }
         }
         opened
