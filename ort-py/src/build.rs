@@ -2,24 +2,20 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use ort_runtime::ep::Precision;
+use ort_runtime::ep::{CancelToken as Token, Precision};
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source};
 use ort_runtime::rewrite::Level;
-use ort_runtime::{ArenaDevice, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionOptions};
+use ort_runtime::{ArenaDevice, Budget, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionOptions};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::cancel::CancelToken;
 use crate::error::{OrRaise, exception};
-
-/// The provider that every session has.
-pub(crate) const CPU: &str = "CPUExecutionProvider";
-
-/// onnxruntime's names of our providers.
-pub(crate) const PROVIDERS: [(&str, &str); 3] =
-    [("CUDAExecutionProvider", "cuda"), ("WebGpuExecutionProvider", "wgpu"), (CPU, "cpu")];
+use crate::providers::request;
 
 /// Opens a model's file, which is mapped.
 pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
@@ -120,6 +116,9 @@ pub(crate) struct Settings {
     providers: Vec<ProviderRequest>,
     precision: Precision,
     cache_dir: Option<PathBuf>,
+    budget: Option<Arc<Budget>>,
+    /// Ends the making of the session.
+    pub(crate) cancel: Token,
     /// Whether runs are profiled.
     pub(crate) profiles: bool,
 }
@@ -163,14 +162,26 @@ impl Settings {
         let cache_dir: Option<PathBuf> = given.getattr("cache_dir")?.extract()?;
         let providers = providers.iter().map(|(name, options)| request(name, options));
         let providers = providers.collect::<PyResult<_>>()?;
-        Ok(Settings { options, providers, precision, cache_dir, profiles: flag("enable_profiling")? })
+        let budget = shared_budget(&given.getattr("budget")?)?;
+        let profiles = flag("enable_profiling")?;
+        let cancel = given.getattr("_load_cancel")?.cast::<CancelToken>()?.get().token();
+        Ok(Settings { options, providers, precision, cache_dir, budget, cancel, profiles })
+    }
+
+    /// The providers asked for.
+    pub(crate) fn requests(&self) -> Vec<ProviderRequest> {
+        self.providers.clone()
     }
 
     /// Builds the session.
-    pub(crate) fn build(self, model: &Model) -> ort_runtime::Result<Session> {
-        let mut builder = Session::builder(model).options(&self.options).precision(self.precision);
+    pub(crate) fn build(self, model: &Model, cancel: Token) -> ort_runtime::Result<Session> {
+        let mut builder =
+            Session::builder(model).options(&self.options).precision(self.precision).cancel(cancel);
         if let Some(folder) = self.cache_dir {
             builder = builder.cache_dir(folder);
+        }
+        if let Some(budget) = &self.budget {
+            builder = builder.budget(budget);
         }
         for request in self.providers {
             builder = builder.provider_request(request);
@@ -179,8 +190,36 @@ impl Settings {
     }
 }
 
+/// Returns what the sessions of a Python `Budget` share. The first one makes it.
+fn shared_budget(given: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Budget>>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let py = given.py();
+    let known = given.getattr(intern!(py, "_shared"))?;
+    if let Ok(known) = known.cast::<SharedBudget>() {
+        return Ok(Some(known.get().0.clone()));
+    }
+    let budget = Budget::new(Some(given.getattr("limit")?.extract()?));
+    given.setattr(intern!(py, "_shared"), SharedBudget(budget.clone()))?;
+    Ok(Some(budget))
+}
+
+/// The engine's part of a Python `Budget`.
+#[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+struct SharedBudget(Arc<Budget>);
+
 /// Configuration entries that the engine reads; the session's properties have their own names.
-const OWN_ENTRIES: [&str; 2] = ["memory_limit", "load_threads"];
+const OWN_ENTRIES: [&str; 8] = [
+    "memory_limit",
+    "load_threads",
+    "arena_extend_strategy",
+    "max_mem",
+    "initial_chunk_size_bytes",
+    "max_dead_bytes_per_chunk",
+    "initial_growth_chunk_size_bytes",
+    "max_power_of_two_extend_bytes",
+];
 
 fn level(number: usize) -> Level {
     match number {
@@ -189,20 +228,4 @@ fn level(number: usize) -> Level {
         2 => Level::Extended,
         _ => Level::All,
     }
-}
-
-/// Asks for a provider by onnxruntime's name of it, or by ours.
-fn request(name: &str, options: &HashMap<String, String>) -> PyResult<ProviderRequest> {
-    let own = PROVIDERS.iter().find(|(theirs, own)| *theirs == name || *own == name);
-    let Some((_, own)) = own else {
-        let text = format!("Unknown Provider Type: {name}");
-        return Err(pyo3::exceptions::PyRuntimeError::new_err(text));
-    };
-    Ok(options.iter().fold(ProviderRequest::new(own), |request, (key, value)| request.option(key, value)))
-}
-
-/// Returns onnxruntime's names of the providers of this build, CPU last.
-pub(crate) fn available() -> Vec<&'static str> {
-    let linked: Vec<&str> = ort_runtime::ep::providers().iter().map(|provider| provider.name()).collect();
-    PROVIDERS.iter().filter(|(_, own)| linked.contains(own)).map(|(theirs, _)| *theirs).collect()
 }
