@@ -27,6 +27,9 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+/// The version of onnxruntime whose interface the package has.
+const INTERFACE_VERSION: &str = "1.31.1";
+
 #[pymodule(gil_used = false)]
 mod onnxruntime_pybind11_state {
     #[pymodule_export]
@@ -86,9 +89,15 @@ mod onnxruntime_pybind11_state {
         schemas::kernel_definitions(py)
     }
 
-    /// Returns the version.
+    /// Returns the version of onnxruntime whose interface the package has. Programs compare it.
     #[pyfunction]
     fn get_version_string() -> &'static str {
+        INTERFACE_VERSION
+    }
+
+    /// Returns the version of the runtime itself.
+    #[pyfunction]
+    fn get_runtime_version() -> &'static str {
         env!("CARGO_PKG_VERSION")
     }
 

@@ -343,10 +343,12 @@ impl InferenceSession {
         Ok(all)
     }
 
-    /// The events of all runs so far, as (node, operator, start and duration in microseconds, bytes
-    /// live, depth).
-    fn profile_events(&self) -> PyResult<Vec<(String, String, u64, u64, usize, usize)>> {
-        Ok(self.built()?.profiling.as_ref().map(Profiling::events).unwrap_or_default())
+    /// The events of all runs so far, as dicts.
+    fn profile_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        match &self.built()?.profiling {
+            Some(profiling) => profiling.events(py),
+            None => Ok(PyList::empty(py)),
+        }
     }
 
     /// What a run with these sizes allocates.

@@ -47,7 +47,7 @@ pub use ort_alloc::{
 };
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
-    ArenaDevice, BatchSplit, EventMemory, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
+    ArenaDevice, BatchSplit, EventMemory, EventTensor, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
     Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions, Session,
     SessionBuilder, SessionOptions, SharedMemory, ValueSpec, open_devices, release_idle_memory,
 };

@@ -157,6 +157,9 @@ mod tests {
         let event = |(op, depth, milliseconds): (&'static str, usize, u64)| ProfileEvent {
             node: op.to_lowercase(),
             op,
+            provider: "cpu",
+            inputs: Vec::new(),
+            outputs: Vec::new(),
             start: Duration::ZERO,
             duration: Duration::from_millis(milliseconds),
             memory: EventMemory::default(),

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::Profile;
 use super::inputs::Given;
-use super::profile::EventMemory;
+use super::profile::{EventMemory, EventTensor, Seen};
 use super::streaming::{Streaming, WindowCursor};
 use super::target::{KnownShapes, Target};
 use super::views::{DeviceSlab, Sources, device_view, view_of};
@@ -159,8 +159,7 @@ impl<'a> Frame<'a> {
                     })
                     .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
-                    let memory = self.event_memory(index);
-                    profile.record(&self.program.steps[index], start, memory, self.env.depth);
+                    profile.record(&self.program.steps[index], start, self.seen(index));
                 }
             }
             // A skipped step releases, too: a view or a concatenation in place may be the last
@@ -170,6 +169,25 @@ impl<'a> Frame<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What a profile tells of a step that has run.
+    fn seen(&self, index: usize) -> Seen {
+        let step = &self.program.steps[index];
+        let constants = &self.program.graph.constants;
+        let tensor = |slot: &SlotId| {
+            let view = self.value(*slot).ok()?.tensor().ok()?;
+            let is_constant = constants.contains_key(&self.program.slots[slot.index()].value);
+            Some(EventTensor { dtype: view.dtype(), shape: view.shape().into(), is_constant })
+        };
+        let of = |slots: &[Option<SlotId>]| slots.iter().flatten().filter_map(tensor).collect();
+        Seen {
+            provider: self.env.devices.get(step.device).map_or("", |device| device.info().provider),
+            inputs: of(&step.inputs),
+            outputs: of(&step.outputs),
+            memory: self.event_memory(index),
+            depth: self.env.depth,
+        }
     }
 
     /// What a step that has run did to memory: the plan's numbers plus the values of unknown size.

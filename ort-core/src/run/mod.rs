@@ -40,7 +40,7 @@ pub(crate) use idle_memory::SessionIdleMemory;
 pub use idle_memory::{IdleMemory, release_idle_memory};
 use inputs::{fits, is_on_device};
 pub use options::RunOptions;
-pub use profile::{EventMemory, Profile, ProfileEvent};
+pub use profile::{EventMemory, EventTensor, Profile, ProfileEvent};
 pub use transfer::SharedMemory;
 
 /// Runs one compiled program; any number of threads may share it.

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::dtype::DType;
 use crate::program::Step;
+use crate::tensor::Shape;
 
 /// The execution of one node.
 #[derive(Clone, Debug)]
@@ -13,6 +15,12 @@ pub struct ProfileEvent {
     pub node: String,
     /// Its operator.
     pub op: &'static str,
+    /// The provider that ran it.
+    pub provider: &'static str,
+    /// The tensors that it read.
+    pub inputs: Vec<EventTensor>,
+    /// The tensors that it computed.
+    pub outputs: Vec<EventTensor>,
     /// When it started, counted from the creation of the profile.
     pub start: Duration,
     /// How long it took.
@@ -26,6 +34,17 @@ pub struct ProfileEvent {
     pub kernels: Option<String>,
 }
 
+/// A tensor that a node reads or computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventTensor {
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes.
+    pub shape: Shape,
+    /// Whether it is a constant of the graph, such as a weight.
+    pub is_constant: bool,
+}
+
 /// Bytes of values, workspaces and outputs in the graph that the node is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventMemory {
@@ -36,6 +55,15 @@ pub struct EventMemory {
     pub freed: usize,
     /// Bytes that are live while the node runs.
     pub live: usize,
+}
+
+/// What the run knows of a step that has ended.
+pub(crate) struct Seen {
+    pub(crate) provider: &'static str,
+    pub(crate) inputs: Vec<EventTensor>,
+    pub(crate) outputs: Vec<EventTensor>,
+    pub(crate) memory: EventMemory,
+    pub(crate) depth: usize,
 }
 
 /// Collects the events of one or more runs.
@@ -58,10 +86,14 @@ impl Profile {
     }
 
     /// Records a step that began at `start` and has just ended.
-    pub(crate) fn record(&self, step: &Step, start: Instant, memory: EventMemory, depth: usize) {
+    pub(crate) fn record(&self, step: &Step, start: Instant, seen: Seen) {
+        let Seen { provider, inputs, outputs, memory, depth } = seen;
         let event = ProfileEvent {
             node: step.name.to_string(),
             op: step.op,
+            provider,
+            inputs,
+            outputs,
             start: start.duration_since(self.origin),
             duration: start.elapsed(),
             memory,

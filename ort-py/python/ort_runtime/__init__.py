@@ -54,6 +54,7 @@ from .capi._pybind_state import (
     get_build_info,
     get_device,
     get_ep_devices,
+    get_runtime_version,
     get_version_string,
     has_collective_ops,
     register_execution_provider_library,
@@ -77,6 +78,7 @@ from .capi.onnxruntime_inference_collection import (
 )
 
 __author__ = "The ort-runtime authors"
+# The version of onnxruntime whose interface this is, which programs compare.
 version = __version__ = get_version_string()
 
 # Programs look here for why the native module is missing; without it the import has failed.
@@ -95,7 +97,7 @@ def print_debug_info() -> None:
     import platform
 
     path = os.environ.get("LD_LIBRARY_PATH", "(unset)")
-    print(f"{package_name} version: {__version__}")
+    print(f"{package_name} version: {get_runtime_version()}, interface of onnxruntime {__version__}")
     print(f"platform: {platform.platform()}")
     print(f"Python: {platform.python_version()}, package at {os.path.dirname(__file__)}")
     print(f"build: {get_build_info()}")
@@ -155,6 +157,7 @@ __all__ = [
     "get_build_info",
     "get_device",
     "get_ep_devices",
+    "get_runtime_version",
     "get_version_string",
     "has_collective_ops",
     "import_capi_exception",

@@ -76,16 +76,21 @@ class Profile:
                 yield _event("Session", "SequentialExecutor::Execute", began, took, thread)
             yield _event("Session", name, began, took, thread)
         offset = (native.get_profiling_start_time_ns - origin) // 1000
-        provider = native.get_providers()[0]
         places: dict[str, int] = {}
         before = peak = 0
-        for node, op, start, duration, live, _ in native.profile_events():
+        for event in native.profile_events():
+            node, live = event["node"], event["live_bytes"]
             peak = max(peak, live)
             held, delta = str(live), str(live - before)
             args: dict[str, Any] = {
-                "op_name": op,
-                "provider": provider,
+                "op_name": event["op"],
+                "provider": event["provider"],
                 "node_index": str(places.setdefault(node, len(places))),
+                "input_type_shape": event["inputs"],
+                "output_type_shape": event["outputs"],
+                "parameter_size": str(event["parameter_bytes"]),
+                "activation_size": str(event["activation_bytes"]),
+                "output_size": str(event["output_bytes"]),
                 "mem_arena_held": held,
                 "mem_arena_held_delta": delta,
                 "mem_bytes_in_use": held,
@@ -96,8 +101,8 @@ class Profile:
                 "thread_scheduling_stats": {"main_thread": {}, "sub_threads": {}},
             }
             before = live
-            thread = threading.get_native_id()
-            yield _event("Node", f"{node}_kernel_time", offset + start, duration, thread, args)
+            start, took, thread = event["start_us"], event["duration_us"], threading.get_native_id()
+            yield _event("Node", f"{node}_kernel_time", offset + start, took, thread, args)
 
 
 def _event(

@@ -91,7 +91,7 @@ def chosen(
     options: C.SessionOptions, providers: Providers | None, provider_options: ProviderOptions | None
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Returns the providers that the arguments ask for; without any, those that the options do."""
-    available = C.get_available_providers()
+    available = _available(providers)
     names, given = check_and_normalize_provider_args(providers, provider_options, available)
     if names and options.has_providers():
         warn(
@@ -100,11 +100,20 @@ def chosen(
             "only use the providers passed to InferenceSession()."
         )
     elif not names and options._providers:
+        available = C.get_available_providers()
         return check_and_normalize_provider_args(options._providers, None, available)
     elif not names and options._policy is not None:
-        names = _preferred(options._policy, available)
+        names = _preferred(options._policy, C.get_available_providers())
         given = [{} for _ in names]
     return names, given
+
+
+def _available(providers: Any) -> list[str]:
+    """Returns the available providers; the CPU alone, without a search for GPUs, if that is all."""
+    is_list = isinstance(providers, list | tuple)
+    if providers is None or (is_list and all(provider == CPU for provider in providers)):
+        return [CPU]
+    return C.get_available_providers()
 
 
 def _preferred(policy: Any, available: Sequence[str]) -> list[str]:
@@ -130,7 +139,7 @@ def usable(
     The CPU is the last if it is not named, and has no options. A name that no build has is a
     RuntimeError if `strict`.
     """
-    available = C.get_available_providers()
+    available = _available(names)
     if strict:
         known = {*available, *C.get_all_providers()}
         for name in names:

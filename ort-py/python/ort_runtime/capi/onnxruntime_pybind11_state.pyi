@@ -178,8 +178,8 @@ class InferenceSession:
     ) -> OrtValue:
         """Makes a tensor in the memory of one of the session's devices."""
     def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]: ...
-    def profile_events(self) -> list[tuple[str, str, int, int, int, int]]:
-        """Returns node, operator, start and duration in microseconds, bytes live, and depth."""
+    def profile_events(self) -> list[dict[str, Any]]:
+        """Returns a dict of each node that ran: times in microseconds, bytes, types and shapes."""
     def plan(self, dims: Mapping[str, int]) -> Plan: ...
     def memory_use(self) -> dict[str, int]: ...
     def largest_batch(self, dim: str, budget: int) -> int | None: ...
@@ -240,8 +240,11 @@ def get_build_info() -> str:
 def get_device() -> str:
     """Returns `CPU` or `GPU`: what the build computes on."""
 
+def get_runtime_version() -> str:
+    """Returns the version of the runtime itself."""
+
 def get_version_string() -> str:
-    """Returns the version."""
+    """Returns the version of onnxruntime whose interface this is."""
 
 def register_execution_provider_library(name: str, path: str) -> None:
     """Loads a library that has a provider. Raises Fail if it cannot be loaded."""
