@@ -1,6 +1,6 @@
-//! Memory plans as text, JSON and SVG.
+//! Memory plans, and the findings about a model, as text, JSON and SVG.
 //!
-//! The command line and the Python package show the same plans, so both take them from here. This
+//! The command line and the Python package show the same reports, so both take them from here. This
 //! crate prints nothing and reads no arguments: the caller decides where a report goes.
 //!
 //! Names come from untrusted model files. Text, tables and drawings escape the characters that act
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod chart;
+mod check;
 pub mod drawing;
 mod plan;
 mod sweep;
@@ -28,6 +29,7 @@ mod text;
 mod tests;
 
 pub use chart::plan_svg;
+pub use check::{CheckReport, Finding, check};
 pub use plan::plan_json;
 pub use sweep::{MOST_PLANS, Sweep, combinations};
 pub use table::{Table, in_line};
