@@ -325,8 +325,7 @@ impl InferenceSession {
     fn plan(&self, py: Python<'_>, dims: HashMap<String, i64>) -> PyResult<Plan> {
         let built = self.built()?;
         let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        let report = py.detach(|| built.session.plan(&dims)).or_raise(py)?;
-        Ok(Plan::new(report))
+        py.detach(|| Plan::of(&built.session, &dims)).or_raise(py)
     }
 
     /// The bytes that the session holds, by purpose.

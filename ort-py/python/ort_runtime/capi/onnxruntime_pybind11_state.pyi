@@ -35,15 +35,15 @@ class CancelToken:
         """Whether runs end."""
 
 class Plan:
-    """What a run with given sizes allocates."""
+    """What a run with given sizes allocates. `print(plan)` shows what `ort plan` prints."""
 
     @property
     def peak_bytes(self) -> int | None:
         """The most bytes that a run allocates; None if sizes are known only at run time."""
     def to_dict(self) -> dict[str, Any]:
-        """Returns the numbers of the plan."""
+        """Returns the plan as `ort plan --json` writes it."""
     def to_svg(self) -> str:
-        """Returns a drawing of the plan: time to the right, addresses upwards."""
+        """Returns a drawing of the plan: steps to the right, addresses upwards."""
     def _repr_svg_(self) -> str: ...
 
 class OrtValue:
