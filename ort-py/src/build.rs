@@ -7,7 +7,9 @@ use bytes::Bytes;
 use ort_runtime::ep::Precision;
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source};
 use ort_runtime::rewrite::Level;
-use ort_runtime::{ArenaDevice, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionOptions};
+use ort_runtime::{
+    ArenaDevice, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionBuilder, SessionOptions,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -166,8 +168,8 @@ impl Settings {
         Ok(Settings { options, providers, precision, cache_dir, profiles: flag("enable_profiling")? })
     }
 
-    /// Builds the session.
-    pub(crate) fn build(self, model: &Model) -> ort_runtime::Result<Session> {
+    /// Returns a builder of the session.
+    pub(crate) fn builder(self, model: &Model) -> SessionBuilder {
         let mut builder = Session::builder(model).options(&self.options).precision(self.precision);
         if let Some(folder) = self.cache_dir {
             builder = builder.cache_dir(folder);
@@ -175,7 +177,12 @@ impl Settings {
         for request in self.providers {
             builder = builder.provider_request(request);
         }
-        builder.build()
+        builder
+    }
+
+    /// Builds the session.
+    pub(crate) fn build(self, model: &Model) -> ort_runtime::Result<Session> {
+        self.builder(model).build()
     }
 }
 

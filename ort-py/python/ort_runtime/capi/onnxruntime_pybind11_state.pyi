@@ -217,7 +217,7 @@ class SessionIOBinding:
     def copy_outputs_to_cpu(self) -> list[Any]: ...
 
 def check(model: str | bytes) -> list[str]:
-    """Returns what keeps a model from running, or deviates from the standard."""
+    """Returns what keeps a model from running, or deviates from the standard, a line each."""
 
 def compile(model: str | bytes, out: str, options: SessionOptions) -> None:
     """Writes a model with its packed weights into a file that sessions map."""
