@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use ort_report::{Table, split_in_words};
 use ort_runtime::ep::Precision;
 pub(crate) use ort_runtime::human_bytes;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
-use ort_runtime::{
-    BatchSplit, ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
-};
+use ort_runtime::{ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value};
 
-use crate::output::Table;
 use crate::providers::ProviderArgs;
 
 /// The model, its inputs, and the session options.
@@ -297,17 +295,6 @@ pub(crate) fn parts(memory: &MemoryUse) -> String {
 /// Returns an empty table with this header.
 pub(crate) fn table(header: &[&str]) -> Table {
     Table::new(header)
-}
-
-/// Formats a batch split: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
-pub(crate) fn split_in_words(split: &BatchSplit) -> String {
-    // A large batch may run as hundreds of parts, so only the first few are listed.
-    const MOST: usize = 8;
-    let count: usize = split.parts.iter().sum();
-    let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();
-    let more = split.parts.len().saturating_sub(MOST);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("batch split: '{}' of {count} runs as {}{more}", split.dim, parts.join(" + "))
 }
 
 #[cfg(test)]

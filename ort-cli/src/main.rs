@@ -19,7 +19,6 @@ mod args;
 mod arrays;
 mod cmd;
 mod distribution;
-mod drawing;
 mod help;
 mod inputs;
 mod logging;

@@ -1,26 +1,21 @@
-//! Output: lines and tables on standard output, and output files that are written atomically.
+//! Output: text on standard output, and output files that are written atomically.
 //!
-//! Names come from untrusted model files, so all text passes through this module. [`print()`] and
-//! the cells of a [`Table`] escape terminal control characters; cells are also truncated. JSON gets
-//! JSON escapes instead.
+//! Names come from untrusted model files, so all text passes through this module. [`print()`]
+//! escapes terminal control characters; tables ([`ort_report::Table`]) also truncate their cells.
+//! JSON gets JSON escapes instead.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::Write;
-use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use comfy_table::{CellAlignment, presets};
 use ort_runtime::files::NewFile;
-use ort_runtime::{shown, steers};
+use ort_runtime::steers;
 use serde::Serialize;
 
 /// The most bytes of a line on standard error.
 pub(crate) const LINE_BYTES: usize = 4096;
-
-/// The most bytes of a cell in a table.
-const CELL_BYTES: usize = 1024;
 
 /// The most names that one line lists.
 const MOST_NAMED: usize = 6;
@@ -94,12 +89,6 @@ fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, s
     escaped.into()
 }
 
-/// Returns a text from a model for use within a line: newlines are escaped, and a long text is
-/// truncated.
-pub(crate) fn in_line(text: &str) -> Cow<'_, str> {
-    shown(text, CELL_BYTES)
-}
-
 /// Returns the first names, and the number of the rest.
 pub(crate) fn listed(names: &[String]) -> String {
     let shown = names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
@@ -121,37 +110,6 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// A table of results: aligned columns without borders.
-pub(crate) struct Table(comfy_table::Table);
-
-impl Table {
-    pub(crate) fn new(header: &[&str]) -> Table {
-        let mut table = comfy_table::Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(header.iter().map(|cell| shown(cell, CELL_BYTES)));
-        Table(table)
-    }
-
-    pub(crate) fn add_row<C: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = C>) {
-        let cells = cells.into_iter().map(|cell| shown(cell.as_ref(), CELL_BYTES).into_owned());
-        self.0.add_row(cells.collect::<Vec<String>>());
-    }
-
-    /// Right-aligns these columns.
-    pub(crate) fn align_right(mut self, columns: Range<usize>) -> Table {
-        for column in self.0.column_iter_mut().skip(columns.start).take(columns.len()) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        self
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
-    }
-}
-
 /// Writes a file atomically: see [`ort_runtime::files`].
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {
     let mut file = NewFile::create(path).with_context(|| {
@@ -165,15 +123,6 @@ pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tables_and_lines_steer_no_terminal() {
-        let mut rows = Table::new(&["na\x1bme", ""]);
-        rows.add_row(["\x1b]0;title\x07\n\u{202e}", &"x".repeat(100_000)]);
-        let text = rows.to_string();
-        assert!(!text.chars().any(|character| character != '\n' && steers(character)), "{text:?}");
-        assert!(text.len() < 8 * CELL_BYTES && text.lines().count() == 2, "{} bytes", text.len());
-    }
 
     #[test]
     fn json_stays_json() -> Result<()> {

@@ -72,7 +72,7 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
 }
 
 /// Keeps a Python object alive from any thread.
-pub(crate) struct Owner(pub(crate) Py<PyAny>);
+pub(crate) struct Owner(#[allow(dead_code, reason = "it is there to be dropped")] pub(crate) Py<PyAny>);
 
 /// Packs elements of fewer than 8 bits, which numpy keeps in a byte each.
 fn packed(
@@ -200,6 +200,7 @@ struct Kept<T>(#[allow(dead_code, reason = "it is there to be dropped")] T);
 pub(crate) struct HostMemory {
     data: *mut u8,
     len: usize,
+    #[allow(dead_code, reason = "it is there to be dropped")]
     owner: std::sync::Arc<dyn Send + Sync>,
 }
 

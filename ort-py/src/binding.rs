@@ -40,12 +40,7 @@ impl SessionIOBinding {
     }
 
     /// Runs the session. Without a bound output it binds all to host memory first.
-    pub(crate) fn run(
-        &mut self,
-        py: Python<'_>,
-        session: &Session,
-        options: RunOptions<'_>,
-    ) -> PyResult<()> {
+    pub(crate) fn run(&mut self, py: Python<'_>, session: &Session, options: RunOptions<'_>) -> PyResult<()> {
         if self.order.is_empty() {
             for spec in session.outputs() {
                 self.binding.bind_output(&spec.name, DeviceId::HOST).or_raise(py)?;
@@ -60,7 +55,9 @@ impl SessionIOBinding {
         })?;
         self.has_run = done.is_ok();
         if self.has_run {
-            self.show_device_outputs(py, |binding, name| Ok(Some(binding.shared_output(name).or_raise(py)?)))?;
+            self.show_device_outputs(py, |binding, name| {
+                Ok(Some(binding.shared_output(name).or_raise(py)?))
+            })?;
         }
         done.map_err(|error| {
             let text = format!("Error in execution: {}", error.message());
@@ -213,7 +210,9 @@ impl SessionIOBinding {
             }
             None => match value.get().device() {
                 Some(device) => device.hand_over(py)?.into(),
-                None => return Err(PyRuntimeError::new_err("the value is not in memory that a run can write")),
+                None => {
+                    return Err(PyRuntimeError::new_err("the value is not in memory that a run can write"));
+                }
             },
         };
         self.rebind(py, name, target, Some(value.unbind()))

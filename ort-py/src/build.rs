@@ -8,7 +8,10 @@ use bytes::Bytes;
 use ort_runtime::ep::{CancelToken as Token, Precision};
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source};
 use ort_runtime::rewrite::Level;
-use ort_runtime::{ArenaDevice, Budget, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionOptions};
+use ort_runtime::{
+    ArenaDevice, Budget, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
+    SessionOptions,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -173,10 +176,9 @@ impl Settings {
         self.providers.clone()
     }
 
-    /// Builds the session.
-    pub(crate) fn build(self, model: &Model, cancel: Token) -> ort_runtime::Result<Session> {
-        let mut builder =
-            Session::builder(model).options(&self.options).precision(self.precision).cancel(cancel);
+    /// Returns a builder of the session.
+    pub(crate) fn builder(self, model: &Model) -> SessionBuilder {
+        let mut builder = Session::builder(model).options(&self.options).precision(self.precision);
         if let Some(folder) = self.cache_dir {
             builder = builder.cache_dir(folder);
         }
@@ -186,7 +188,7 @@ impl Settings {
         for request in self.providers {
             builder = builder.provider_request(request);
         }
-        builder.build()
+        builder
     }
 }
 

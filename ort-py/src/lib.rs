@@ -8,6 +8,7 @@ mod arrays;
 mod binding;
 mod build;
 mod cancel;
+mod check;
 mod convert;
 mod device;
 mod dlpack;
@@ -46,6 +47,23 @@ mod onnxruntime_pybind11_state {
     use super::sparse::SparseTensor;
 
     use super::*;
+
+    /// Returns what keeps a model from running, or deviates from the standard, a line each.
+    #[pyfunction]
+    fn check(py: Python<'_>, model: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        super::check::check(py, model)
+    }
+
+    /// Writes a model with its packed weights into a file that sessions map.
+    #[pyfunction]
+    fn compile(
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        out: &str,
+        options: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        super::check::compile(py, model, out, options)
+    }
 
     /// Returns the names of the providers that work here, CPU last.
     #[pyfunction]

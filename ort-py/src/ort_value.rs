@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 use crate::arrays::{HostMemory, array_of, is_on_host, over, readable, tensor_of};
 use crate::convert::object_of;
 use crate::device::require_host;
-use crate::{dlpack, dtypes};
 use crate::error::OrRaise;
 use crate::metadata::type_text;
+use crate::{dlpack, dtypes};
 
 /// A tensor in host memory that is read and written where it is.
 #[derive(Clone)]
@@ -143,7 +143,8 @@ impl OrtValue {
         shape: &[usize],
     ) -> PyResult<OrtValue> {
         if memory == DeviceId::HOST {
-            let len = byte_count(dtype, shape).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
+            let len =
+                byte_count(dtype, shape).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
             let shape = SmallVec::from_slice(shape);
             return Ok(OrtValue(Held::Host(HostTensor { dtype, shape, memory: HostMemory::new(len)? })));
         }
@@ -279,7 +280,8 @@ impl OrtValue {
                 HostTensor { dtype: tensor.dtype(), shape, memory }
             }
         };
-        let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)?;
+        let buffer =
+            TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)?;
         dlpack::lend(py, buffer)
     }
 

@@ -1,16 +1,30 @@
 //! `Plan`: what a run allocates, before it runs.
 
+use ort_report::{in_line, plan_json, plan_svg, plan_text, sizes_text};
 use ort_runtime::plan::PlanReport;
+use ort_runtime::{Session, human_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
 
-/// The memory plan of a run with given sizes.
+/// The memory plan of a run with given sizes. `print(plan)` shows what `ort plan` prints.
 #[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
-pub(crate) struct Plan(PlanReport);
+pub(crate) struct Plan {
+    report: PlanReport,
+    /// The name of the model's graph, which is the title of the drawing.
+    model: String,
+    /// The memory limit of the session.
+    limit: Option<usize>,
+}
 
 impl Plan {
-    pub(crate) fn new(report: PlanReport) -> Plan {
-        Plan(report)
+    /// Plans a run of a session with these sizes.
+    pub(crate) fn of(session: &Session, dims: &[(&str, i64)]) -> ort_runtime::Result<Plan> {
+        let limit = session.memory().limit;
+        Ok(Plan {
+            report: session.plan(dims)?,
+            model: session.model().graph().name.clone(),
+            // A session without a limit says that it is the largest number.
+            limit: (limit < usize::MAX).then_some(limit),
+        })
     }
 }
 
@@ -19,21 +33,35 @@ impl Plan {
     /// The most bytes that a run allocates; `None` if sizes are known only at run time.
     #[getter]
     fn peak_bytes(&self) -> Option<usize> {
-        self.0.peak_bytes
+        self.report.peak_bytes
     }
 
-    /// The plan as a dict of its numbers.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = &self.0;
-        let dict = PyDict::new(py);
-        dict.set_item("peak_bytes", report.peak_bytes)?;
-        dict.set_item("planned_bytes", report.planned_bytes)?;
-        dict.set_item("file_order_bytes", report.file_order_bytes)?;
-        dict.set_item("lower_bound_bytes", report.lower_bound_bytes)?;
-        dict.set_item("weights_bytes", report.weights_bytes)?;
-        dict.set_item("symbolic_peak", &report.symbolic_peak)?;
-        dict.set_item("dims", PyDict::from_sequence(PyList::new(py, &report.dims)?.as_any())?)?;
-        dict.set_item("largest", &report.largest)?;
-        Ok(dict)
+    /// The plan as `ort plan --json` writes it.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("json")?.call_method1("loads", (plan_json(&self.report).to_string(),))
+    }
+
+    /// A drawing of the plan: steps to the right, addresses upwards.
+    fn to_svg(&self) -> String {
+        plan_svg(&self.model, &self.report)
+    }
+
+    /// The drawing, for notebooks.
+    fn _repr_svg_(&self) -> String {
+        self.to_svg()
+    }
+
+    fn __str__(&self) -> String {
+        plan_text(&self.report, self.limit)
+    }
+
+    fn __repr__(&self) -> String {
+        let bound = if self.report.peak_bytes.is_none() { "at least " } else { "" };
+        let peak = human_bytes(self.report.planned_bytes);
+        let sizes = match self.report.dims.is_empty() {
+            true => String::new(),
+            false => format!(", {}", sizes_text(&self.report.dims)),
+        };
+        in_line(&format!("<Plan peak {bound}{peak}{sizes}>")).into_owned()
     }
 }

@@ -74,8 +74,7 @@ impl<'py> Classes<'py> {
         // An upgrade from every opset: a successor has replaced the operator.
         let is_deprecated = spec.upgrades.iter().any(|upgrade| upgrade.before == i64::MAX);
         fields.set_item("deprecated", is_deprecated)?;
-        let ([min_input, max_input], [min_output, max_output]) =
-            (counts(spec.inputs), counts(spec.outputs));
+        let ([min_input, max_input], [min_output, max_output]) = (counts(spec.inputs), counts(spec.outputs));
         fields.set_item("min_input", min_input)?;
         fields.set_item("max_input", max_input)?;
         fields.set_item("min_output", min_output)?;
@@ -100,8 +99,7 @@ impl<'py> Classes<'py> {
         let list = PyList::empty(self.schema.py());
         for param in params {
             let variable = spec.types.iter().find(|variable| variable.name == param.ty);
-            let types =
-                variable.map_or_else(|| vec![param.ty.to_owned()], |variable| variable.types.names());
+            let types = variable.map_or_else(|| vec![param.ty.to_owned()], |variable| variable.types.names());
             let (option, is_homogeneous) = match param.arity {
                 Arity::Single => (0, true),
                 Arity::Optional => (1, true),

@@ -73,10 +73,10 @@ impl Built {
         let token = CancelToken::of_options(options)?;
         let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
         let profile = self.profiling.as_ref().map(Profiling::profile);
-        let run = RunOptions { profile, shrink_arenas: build::shrinkage(py, options)?, ..RunOptions::default() };
-        let done = interruptibly(py, cancel, |cancel| {
-            self.session.run_with(given, &RunOptions { cancel, ..run })
-        })?;
+        let run =
+            RunOptions { profile, shrink_arenas: build::shrinkage(py, options)?, ..RunOptions::default() };
+        let done =
+            interruptibly(py, cancel, |cancel| self.session.run_with(given, &RunOptions { cancel, ..run }))?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
                 exception(py, ErrorKind::Fail, "Exiting due to terminate flag being set to true.")
@@ -174,7 +174,7 @@ impl InferenceSession {
         let profiles = settings.profiles;
         let requests = settings.requests();
         let cancel = settings.cancel.clone();
-        let built = interruptibly(py, cancel, |cancel| settings.build(&self.model, cancel))?;
+        let built = interruptibly(py, cancel, |cancel| settings.builder(&self.model).cancel(cancel).build())?;
         let session = built.map_err(|error| {
             if error.kind() == ErrorKind::Cancelled {
                 return load_cancelled(py);
@@ -356,8 +356,7 @@ impl InferenceSession {
     fn plan(&self, py: Python<'_>, dims: HashMap<String, i64>) -> PyResult<Plan> {
         let built = self.built()?;
         let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        let report = py.detach(|| built.session.plan(&dims)).or_raise(py)?;
-        Ok(Plan::new(report))
+        py.detach(|| Plan::of(&built.session, &dims)).or_raise(py)
     }
 
     /// The bytes that the session holds, by purpose.

@@ -6,13 +6,14 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use ort_report::in_line;
 use ort_runtime::ir::Graph;
 use ort_runtime::onnx::{FileAccess, Source, Weights, save};
 use ort_runtime::rewrite::{Level, Optimizer, Report};
 use ort_runtime::{Model, Session};
 
 use crate::args::{level, table};
-use crate::output::{in_line, listed, say};
+use crate::output::{listed, say};
 
 /// Writes the optimized model as standard ONNX, and lists the rewrites.
 #[derive(Args)]

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use ort_report::Table;
 use ort_runtime::pass::Blocking;
 use ort_runtime::train::{Trainer, TrainingGraph};
 use ort_runtime::{Model, Result as Outcome};
@@ -10,7 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::arguments::TrainArgs;
 use crate::args::table;
-use crate::output::{Table, say, say_json};
+use crate::output::{say, say_json};
 
 /// Lists all operators without a gradient on the way to the loss. If there are none, builds the
 /// whole training graph.

@@ -1,10 +1,10 @@
 //! Plot of a training run as SVG: the loss above, the resident memory below, per batch.
 
+use ort_report::drawing::{line, nice, round, text, unit_of};
 use svg::Document;
 use svg::node::element::{Circle, Group, Polyline, Rectangle};
 
 use super::training::History;
-use crate::drawing::{line, nice, round, text, unit_of};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 620.0;

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
+use ort_report::{Table, largest_values};
 use ort_runtime::plan::PlanReport;
 use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
 use ort_runtime::{Model, NodePlacement};
 use serde_json::{Value as Json, json};
 
-use super::super::plan::largest;
 use super::arguments::TrainArgs;
 use super::training::{Epoch, History, Training, short};
 use crate::args::{human_bytes, table};
-use crate::output::{Table, say};
+use crate::output::say;
 use crate::resident::{self, Resident};
 
 /// The predicted memory of a training step, and what is recomputed to reduce it.
@@ -181,7 +181,7 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     }
     if let Some(plan) = &facts.predicted.plan {
         let step = plan.steps.get(plan.peak_step);
-        say!("the peak     at {}\n\n{}\n", step.map_or("", |step| step.node.as_str()), largest(plan))?;
+        say!("the peak     at {}\n\n{}\n", step.map_or("", |step| step.node.as_str()), largest_values(plan))?;
     }
     if let Some(limit) = args.run.memory_limit {
         say!("memory limit {}", human_bytes(limit))?;

@@ -198,7 +198,11 @@ class ModelCompiler(NativeCompiler):
 def check(model: Any) -> list[str]:
     """Returns what keeps a model from running here, or deviates from the standard, line by line.
 
-    `model` is what InferenceSession takes. The list is empty for a model without findings.
+    `model` is what InferenceSession takes. The list is empty for a model without findings. A line
+    that begins with "warning: " is about what runs nevertheless.
+
+    Raises NoSuchFile and the like for a file that cannot be opened; one that is no model is a
+    finding.
 
     Example: `assert not ort_runtime.check("model.onnx")`
     """
@@ -210,8 +214,10 @@ def compile(  # noqa: A001
 ) -> None:
     """Writes a model together with its packed weights into a file that sessions map.
 
-    Sessions load such a file without packing, and processes share its pages. `model` is what
-    InferenceSession takes.
+    Sessions with the same options load such a file without packing, and processes share its
+    pages. `model` is what InferenceSession takes.
+
+    Raises what InferenceSession raises for a model, and Fail for a file that cannot be written.
 
     Example::
 

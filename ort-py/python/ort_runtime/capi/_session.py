@@ -255,7 +255,10 @@ class Session:
     def plan(self, dims: Mapping[str, int] | None = None, /, **named: int) -> C.Plan:
         """Returns what a run with these sizes allocates, without running.
 
-        Sizes are given by name, or in a dict where the names are no Python names.
+        Sizes are given by name, or in a dict where the names are no Python names. A size that is
+        not given counts as 1. `print` shows the plan as tables, and a notebook draws it.
+
+        Raises InvalidArgument for a dimension that the model does not have.
 
         Example: `session.plan(batch=8, sequence=128).peak_bytes`
         """

@@ -35,15 +35,15 @@ class CancelToken:
         """Whether runs end."""
 
 class Plan:
-    """What a run with given sizes allocates."""
+    """What a run with given sizes allocates. `print(plan)` shows what `ort plan` prints."""
 
     @property
     def peak_bytes(self) -> int | None:
         """The most bytes that a run allocates; None if sizes are known only at run time."""
     def to_dict(self) -> dict[str, Any]:
-        """Returns the numbers of the plan."""
+        """Returns the plan as `ort plan --json` writes it."""
     def to_svg(self) -> str:
-        """Returns a drawing of the plan: time to the right, addresses upwards."""
+        """Returns a drawing of the plan: steps to the right, addresses upwards."""
     def _repr_svg_(self) -> str: ...
 
 class OrtValue:
@@ -217,7 +217,7 @@ class SessionIOBinding:
     def copy_outputs_to_cpu(self) -> list[Any]: ...
 
 def check(model: str | bytes) -> list[str]:
-    """Returns what keeps a model from running, or deviates from the standard."""
+    """Returns what keeps a model from running, or deviates from the standard, a line each."""
 
 def compile(model: str | bytes, out: str, options: SessionOptions) -> None:
     """Writes a model with its packed weights into a file that sessions map."""

@@ -3,13 +3,14 @@
 
 use std::collections::HashSet;
 
-use ort_runtime::plan::{PlanReport, PlannedValue, ValueKind};
-use ort_runtime::{NAME_BYTES, shown};
+use ort_alloc::human_bytes;
+use ort_core::plan::{PlanReport, PlannedValue, ValueKind};
+use ort_core::{NAME_BYTES, shown};
 use svg::Document;
 use svg::node::element::{Group, Polyline, Rectangle, Text, Title};
 
-use crate::args::human_bytes;
 use crate::drawing::{line, nice, round, text, unit_of};
+use crate::text::sizes_text;
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
@@ -49,9 +50,9 @@ impl Scale {
     }
 }
 
-/// Draws a plan. Bars are at their offsets in the slabs. Outputs, which have buffers of their own,
-/// are stacked above the slabs.
-pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
+/// Draws a plan as an SVG document. Bars are at their offsets in the slabs. Outputs, which have
+/// buffers of their own, are stacked above the slabs. `model` is the name in the title.
+pub fn plan_svg(model: &str, report: &PlanReport) -> String {
     let bars = bars(report);
     let top = bars.iter().map(|bar| bar.offset.saturating_add(bar.bytes)).max().unwrap_or(0);
     let scale = Scale { steps: report.steps.len(), bytes: top.max(report.planned_bytes) };
@@ -77,6 +78,7 @@ pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
         .add(alive(report, &scale))
         .add(peak(report, &scale))
         .add(listed(report, &bars))
+        .to_string()
 }
 
 /// Returns a bar for each value with memory, and for each workspace.
@@ -171,10 +173,9 @@ fn shortened(name: &str, most: usize) -> String {
 }
 
 fn headline(model: &str, report: &PlanReport) -> Group {
-    let dims: Vec<String> = report.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
     let details = format!(
         "{}peak {}, in file order {}, at least {} in this schedule",
-        if dims.is_empty() { String::new() } else { format!("{}: ", dims.join(" ")) },
+        if report.dims.is_empty() { String::new() } else { format!("{}: ", sizes_text(&report.dims)) },
         human_bytes(report.planned_bytes),
         human_bytes(report.file_order_bytes),
         human_bytes(report.lower_bound_bytes),

@@ -1,26 +1,20 @@
-//! The report of a plan: its sizes, whether it fits, and its JSON form.
+//! Whether a plan fits, and its JSON form.
 
-use anyhow::Result;
-use ort_runtime::Session;
-use ort_runtime::plan::PlanReport;
+use ort_core::plan::PlanReport;
 use serde_json::{Map, Value, json};
 
-pub(super) fn plan(session: &Session, dims: &[(String, i64)]) -> Result<PlanReport> {
-    let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-    Ok(session.plan(&dims)?)
-}
-
 /// Returns whether a run fits in the memory available, whole or with a split batch.
-pub(super) fn fits(report: &PlanReport) -> bool {
+pub(crate) fn fits(report: &PlanReport) -> bool {
     fits_whole(report) || report.batch_split.is_some()
 }
 
 /// Returns whether a run fits without splitting the batch.
-pub(super) fn fits_whole(report: &PlanReport) -> bool {
+pub(crate) fn fits_whole(report: &PlanReport) -> bool {
     report.planned_bytes <= report.available_bytes
 }
 
-pub(super) fn to_json(report: &PlanReport) -> Value {
+/// Returns a plan as the JSON object that `ort plan --json` prints.
+pub fn plan_json(report: &PlanReport) -> Value {
     let dims: Map<String, Value> =
         report.dims.iter().map(|(name, size)| (name.clone(), json!(size))).collect();
     let kinds = report.kinds.iter().map(|entry| {

@@ -1,22 +1,15 @@
 //! `ort plan`: the memory plan of a run, without running it.
 
-mod chart;
-mod report;
-mod sweep;
-mod text;
-
-pub(super) use text::largest;
-
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use ort_report::{MOST_PLANS, Sweep, combinations, plan_json, plan_svg, plan_text};
 
 use crate::args::ModelArgs;
-use crate::output::{say_json, write_file};
-use report::{plan, to_json};
+use crate::output::{say, say_json, write_file};
 
 /// Shows the memory plan of a run without running it.
 #[derive(Args)]
@@ -43,11 +36,20 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
             no_inputs,
             "several sizes of --dim cannot be combined with --input, --inputs or --shape; leave those out"
         );
-        return sweep::run(&session, &args.model, args.json);
+        let combinations = combinations(&args.model.dims)
+            .with_context(|| format!("--dim asks for more than {MOST_PLANS} plans"))?;
+        let sweep = Sweep::new(&session, combinations)?;
+        if args.json {
+            say_json(&sweep.to_json())?;
+        } else {
+            say!("{}", sweep.to_text(args.model.memory_limit))?;
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     let dims = args.model.single_dims()?;
     let report = if no_inputs {
-        plan(&session, &dims)?
+        let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+        session.plan(&dims)?
     } else {
         // Bind the dimensions to the inputs and shapes given, as a run does.
         let inputs = crate::inputs::gather(&args.model, &model)?;
@@ -55,13 +57,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
         session.plan_for_inputs(&given)?
     };
     if let Some(path) = &args.svg {
-        let drawing = chart::draw(&args.model.name(), &report);
+        let drawing = plan_svg(&args.model.name(), &report);
         write_file(path, |file| Ok(writeln!(file, "{drawing}")?))?;
     }
     if args.json {
-        say_json(&to_json(&report))?;
+        say_json(&plan_json(&report))?;
     } else {
-        text::print(&report, args.model.memory_limit)?;
+        say!("{}", plan_text(&report, args.model.memory_limit))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,48 @@
+//! `check` and `compile`: what the commands `ort check` and `ort compile` do with a model, on the
+//! CPU.
+
+use ort_runtime::ep::CancelToken as Token;
+use ort_runtime::onnx::Source;
+use ort_runtime::{Model, open_devices};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::build::{self, Settings};
+use crate::cancel::interruptibly;
+use crate::error::OrRaise;
+
+/// Returns what `ort check` finds in a model at a path or in bytes, a line each.
+pub(crate) fn check(py: Python<'_>, model: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let options = py.import("ort_runtime.capi._options")?.getattr("SessionOptions")?.call0()?;
+    let source = source_of(&options, model)?;
+    let settings = Settings::of(&options, &[], Vec::new())?;
+    let report = interruptibly(py, Token::default(), |cancel| {
+        // Without a request, the device is the CPU.
+        let builder = |model: &Model| Ok(settings.builder(model).cancel(cancel));
+        ort_report::check(source, || open_devices(&[]), builder)
+    })?;
+    Ok(report.or_raise(py)?.lines())
+}
+
+/// Writes a model at a path or in bytes to the file `out`, together with its packed weights.
+pub(crate) fn compile(
+    py: Python<'_>,
+    model: &Bound<'_, PyAny>,
+    out: &str,
+    options: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let source = source_of(options, model)?;
+    let settings = Settings::of(options, &[], Vec::new())?;
+    let written = interruptibly(py, Token::default(), |cancel| {
+        settings.builder(&Model::from_source(source)?).cancel(cancel).save_compiled(out)
+    })?;
+    written.or_raise(py)
+}
+
+/// Opens a model at a path or in bytes.
+fn source_of(options: &Bound<'_, PyAny>, model: &Bound<'_, PyAny>) -> PyResult<Source> {
+    match model.cast::<PyBytes>() {
+        Ok(bytes) => build::wrap(options, bytes),
+        Err(_) => build::open(options, model.cast::<PyString>()?.to_str()?),
+    }
+}
