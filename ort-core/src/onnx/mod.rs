@@ -1,9 +1,11 @@
 //! ONNX files: protobuf messages, byte sources, and conversion to and from the graph.
 
 mod build;
+mod changes;
 mod expansion;
 mod external;
 mod files;
+mod initializers;
 mod load;
 mod names;
 mod node;
@@ -17,6 +19,7 @@ mod types;
 mod value;
 mod warnings;
 
+pub use changes::LoadOptions;
 pub use external::{ExternalData, Location};
 pub use files::FileAccess;
 pub(crate) use load::load_warning;
