@@ -39,9 +39,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Watch>> = const { RefCell::new(None) };
 }
 
-/// Cancels a run from another thread.
+/// Cancels a run from another thread, or by a function that the run asks now and then.
 #[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
+pub struct CancelToken {
+    is_cancelled: Arc<AtomicBool>,
+    poll: Option<fn() -> bool>,
+}
 
 impl CancelToken {
     /// Creates a token that is not cancelled.
@@ -51,16 +54,32 @@ impl CancelToken {
 
     /// Ends every run that holds this token, even inside a kernel.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the same token with a function that cancels the run once it returns true, on the
+    /// thread that asks. Steps and long kernels ask often and on all threads of a run, so that the
+    /// function has to be cheap, and must not panic. It suits hosts that handle signals on the
+    /// calling thread, such as an interpreter.
+    ///
+    /// ```
+    /// use ort_core::ep::CancelToken;
+    ///
+    /// let token = CancelToken::new().polling(|| false);
+    /// token.cancel(); // still cancels the run, and those of the first token
+    /// ```
+    #[must_use]
+    pub fn polling(self, poll: fn() -> bool) -> CancelToken {
+        CancelToken { poll: Some(poll), ..self }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.is_cancelled.load(Ordering::Relaxed) || self.poll.is_some_and(|poll| poll())
     }
 
     /// Returns whether both are the same token.
     pub(crate) fn is(&self, other: &CancelToken) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.is_cancelled, &other.is_cancelled)
     }
 }
 

@@ -217,6 +217,13 @@ impl HostMemory {
         HostMemory { data: data_of(array), len, owner }
     }
 
+    /// The memory of a tensor on the host, which stays alive. Nobody else may write to it.
+    pub(crate) fn of_tensor(tensor: &Tensor) -> Option<HostMemory> {
+        let bytes = tensor.bytes()?.clone();
+        let (data, len) = (bytes.as_ptr().cast_mut(), bytes.len());
+        Some(HostMemory { data, len, owner: std::sync::Arc::new(bytes) })
+    }
+
     /// Zeroed memory of `len` bytes.
     pub(crate) fn new(len: usize) -> PyResult<HostMemory> {
         let refused = || PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len)));
@@ -229,11 +236,13 @@ impl HostMemory {
 
     /// Memory at an address that the caller keeps valid.
     pub(crate) fn at(pointer: usize, len: usize) -> HostMemory {
-        HostMemory {
-            data: std::ptr::with_exposed_provenance_mut(pointer),
-            len,
-            owner: std::sync::Arc::new(()),
-        }
+        let data = std::ptr::with_exposed_provenance_mut(pointer);
+        HostMemory { data, len, owner: std::sync::Arc::new(()) }
+    }
+
+    /// Memory at an address that an object keeps valid.
+    pub(crate) fn owned_at(pointer: usize, len: usize, owner: Py<PyAny>) -> HostMemory {
+        HostMemory { owner: std::sync::Arc::new(Owner(owner)), ..HostMemory::at(pointer, len) }
     }
 
     pub(crate) fn data(&self) -> *mut u8 {

@@ -12,6 +12,7 @@ use pyo3::types::PyList;
 use smallvec::SmallVec;
 
 use crate::arrays::HostMemory;
+use crate::cancel::interruptibly;
 use crate::convert::{object_of, value_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
@@ -43,7 +44,7 @@ impl SessionIOBinding {
         &mut self,
         py: Python<'_>,
         session: &Session,
-        options: &RunOptions<'_>,
+        options: RunOptions<'_>,
     ) -> PyResult<()> {
         if self.order.is_empty() {
             for spec in session.outputs() {
@@ -52,9 +53,15 @@ impl SessionIOBinding {
             }
             self.binds_all = true;
         }
+        self.show_device_outputs(py, |_, _| Ok(None))?;
         let binding = &mut self.binding;
-        let done = py.detach(|| session.run_with_binding(binding, options));
+        let done = interruptibly(py, options.cancel.clone(), |cancel| {
+            session.run_with_binding(binding, &RunOptions { cancel, ..options })
+        })?;
         self.has_run = done.is_ok();
+        if self.has_run {
+            self.show_device_outputs(py, |binding, name| Ok(Some(binding.shared_output(name).or_raise(py)?)))?;
+        }
         done.map_err(|error| {
             let text = format!("Error in execution: {}", error.message());
             match error.shortage() {
@@ -62,6 +69,20 @@ impl SessionIOBinding {
                 None => exception(py, error.kind(), &text),
             }
         })
+    }
+
+    /// Tells the callers' values in device memory what they hold.
+    fn show_device_outputs(
+        &self,
+        py: Python<'_>,
+        value: impl Fn(&IoBinding, &str) -> PyResult<Option<Value>>,
+    ) -> PyResult<()> {
+        for (name, given) in &self.order {
+            if let Some(device) = given.as_ref().and_then(|given| given.bind(py).get().device()) {
+                device.show(value(&self.binding, name)?);
+            }
+        }
+        Ok(())
     }
 
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
@@ -190,7 +211,10 @@ impl SessionIOBinding {
                 let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?);
                 buffer.or_raise(py)?.into()
             }
-            None => return Err(PyRuntimeError::new_err("the value is not in memory that a run can write")),
+            None => match value.get().device() {
+                Some(device) => device.hand_over(py)?.into(),
+                None => return Err(PyRuntimeError::new_err("the value is not in memory that a run can write")),
+            },
         };
         self.rebind(py, name, target, Some(value.unbind()))
     }

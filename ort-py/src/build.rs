@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use numpy::PyUntypedArray;
-use ort_runtime::ep::Precision;
+use ort_runtime::ep::{CancelToken as Token, Precision};
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
 use ort_runtime::rewrite::Level;
 use ort_runtime::{
-    ArenaDevice, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionOptions, Tensor,
-    Value,
+    ArenaDevice, Budget, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionOptions,
+    Tensor, Value,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -18,15 +19,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{self, tensor_of};
+use crate::cancel::CancelToken;
 use crate::error::{OrRaise, exception};
 use crate::ort_value::OrtValue;
-
-/// The provider that every session has.
-pub(crate) const CPU: &str = "CPUExecutionProvider";
-
-/// onnxruntime's names of our providers.
-pub(crate) const PROVIDERS: [(&str, &str); 3] =
-    [("CUDAExecutionProvider", "cuda"), ("WebGpuExecutionProvider", "wgpu"), (CPU, "cpu")];
+use crate::providers::request;
 
 /// Opens a model's file, which is mapped.
 pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
@@ -181,6 +177,9 @@ pub(crate) struct Settings {
     providers: Vec<ProviderRequest>,
     precision: Precision,
     cache_dir: Option<PathBuf>,
+    budget: Option<Arc<Budget>>,
+    /// Ends the making of the session.
+    pub(crate) cancel: Token,
     /// The file to write the optimized model to, and where its weights go.
     optimized: Option<(PathBuf, Weights)>,
     /// Whether runs are profiled.
@@ -227,15 +226,26 @@ impl Settings {
         let cache_dir: Option<PathBuf> = given.getattr("cache_dir")?.extract()?;
         let providers = providers.iter().map(|(name, options)| request(name, options));
         let providers = providers.collect::<PyResult<_>>()?;
+        let budget = shared_budget(&given.getattr("budget")?)?;
+        let cancel = given.getattr("_load_cancel")?.cast::<CancelToken>()?.get().token();
         let (optimized, profiles) = (optimized(given, &entries)?, flag("enable_profiling")?);
-        Ok(Settings { options, providers, precision, cache_dir, optimized, profiles })
+        Ok(Settings { options, providers, precision, cache_dir, budget, cancel, optimized, profiles })
+    }
+
+    /// The providers asked for.
+    pub(crate) fn requests(&self) -> Vec<ProviderRequest> {
+        self.providers.clone()
     }
 
     /// Builds the session. Writes the optimized model first, if that is asked for.
-    pub(crate) fn build(self, model: &Model) -> ort_runtime::Result<Session> {
-        let mut builder = Session::builder(model).options(&self.options).precision(self.precision);
+    pub(crate) fn build(self, model: &Model, cancel: Token) -> ort_runtime::Result<Session> {
+        let mut builder =
+            Session::builder(model).options(&self.options).precision(self.precision).cancel(cancel);
         if let Some(folder) = self.cache_dir {
             builder = builder.cache_dir(folder);
+        }
+        if let Some(budget) = &self.budget {
+            builder = builder.budget(budget);
         }
         for request in self.providers {
             builder = builder.provider_request(request);
@@ -247,8 +257,36 @@ impl Settings {
     }
 }
 
+/// Returns what the sessions of a Python `Budget` share. The first one makes it.
+fn shared_budget(given: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Budget>>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let py = given.py();
+    let known = given.getattr(intern!(py, "_shared"))?;
+    if let Ok(known) = known.cast::<SharedBudget>() {
+        return Ok(Some(known.get().0.clone()));
+    }
+    let budget = Budget::new(Some(given.getattr("limit")?.extract()?));
+    given.setattr(intern!(py, "_shared"), SharedBudget(budget.clone()))?;
+    Ok(Some(budget))
+}
+
+/// The engine's part of a Python `Budget`.
+#[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+struct SharedBudget(Arc<Budget>);
+
 /// Configuration entries that the engine reads; the session's properties have their own names.
-const OWN_ENTRIES: [&str; 2] = ["memory_limit", "load_threads"];
+const OWN_ENTRIES: [&str; 8] = [
+    "memory_limit",
+    "load_threads",
+    "arena_extend_strategy",
+    "max_mem",
+    "initial_chunk_size_bytes",
+    "max_dead_bytes_per_chunk",
+    "initial_growth_chunk_size_bytes",
+    "max_power_of_two_extend_bytes",
+];
 
 const EXTERNAL_FILE: &str = "session.optimized_model_external_initializers_file_name";
 const EXTERNAL_BYTES: &str = "session.optimized_model_external_initializers_min_size_in_bytes";
@@ -281,20 +319,4 @@ fn level(number: usize) -> Level {
         2 => Level::Extended,
         _ => Level::All,
     }
-}
-
-/// Asks for a provider by onnxruntime's name of it, or by ours.
-fn request(name: &str, options: &HashMap<String, String>) -> PyResult<ProviderRequest> {
-    let own = PROVIDERS.iter().find(|(theirs, own)| *theirs == name || *own == name);
-    let Some((_, own)) = own else {
-        let text = format!("Unknown Provider Type: {name}");
-        return Err(pyo3::exceptions::PyRuntimeError::new_err(text));
-    };
-    Ok(options.iter().fold(ProviderRequest::new(own), |request, (key, value)| request.option(key, value)))
-}
-
-/// Returns onnxruntime's names of the providers of this build, CPU last.
-pub(crate) fn available() -> Vec<&'static str> {
-    let linked: Vec<&str> = ort_runtime::ep::providers().iter().map(|provider| provider.name()).collect();
-    PROVIDERS.iter().filter(|(_, own)| linked.contains(own)).map(|(theirs, _)| *theirs).collect()
 }

@@ -27,7 +27,16 @@ fn class_of(kind: ErrorKind) -> (&'static str, u32, &'static str) {
 
 /// Makes the exception of a kind with this message.
 pub(crate) fn exception(py: Python<'_>, kind: ErrorKind, message: &str) -> PyErr {
-    let (name, code, shown) = class_of(kind);
+    status(py, class_of(kind), message)
+}
+
+/// The exception of a session whose making was cancelled.
+pub(crate) fn load_cancelled(py: Python<'_>) -> PyErr {
+    let class = ("ModelLoadCanceled", 12, "MODEL_LOAD_CANCELED");
+    status(py, class, "The load was canceled by its session options.")
+}
+
+fn status(py: Python<'_>, (name, code, shown): (&str, u32, &str), message: &str) -> PyErr {
     let text = format!("[ONNXRuntimeError] : {code} : {shown} : {message}");
     match class(py, name) {
         Ok(class) => PyErr::from_type(class, text),

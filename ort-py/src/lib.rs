@@ -10,16 +10,22 @@ mod build;
 mod cancel;
 mod convert;
 mod device;
+mod dlpack;
 mod dtypes;
 mod error;
 mod metadata;
 mod ort_value;
 mod plan;
 mod profile;
+mod providers;
+mod schemas;
 mod session;
 mod sparse;
 
+use std::path::PathBuf;
+
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 #[pymodule(gil_used = false)]
 mod onnxruntime_pybind11_state {
@@ -38,10 +44,46 @@ mod onnxruntime_pybind11_state {
 
     use super::*;
 
-    /// Returns the names of the providers of this build, CPU last.
+    /// Returns the names of the providers that work here, CPU last.
     #[pyfunction]
-    fn get_available_providers() -> Vec<&'static str> {
-        build::available()
+    fn get_available_providers(py: Python<'_>) -> Vec<String> {
+        py.detach(providers::available)
+    }
+
+    /// Returns the names of all providers that any build has, CPU last.
+    #[pyfunction]
+    fn get_all_providers() -> Vec<String> {
+        providers::all()
+    }
+
+    /// Returns `GPU` if a provider of GPUs works here, otherwise `CPU`.
+    #[pyfunction]
+    fn get_device(py: Python<'_>) -> &'static str {
+        py.detach(providers::device)
+    }
+
+    /// Loads a library that has a provider, under a name for sessions.
+    #[pyfunction]
+    fn register_execution_provider_library(py: Python<'_>, name: &str, path: PathBuf) -> PyResult<()> {
+        providers::register(py, name, &path.to_string_lossy())
+    }
+
+    /// Forgets a library's provider.
+    #[pyfunction]
+    fn unregister_execution_provider_library(py: Python<'_>, name: &str) -> PyResult<()> {
+        providers::unregister(py, name)
+    }
+
+    /// Returns the newest schema of each operator.
+    #[pyfunction]
+    fn get_all_operator_schema(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+        schemas::operator_schemas(py)
+    }
+
+    /// Returns the kernels of the CPU.
+    #[pyfunction]
+    fn get_all_opkernel_def(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+        schemas::kernel_definitions(py)
     }
 
     /// Returns the version.
@@ -53,6 +95,7 @@ mod onnxruntime_pybind11_state {
     /// Returns what the module was built from.
     #[pyfunction]
     fn get_build_info() -> String {
-        format!("ort-runtime {}, providers: {}", env!("CARGO_PKG_VERSION"), build::available().join(", "))
+        let linked: Vec<&str> = ort_runtime::ep::providers().iter().map(|provider| provider.name()).collect();
+        format!("ort-runtime {}, providers: {}", env!("CARGO_PKG_VERSION"), linked.join(", "))
     }
 }

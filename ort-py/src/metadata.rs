@@ -3,11 +3,12 @@
 
 use ort_runtime::dim::Dim;
 use ort_runtime::ir::ValueType;
-use ort_runtime::{Model, ValueSpec};
+use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::dtypes::type_name;
+use crate::providers::{CPU, name_of};
 
 /// Writes a type as onnxruntime does: `tensor(float)`, `seq(map(string,tensor(float)))`.
 pub(crate) fn type_text(ty: &ValueType) -> String {
@@ -69,4 +70,23 @@ pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bo
     fields.set_item("version", info.model_version)?;
     fields.set_item("custom_metadata_map", custom)?;
     class.call((), Some(&fields))
+}
+
+/// Returns which provider runs which nodes: one `OrtEpAssignedSubgraph` for each provider and each
+/// run of nodes that follow each other on it.
+pub(crate) fn assigned_subgraphs<'py>(py: Python<'py>, session: &Session) -> PyResult<Bound<'py, PyList>> {
+    let module = py.import("ort_runtime.capi._metadata")?;
+    let (node_class, subgraph_class) =
+        (module.getattr("OrtEpAssignedNode")?, module.getattr("OrtEpAssignedSubgraph")?);
+    let list = PyList::empty(py);
+    for group in session.placement().chunk_by(|node, next| node.provider == next.provider) {
+        let nodes = PyList::empty(py);
+        for node in group {
+            let (domain, operator) = node.operator.rsplit_once('.').unwrap_or(("", &node.operator));
+            nodes.append(node_class.call1((&node.node, domain, operator))?)?;
+        }
+        let provider = group.first().map_or(CPU, |node| name_of(node.provider));
+        list.append(subgraph_class.call1((provider, nodes))?)?;
+    }
+    Ok(list)
 }

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::arrays::{HostMemory, array_of, is_on_host, over, readable, tensor_of};
 use crate::convert::object_of;
 use crate::device::require_host;
-use crate::dtypes;
+use crate::{dlpack, dtypes};
 use crate::error::OrRaise;
 use crate::metadata::type_text;
 
@@ -34,7 +34,53 @@ enum Held {
     /// Anything else, and results of runs.
     Value(Value),
     /// Memory of a device that runs write to, kept by the session whose device it is.
-    Device(Arc<Mutex<Option<TensorBuffer>>>, Arc<Session>),
+    Device(DeviceTensor),
+}
+
+/// A tensor in the memory of a session's device, which runs of the session may write.
+#[derive(Clone)]
+pub(crate) struct DeviceTensor {
+    memory: Arc<Mutex<DeviceMemory>>,
+    session: Arc<Session>,
+}
+
+/// Who has the memory of a [`DeviceTensor`].
+enum DeviceMemory {
+    /// The value itself.
+    Own(TensorBuffer),
+    /// A binding, to which it is bound as an output. After a run the value shares it.
+    Bound(Option<Value>),
+}
+
+impl DeviceTensor {
+    fn value(&self, py: Python<'_>) -> PyResult<Value> {
+        match &*self.memory.lock() {
+            DeviceMemory::Own(buffer) => Ok(Value::Tensor(buffer.tensor().or_raise(py)?)),
+            DeviceMemory::Bound(Some(value)) => Ok(value.clone()),
+            DeviceMemory::Bound(None) => Err(PyRuntimeError::new_err(
+                "the value is bound as an output, and the binding was not run since",
+            )),
+        }
+    }
+
+    /// Hands the memory to a binding. A value that another binding has gets memory of its own.
+    pub(crate) fn hand_over(&self, py: Python<'_>) -> PyResult<TensorBuffer> {
+        let mut memory = self.memory.lock();
+        match std::mem::replace(&mut *memory, DeviceMemory::Bound(None)) {
+            DeviceMemory::Own(buffer) => Ok(buffer),
+            DeviceMemory::Bound(Some(Value::Tensor(tensor))) => {
+                self.session.buffer_on(tensor.memory(), tensor.dtype(), tensor.shape()).or_raise(py)
+            }
+            DeviceMemory::Bound(_) => {
+                Err(PyRuntimeError::new_err("the value is bound as an output of another binding"))
+            }
+        }
+    }
+
+    /// Says what a run wrote; `None` before the next run, which needs the memory for itself.
+    pub(crate) fn show(&self, value: Option<Value>) {
+        *self.memory.lock() = DeviceMemory::Bound(value);
+    }
 }
 
 /// A value of the runtime: a tensor in the memory of the host or of a device, a sequence, a map, or
@@ -68,10 +114,7 @@ impl OrtValue {
         match &self.0 {
             Held::Host(host) => Ok(Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)),
             Held::Value(value) => Ok(value.clone()),
-            Held::Device(buffer, _) => match &*buffer.lock() {
-                Some(buffer) => Ok(Value::Tensor(buffer.tensor().or_raise(py)?)),
-                None => Err(PyRuntimeError::new_err("the value is being written by a run")),
-            },
+            Held::Device(device) => device.value(py),
         }
     }
 
@@ -81,6 +124,32 @@ impl OrtValue {
             Held::Host(host) => Some(host),
             _ => None,
         }
+    }
+
+    /// Returns the device memory that a run may write an output to.
+    pub(crate) fn device(&self) -> Option<&DeviceTensor> {
+        match &self.0 {
+            Held::Device(device) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// Makes a tensor in the memory of a session's device, or a tensor of zeros on the host.
+    pub(crate) fn in_memory(
+        py: Python<'_>,
+        session: &Arc<Session>,
+        memory: DeviceId,
+        dtype: DType,
+        shape: &[usize],
+    ) -> PyResult<OrtValue> {
+        if memory == DeviceId::HOST {
+            let len = byte_count(dtype, shape).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
+            let shape = SmallVec::from_slice(shape);
+            return Ok(OrtValue(Held::Host(HostTensor { dtype, shape, memory: HostMemory::new(len)? })));
+        }
+        let buffer = session.buffer_on(memory, dtype, shape).or_raise(py)?;
+        let memory = Arc::new(Mutex::new(DeviceMemory::Own(buffer)));
+        Ok(OrtValue(Held::Device(DeviceTensor { memory, session: session.clone() })))
     }
 
     fn tensor(&self, py: Python<'_>, what: &str) -> PyResult<Tensor> {
@@ -158,17 +227,65 @@ impl OrtValue {
                 "Creation of OrtValues is currently only supported from non-string numpy arrays",
             ));
         }
-        let mut sizes = SmallVec::new();
-        for size in &shape {
-            let size = usize::try_from(*size);
-            sizes.push(
-                size.map_err(|_| {
-                    PyRuntimeError::new_err(format!("the shape {shape:?} has a negative size"))
-                })?,
-            );
-        }
+        let sizes = sizes_of(&shape)?;
         let len = byte_count(dtype, &sizes).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
         Ok(OrtValue(Held::Host(HostTensor { dtype, shape: sizes, memory: HostMemory::new(len)? })))
+    }
+
+    /// Shares the memory of a DLPack capsule, or of an object that lends one.
+    #[staticmethod]
+    #[pyo3(signature = (source, is_bool=false))]
+    fn from_dlpack(source: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
+        let py = source.py();
+        let borrowed = dlpack::borrow(source)?;
+        let tensor = match is_bool && borrowed.tensor.dtype() == DType::U8 {
+            true => {
+                let bytes = borrowed.tensor.bytes().cloned().unwrap_or_default();
+                Tensor::from_bytes(DType::Bool, borrowed.tensor.shape(), bytes).or_raise(py)?
+            }
+            false => borrowed.tensor,
+        };
+        match HostMemory::of_tensor(&tensor).filter(|_| !borrowed.is_read_only) {
+            Some(memory) => {
+                let shape = SmallVec::from_slice(tensor.shape());
+                Ok(OrtValue(Held::Host(HostTensor { dtype: tensor.dtype(), shape, memory })))
+            }
+            None => Ok(OrtValue::of(Value::Tensor(tensor))),
+        }
+    }
+
+    /// Lends the memory as a DLPack capsule.
+    #[pyo3(signature = (*, stream=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // Work on the host is done when a run returns, so there is no stream to wait for.
+        let _ = stream;
+        self.to_dlpack(py)
+    }
+
+    /// Lends the memory as a DLPack capsule.
+    fn to_dlpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let host = match &self.0 {
+            Held::Host(host) => host.clone(),
+            _ => {
+                let tensor = self.tensor(py, "to_dlpack()")?;
+                let memory = HostMemory::of_tensor(&tensor).ok_or_else(|| {
+                    PyRuntimeError::new_err("only tensors in host memory are lent; take numpy() of the value")
+                })?;
+                let shape = SmallVec::from_slice(tensor.shape());
+                HostTensor { dtype: tensor.dtype(), shape, memory }
+            }
+        };
+        let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)?;
+        dlpack::lend(py, buffer)
+    }
+
+    /// Returns DLPack's numbers of the device: its type and which one.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (ort_runtime::dlpack::CPU, 0)
     }
 
     /// Returns the value as a numpy array over the same memory, if it is in host memory.
@@ -178,9 +295,9 @@ impl OrtValue {
                 let descr = dtypes::descr_of(py, host.dtype)?;
                 over(py, descr, &host.shape, host.memory.data(), host.memory.clone())
             }
-            Held::Device(_, session) => {
-                let value = self.value(py)?;
-                let copy = py.detach(|| session.to_host(&value)).or_raise(py)?;
+            Held::Device(device) => {
+                let value = device.value(py)?;
+                let copy = py.detach(|| device.session.to_host(&value)).or_raise(py)?;
                 object_of(py, &copy)
             }
             Held::Value(Value::Tensor(tensor)) if is_on_host(tensor) => array_of(py, tensor),
@@ -313,6 +430,12 @@ impl OrtValue {
     }
 }
 
+/// Reads sizes, none of which is negative.
+pub(crate) fn sizes_of(shape: &[i64]) -> PyResult<SmallVec<[usize; 8]>> {
+    let negative = || PyRuntimeError::new_err(format!("the shape {shape:?} has a negative size"));
+    shape.iter().map(|size| usize::try_from(*size).map_err(|_| negative())).collect()
+}
+
 /// A list of native values.
 #[pyclass(module = "ort_runtime.capi.onnxruntime_pybind11_state")]
 #[derive(Default)]
@@ -348,6 +471,55 @@ impl OrtValueVector {
             OrtValue::inside(value)?.ok_or_else(|| PyTypeError::new_err("push_back() takes an OrtValue"))?;
         self.0.push(value.unbind());
         Ok(())
+    }
+
+    /// Appends values over the memory of torch tensors at these addresses.
+    fn push_back_batch(
+        &mut self,
+        py: Python<'_>,
+        tensors: Vec<Py<PyAny>>,
+        pointers: Vec<usize>,
+        element_types: Vec<Bound<'_, PyAny>>,
+        shapes: Vec<Vec<i64>>,
+        devices: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let counts = [pointers.len(), element_types.len(), shapes.len(), devices.len()];
+        if counts.iter().any(|count| *count != tensors.len()) {
+            return Err(PyValueError::new_err("the lists of push_back_batch() have different lengths"));
+        }
+        let rows = pointers.into_iter().zip(element_types).zip(shapes).zip(devices);
+        for (owner, (((pointer, element_type), shape), device)) in tensors.into_iter().zip(rows) {
+            require_host(Some(&device))?;
+            let dtype = dtypes::named(py, &element_type)?;
+            let shape = sizes_of(&shape)?;
+            let len = byte_count(dtype, &shape).or_raise(py)?;
+            let memory = HostMemory::owned_at(pointer, len, owner);
+            self.0.push(Py::new(py, OrtValue(Held::Host(HostTensor { dtype, shape, memory })))?);
+        }
+        Ok(())
+    }
+
+    /// Lends a value as a DLPack capsule.
+    fn dlpack_at<'py>(&self, py: Python<'py>, index: isize) -> PyResult<Bound<'py, PyAny>> {
+        self.__getitem__(py, index)?.get().to_dlpack(py)
+    }
+
+    /// Lends all values, each through a function of a capsule, and returns what it returns.
+    #[pyo3(signature = (converter=None))]
+    fn to_dlpacks<'py>(
+        &self,
+        py: Python<'py>,
+        converter: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for value in &self.0 {
+            let capsule = value.get().to_dlpack(py)?;
+            list.append(match converter.filter(|converter| !converter.is_none()) {
+                Some(converter) => converter.call1((capsule,))?,
+                None => capsule,
+            })?;
+        }
+        Ok(list)
     }
 
     /// Makes room for more values.

@@ -7,20 +7,22 @@ use ort_runtime::dim::Dim;
 use ort_runtime::ir::ValueType;
 use ort_runtime::{ErrorKind, Model, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use smallvec::SmallVec;
 
 use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
-use crate::cancel::CancelToken;
+use crate::cancel::{CancelToken, interruptibly};
 use crate::convert::{object_of, value_of};
-use crate::error::{OrRaise, exception, raised};
-use crate::metadata::{model_metadata, node_args};
-use crate::ort_value::{OrtValue, OrtValueVector};
+use crate::device::memory_of;
+use crate::dtypes;
+use crate::error::{OrRaise, exception, load_cancelled, raised};
+use crate::metadata::{assigned_subgraphs, model_metadata, node_args};
+use crate::ort_value::{OrtValue, OrtValueVector, sizes_of};
 use crate::plan::Plan;
 use crate::profile::Profiling;
+use crate::providers::{self, CPU};
 
 /// A loaded model, and the session once it is built.
 #[pyclass(frozen, weakref, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
@@ -71,13 +73,10 @@ impl Built {
         let token = CancelToken::of_options(options)?;
         let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
         let profile = self.profiling.as_ref().map(Profiling::profile);
-        let run = RunOptions {
-            cancel,
-            profile,
-            shrink_arenas: build::shrinkage(py, options)?,
-            ..RunOptions::default()
-        };
-        let done = py.detach(|| self.session.run_with(given, &run));
+        let run = RunOptions { profile, shrink_arenas: build::shrinkage(py, options)?, ..RunOptions::default() };
+        let done = interruptibly(py, cancel, |cancel| {
+            self.session.run_with(given, &RunOptions { cancel, ..run })
+        })?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
                 exception(py, ErrorKind::Fail, "Exiting due to terminate flag being set to true.")
@@ -172,7 +171,19 @@ impl InferenceSession {
         let providers: Vec<_> = providers.into_iter().zip(options).collect();
         let settings = Settings::of(self.options.bind(py), &providers, disabled.into_iter().collect())?;
         let profiles = settings.profiles;
-        let session = py.detach(|| settings.build(&self.model)).or_raise(py)?;
+        let requests = settings.requests();
+        let cancel = settings.cancel.clone();
+        let built = interruptibly(py, cancel, |cancel| settings.build(&self.model, cancel))?;
+        let session = built.map_err(|error| {
+            if error.kind() == ErrorKind::Cancelled {
+                return load_cancelled(py);
+            }
+            // A provider that cannot be opened is what sessions fall back from.
+            match py.detach(|| providers::failing(&requests)) {
+                Some(problem) => exception(py, ErrorKind::EpFail, &problem),
+                None => raised(py, &error),
+            }
+        })?;
         let built = Built::new(session, providers, profiles);
         self.built.set(built).map_err(|_| PyRuntimeError::new_err("the session is initialized already"))
     }
@@ -256,7 +267,25 @@ impl InferenceSession {
         let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
         let profile = built.profiling.as_ref().map(Profiling::profile);
         let run = RunOptions { cancel, profile, ..RunOptions::default() };
-        binding.borrow_mut().run(py, &built.session, &run)
+        binding.borrow_mut().run(py, &built.session, run)
+    }
+
+    /// Makes a tensor in the memory of one of the session's devices.
+    fn create_ortvalue_from_shape_and_type(
+        &self,
+        py: Python<'_>,
+        shape: Vec<i64>,
+        element_type: &Bound<'_, PyAny>,
+        device: &Bound<'_, PyAny>,
+    ) -> PyResult<OrtValue> {
+        let session = &self.built()?.session;
+        let (memory, dtype) = (memory_of(session, device)?, dtypes::named(py, element_type)?);
+        OrtValue::in_memory(py, session, memory, dtype, &sizes_of(&shape)?)
+    }
+
+    /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
+    fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        assigned_subgraphs(py, &self.built()?.session)
     }
 
     /// The inputs without a default, as `NodeArg`.
@@ -300,8 +329,8 @@ impl InferenceSession {
     /// The names of the providers in use, CPU last.
     fn get_providers(&self) -> PyResult<Vec<String>> {
         let mut names: Vec<String> = self.built()?.providers.iter().map(|(name, _)| name.clone()).collect();
-        if !names.iter().any(|name| name == build::CPU) {
-            names.push(build::CPU.to_owned());
+        if !names.iter().any(|name| name == CPU) {
+            names.push(CPU.to_owned());
         }
         Ok(names)
     }
@@ -309,7 +338,7 @@ impl InferenceSession {
     /// The options of each provider.
     fn get_provider_options(&self) -> PyResult<HashMap<String, HashMap<String, String>>> {
         let mut all: HashMap<_, _> = self.built()?.providers.iter().cloned().collect();
-        all.entry(build::CPU.to_owned()).or_default();
+        all.entry(CPU.to_owned()).or_default();
         Ok(all)
     }
 
@@ -380,9 +409,4 @@ impl InferenceSession {
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err("a native session cannot be pickled; pickle the InferenceSession around it"))
     }
-}
-
-/// Interned names that each run looks up.
-pub(crate) fn token_name(py: Python<'_>) -> &Bound<'_, PyString> {
-    intern!(py, "_token")
 }

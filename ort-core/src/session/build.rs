@@ -17,7 +17,7 @@ use crate::cache::check_place;
 use crate::dim::Bindings;
 use crate::ep::dynamic::DynamicMemory;
 use crate::ep::guard::device_allocators;
-use crate::ep::{Device, Packing, guard};
+use crate::ep::{CancelToken, Device, Packing, guard};
 use crate::ir::Graph;
 use crate::onnx::{MESSAGE_LIMIT, Weights, data_file, save};
 use crate::plan::{BoundValues, SlabLimits, resolve_bound};
@@ -123,7 +123,8 @@ impl SessionBuilder {
     /// those not in a mapped file or read in a subgraph. Without a limit all packed weights stay,
     /// and the machine's free memory is the bound.
     pub fn build(self) -> Result<Session> {
-        let independent = Independent::new(self.clone());
+        // That one builds during a run.
+        let independent = Independent::new(SessionBuilder { cancel: CancelToken::new(), ..self.clone() });
         let threads = self.thread_count()?;
         let key = CompileKey {
             providers: self.providers.clone(),

@@ -8,7 +8,7 @@ use ort_alloc::{ArenaConfig, Budget, free_memory_bytes};
 use super::providers::ProviderRequest;
 use super::{Model, SessionOptions};
 use crate::Limits;
-use crate::ep::{Device, Precision, ProviderOptions};
+use crate::ep::{CancelToken, Device, Precision, ProviderOptions};
 use crate::plan::Planning;
 use crate::rewrite::{Level, Optimizer};
 use crate::run::{IdleMemory, poison};
@@ -38,6 +38,8 @@ pub struct SessionBuilder {
     pub(super) strict: bool,
     /// Whether [`SessionBuilder::optimized`] takes equal dimension names for equal sizes.
     pub(super) trusts_names: bool,
+    /// Ends the build.
+    pub(super) cancel: CancelToken,
 }
 
 impl SessionBuilder {
@@ -63,6 +65,7 @@ impl SessionBuilder {
             poison: poison::from_environment(),
             strict: model.is_strict(),
             trusts_names: false,
+            cancel: CancelToken::new(),
         }
     }
 
@@ -307,6 +310,24 @@ impl SessionBuilder {
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
         self.limits = limits;
+        self
+    }
+
+    /// Sets a token that ends the build with an error of kind
+    /// [`Cancelled`](crate::ErrorKind::Cancelled). Runs have
+    /// [tokens of their own](super::RunOptions::cancel).
+    ///
+    /// ```
+    /// use ort_core::ep::CancelToken;
+    /// use ort_core::session::{Model, Session, SessionBuilder};
+    ///
+    /// fn build_until(model: &Model, cancel: &CancelToken) -> SessionBuilder {
+    ///     Session::builder(model).cancel(cancel.clone())
+    /// }
+    /// ```
+    #[must_use]
+    pub fn cancel(mut self, cancel: CancelToken) -> SessionBuilder {
+        self.cancel = cancel;
         self
     }
 

@@ -14,7 +14,7 @@ use ort_alloc::{Budget, DeviceId, Reservation};
 use super::{Model, SessionBuilder};
 use crate::cache::Reading;
 use crate::ep::interrupt::{Watch, enter};
-use crate::ep::{CancelToken, Device, NodeView, Owner, Packing, guard};
+use crate::ep::{Device, NodeView, Owner, Packing, guard};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::placement::{Partition, Scope, lower_all_but, partition};
@@ -89,7 +89,7 @@ impl SessionBuilder {
     /// rules that read large constants, and kernels that pack.
     pub(super) fn program(&self, setting: CompileContext<'_>, packing: Packing<'_>) -> Result<Built> {
         let what = "compiling the model";
-        let _watch = enter(Watch { what, cancel: CancelToken::new(), deadline: setting.until });
+        let _watch = enter(Watch { what, cancel: self.cancel.clone(), deadline: setting.until });
         guard::call(|| what.to_string(), || self.prepare(setting, packing))
     }
 

@@ -70,3 +70,15 @@ fn another_thread_cancels_a_loop() -> Result<()> {
     assert_eq!(outcome.err().map(|problem| problem.kind()), Some(ErrorKind::Cancelled));
     Ok(())
 }
+
+#[test]
+fn a_function_that_the_run_asks_ends_it() -> Result<()> {
+    thread_local!(static ASKED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    let session = session(counter()?)?;
+    let cancel = CancelToken::new().polling(|| ASKED.replace(ASKED.get() + 1) > 100);
+    let options = RunOptions { cancel, ..RunOptions::default() };
+    let problem = session.run_with(&endless()?, &options).expect_err("the loop has no end");
+    assert_eq!(problem.kind(), ErrorKind::Cancelled);
+    assert!(ASKED.get() > 100);
+    Ok(())
+}
