@@ -119,16 +119,19 @@ impl<'o> FixedDimensions<'o> {
     /// Fixes the denoted dimensions of an input, and records which names its shape has.
     fn fix_input(&mut self, shape: &mut TensorShapeProto) -> Result<()> {
         for Dimension { denotation, value } in &mut shape.dim {
-            // A size by name takes precedence over one by denotation.
-            if let Some(dimension::Value::DimParam(text)) = &*value
-                && self.find_names(text)
-            {
-                continue;
-            }
+            let is_named = match &*value {
+                Some(dimension::Value::DimParam(text)) => self.find_names(text),
+                _ => false,
+            };
             let Some(denotation) = denotation.as_deref().filter(|text| !text.is_empty()).map(lower) else {
                 continue;
             };
             let Some(&size) = self.denotations.get(&denotation) else { continue };
+            self.found_denotations.insert(denotation.clone());
+            // A size by name takes precedence over one by denotation.
+            if is_named {
+                continue;
+            }
             let declared = match &*value {
                 Some(dimension::Value::DimValue(declared)) => Some(*declared).filter(|size| *size >= 0),
                 _ => None,
@@ -141,7 +144,6 @@ impl<'o> FixedDimensions<'o> {
                 declared.unwrap_or_default()
             );
             *value = Some(dimension::Value::DimValue(size));
-            self.found_denotations.insert(denotation);
         }
         Ok(())
     }
@@ -378,4 +380,60 @@ pub(super) fn warn_of_unread_files(
 
 fn added_already(name: &str) -> String {
     format!("A value for this name has already been added: {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::{AttributeProto, NodeProto, TypeProto, type_proto};
+    use super::*;
+
+    fn named(name: &str) -> Dimension {
+        Dimension { denotation: None, value: Some(dimension::Value::DimParam(name.into())) }
+    }
+
+    /// A sequence of tensors of these dimensions.
+    fn info(names: &[&str]) -> ValueInfoProto {
+        let shape = Some(TensorShapeProto { dim: names.iter().map(|name| named(name)).collect() });
+        let tensor = type_proto::Tensor { elem_type: Some(1), shape };
+        let element = TypeProto { denotation: None, value: Some(Value::TensorType(tensor)) };
+        let sequence = type_proto::Sequence { elem_type: Some(Box::new(element)) };
+        let ty = TypeProto { denotation: None, value: Some(Value::SequenceType(sequence)) };
+        ValueInfoProto { r#type: Some(ty), ..ValueInfoProto::default() }
+    }
+
+    fn texts(info: &mut ValueInfoProto) -> Vec<String> {
+        let value = info.r#type.as_mut().and_then(|ty| ty.value.as_mut());
+        let text = |dim: &Dimension| match &dim.value {
+            Some(dimension::Value::DimValue(size)) => size.to_string(),
+            Some(dimension::Value::DimParam(name)) => name.clone(),
+            None => "?".into(),
+        };
+        value.and_then(shape_in).map(|shape| shape.dim.iter().map(text).collect()).unwrap_or_default()
+    }
+
+    #[test]
+    fn names_are_replaced_in_bodies_and_containers_if_an_input_has_them() -> Result<()> {
+        let declared = ["n", "n + m", "2*n", "n - 5", "free", "n.1"];
+        let body = GraphProto { value_info: vec![info(&declared)], ..GraphProto::default() };
+        let attribute = AttributeProto { g: Some(Box::new(body)), ..AttributeProto::default() };
+        let node = NodeProto { attribute: vec![attribute], ..NodeProto::default() };
+        let mut graph = GraphProto {
+            node: vec![node],
+            input: vec![info(&["n"])],
+            output: vec![info(&declared)],
+            ..GraphProto::default()
+        };
+        let free_dimensions = vec![("n".into(), 4), ("free".into(), 7)];
+        let options = LoadOptions { free_dimensions, ..LoadOptions::default() };
+        let mut warnings = Warnings::default();
+        let fixed = fix_dimensions(&options, &mut graph, &mut warnings)?;
+        assert!(fixed.is_some() && warnings.into_list().len() == 1, "no input has the dimension 'free'");
+        let body = graph.node[0].attribute[0].g.as_deref_mut().and_then(|body| body.value_info.first_mut());
+        let infos = body.into_iter().chain(&mut graph.output);
+        let expected = ["4", "m + 4", "8", "?", "free", "n.1"];
+        for texts in infos.map(texts) {
+            assert_eq!(texts, expected);
+        }
+        Ok(())
+    }
 }
