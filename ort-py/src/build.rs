@@ -86,8 +86,8 @@ fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
     }
 }
 
-/// Loads a model with the changes that options ask for: fixed dimensions, and weights and data files
-/// from memory, which the model shares and keeps alive.
+/// Loads a model with the changes that options ask for: fixed dimensions, and weights and data
+/// files from memory, which the model shares and keeps alive.
 pub(crate) fn load(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Model> {
     let py = options.py();
     let changes = LoadOptions {

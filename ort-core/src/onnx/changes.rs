@@ -37,7 +37,8 @@ use crate::{Result, Within, advise, ensure, error};
 ///     initializers: vec![("bias".into(), Tensor::from_slice(&[3], &[1.0f32, 2.0, 3.0])?)],
 ///     ..LoadOptions::default()
 /// };
-/// let model = Model::from_source_with(Source::open("model.onnx", FileAccess::default())?, &options)?;
+/// let source = Source::open("model.onnx", FileAccess::default())?;
+/// let model = Model::from_source_with(source, &options)?;
 /// # Ok::<(), ort_core::Error>(())
 /// ```
 #[derive(Clone, Default)]

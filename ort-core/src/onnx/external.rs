@@ -241,8 +241,8 @@ impl ExternalData {
                 "the tensor takes {expected} bytes, its external data has {length}"
             );
         }
-        // Locations are relative and resolved paths absolute, so only a file in memory has a location
-        // as its key here.
+        // Locations are relative and resolved paths absolute, so only a file in memory has its
+        // location as the key.
         let is_in_memory = self.is_closed || self.files.contains_key(&location.path);
         let path = if is_in_memory { location.path.clone() } else { self.resolve(&location.path)? };
         // An empty tensor needs no bytes, but its location must be allowed all the same.

@@ -35,7 +35,7 @@ pub enum WarningKind {
     Function,
     /// A declared type or shape that differs from the inferred one.
     DeclaredType,
-    /// A change that [`LoadOptions`](super::LoadOptions) ask for and that fits nothing in the model.
+    /// A change of [`LoadOptions`](super::LoadOptions) for a name that the model does not have.
     LoadOption,
 }
 

@@ -84,7 +84,8 @@ impl Model {
     ///
     /// let free_dimensions = vec![("batch".into(), 4)];
     /// let options = LoadOptions { free_dimensions, ..LoadOptions::default() };
-    /// let model = Model::from_source_with(Source::open("model.onnx", FileAccess::default())?, &options)?;
+    /// let source = Source::open("model.onnx", FileAccess::default())?;
+    /// let model = Model::from_source_with(source, &options)?;
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
