@@ -12,7 +12,9 @@ use ort_runtime::ep::Precision;
 pub(crate) use ort_runtime::human_bytes;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
-use ort_runtime::{ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value};
+use ort_runtime::{
+    ExtendStrategy, Limits, LoadOptions, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
+};
 
 use crate::providers::ProviderArgs;
 
@@ -34,6 +36,9 @@ pub(crate) struct ModelArgs {
     /// with the inputs that are given. `ort plan` also takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
     pub(crate) dims: Vec<(String, Vec<i64>)>,
+    /// Fix a symbolic dimension at load time: the model is compiled for this size alone.
+    #[arg(long = "fix-dim", value_name = "NAME=N", value_parser = fixed)]
+    pub(crate) fix_dims: Vec<(String, i64)>,
     /// Full shape of one random input.
     #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
@@ -128,7 +133,8 @@ impl ModelArgs {
     }
 
     pub(crate) fn load(&self) -> Result<Model> {
-        Ok(Model::from_source(self.source()?)?)
+        let options = LoadOptions { free_dimensions: self.fix_dims.clone(), ..LoadOptions::default() };
+        Ok(Model::from_source_with(self.source()?, &options)?)
     }
 
     /// Returns the `--dim` sizes. Several sizes for one dimension are an error.
@@ -234,6 +240,14 @@ fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
     Ok((name, sizes.split(',').map(size).collect::<Result<_, _>>()?))
 }
 
+fn fixed(text: &str) -> Result<(String, i64), String> {
+    let (name, sizes) = sized(text)?;
+    match sizes.as_slice() {
+        [size] => Ok((name, *size)),
+        _ => Err(format!("`{text}` is not NAME=N: a dimension is fixed at one size")),
+    }
+}
+
 fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
     let (name, sizes) = pair(text)?;
     // An empty shape is a scalar.
@@ -312,6 +326,8 @@ mod tests {
         assert!(seconds("-1").is_err() && seconds("soon").is_err());
         assert_eq!(sized("n=1,2"), Ok(("n".into(), vec![1, 2])));
         assert!(sized("n=").is_err() && sized("n=1,").is_err());
+        assert_eq!(fixed("n=3"), Ok(("n".into(), 3)));
+        assert!(fixed("n=1,2").is_err() && fixed("n=-1").is_err());
         assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
     }
 }

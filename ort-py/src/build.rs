@@ -5,19 +5,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use numpy::PyUntypedArray;
 use ort_runtime::ep::{CancelToken as Token, Precision};
-use ort_runtime::onnx::{FileAccess, ModelInfo, Source};
+use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
 use ort_runtime::rewrite::Level;
 use ort_runtime::{
-    ArenaDevice, Budget, ErrorKind, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
-    SessionOptions,
+    ArenaDevice, Budget, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
+    SessionOptions, Tensor, Value,
 };
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::arrays::{self, tensor_of};
 use crate::cancel::CancelToken;
 use crate::error::{OrRaise, exception};
+use crate::ort_value::OrtValue;
 use crate::providers::request;
 
 /// Opens a model's file, which is mapped.
@@ -82,6 +86,60 @@ fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
     }
 }
 
+/// Loads a model with the changes that options ask for: fixed dimensions, and weights and data
+/// files from memory, which the model shares and keeps alive.
+pub(crate) fn load(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Model> {
+    let py = options.py();
+    let changes = LoadOptions {
+        free_dimensions: items(options, "_free_dimensions", |size| size.extract())?,
+        free_denotations: items(options, "_free_denotations", |size| size.extract())?,
+        initializers: items(options, "_initializers", weight)?,
+        external_initializers: items(options, "_external_initializers", weight)?,
+        external_files: items(options, "_external_files", file)?,
+    };
+    py.detach(|| Model::from_source_with(source, &changes)).or_raise(py)
+}
+
+/// Reads a dict of the options, in its order.
+fn items<T>(
+    options: &Bound<'_, PyAny>,
+    name: &str,
+    read: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<(String, T)>> {
+    let dict = options.getattr(name)?.cast_into::<PyDict>()?;
+    let mut items = Vec::with_capacity(dict.len());
+    for (key, value) in dict.iter() {
+        items.push((key.extract::<String>()?, read(&value)?));
+    }
+    Ok(items)
+}
+
+/// Returns the tensor in an `OrtValue`, which shares its memory.
+fn weight(value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let py = value.py();
+    let native = OrtValue::inside(value)?
+        .ok_or_else(|| PyTypeError::new_err("the value of an initializer must be an OrtValue"))?;
+    match native.get().value(py)? {
+        Value::Tensor(tensor) => Ok(tensor),
+        other => {
+            let text = format!("the value of an initializer is a {}, expected a tensor", other.kind_name());
+            Err(exception(py, ErrorKind::InvalidArgument, &text))
+        }
+    }
+}
+
+/// Returns the bytes behind a `memoryview` of bytes, which keep the view alive.
+fn file(view: &Bound<'_, PyAny>) -> PyResult<Bytes> {
+    // An empty view has no address that an array could be made over.
+    if view.len()? == 0 {
+        return Ok(Bytes::new());
+    }
+    let py = view.py();
+    let array = arrays::numpy(py)?.call_method1(intern!(py, "frombuffer"), (view, "uint8"))?;
+    let tensor = tensor_of(&array.cast_into::<PyUntypedArray>()?)?;
+    Ok(tensor.bytes().cloned().unwrap_or_default())
+}
+
 /// Returns a copy of options, with those that the model's metadata holds if they are to be read.
 pub(crate) fn copied<'py>(
     options: &Bound<'py, PyAny>,
@@ -122,6 +180,8 @@ pub(crate) struct Settings {
     budget: Option<Arc<Budget>>,
     /// Ends the making of the session.
     pub(crate) cancel: Token,
+    /// The file to write the optimized model to, and where its weights go.
+    optimized: Option<(PathBuf, Weights)>,
     /// Whether runs are profiled.
     pub(crate) profiles: bool,
 }
@@ -148,9 +208,10 @@ impl Settings {
             ..SessionOptions::default()
         };
         // Entries that only other providers or builds read have no effect here.
-        for (key, value) in entries(given)? {
+        let entries = entries(given)?;
+        for (key, value) in &entries {
             if OWN_ENTRIES.contains(&key.as_str()) {
-                options.add_session_config_entry(&key, &value).or_raise(py)?;
+                options.add_session_config_entry(key, value).or_raise(py)?;
             }
         }
         let precision: Option<String> = given.getattr("precision")?.extract()?;
@@ -166,14 +227,24 @@ impl Settings {
         let providers = providers.iter().map(|(name, options)| request(name, options));
         let providers = providers.collect::<PyResult<_>>()?;
         let budget = shared_budget(&given.getattr("budget")?)?;
-        let profiles = flag("enable_profiling")?;
         let cancel = given.getattr("_load_cancel")?.cast::<CancelToken>()?.get().token();
-        Ok(Settings { options, providers, precision, cache_dir, budget, cancel, profiles })
+        let (optimized, profiles) = (optimized(given, &entries)?, flag("enable_profiling")?);
+        Ok(Settings { options, providers, precision, cache_dir, budget, cancel, optimized, profiles })
     }
 
     /// The providers asked for.
     pub(crate) fn requests(&self) -> Vec<ProviderRequest> {
         self.providers.clone()
+    }
+
+    /// Builds the session. Writes the optimized model first, if that is asked for.
+    pub(crate) fn build(mut self, model: &Model, cancel: Token) -> ort_runtime::Result<Session> {
+        let optimized = self.optimized.take();
+        let builder = self.builder(model).cancel(cancel);
+        if let Some((path, weights)) = optimized {
+            builder.save_optimized(path, &weights)?;
+        }
+        builder.build()
     }
 
     /// Returns a builder of the session.
@@ -222,6 +293,30 @@ const OWN_ENTRIES: [&str; 8] = [
     "initial_growth_chunk_size_bytes",
     "max_power_of_two_extend_bytes",
 ];
+
+const EXTERNAL_FILE: &str = "session.optimized_model_external_initializers_file_name";
+const EXTERNAL_BYTES: &str = "session.optimized_model_external_initializers_min_size_in_bytes";
+
+/// Returns the file that the optimized model goes to, and where its weights go.
+fn optimized(
+    given: &Bound<'_, PyAny>,
+    entries: &HashMap<String, String>,
+) -> PyResult<Option<(PathBuf, Weights)>> {
+    let path: PathBuf = given.getattr("optimized_model_filepath")?.extract()?;
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let Some(name) = entries.get(EXTERNAL_FILE).filter(|name| !name.is_empty()) else {
+        return Ok(Some((path, Weights::Inside)));
+    };
+    // 1024 is onnxruntime's default.
+    let least = entries.get(EXTERNAL_BYTES).map_or(Ok(1024), |text| text.trim().parse::<usize>());
+    let least = least.map_err(|_| {
+        let text = format!("{EXTERNAL_BYTES} takes a number of bytes");
+        exception(given.py(), ErrorKind::InvalidArgument, &text)
+    })?;
+    Ok(Some((path, Weights::Named { name: name.clone(), least })))
+}
 
 fn level(number: usize) -> Level {
     match number {

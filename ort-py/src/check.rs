@@ -31,10 +31,10 @@ pub(crate) fn compile(
     out: &str,
     options: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let source = source_of(options, model)?;
+    let model = build::load(options, source_of(options, model)?)?;
     let settings = Settings::of(options, &[], Vec::new())?;
     let written = interruptibly(py, Token::default(), |cancel| {
-        settings.builder(&Model::from_source(source)?).cancel(cancel).save_compiled(out)
+        settings.builder(&model).cancel(cancel).save_compiled(out)
     })?;
     written.or_raise(py)
 }

@@ -147,12 +147,11 @@ impl InferenceSession {
         is_path: bool,
         read_config: bool,
     ) -> PyResult<InferenceSession> {
-        let py = options.py();
         let source = match is_path {
             true => build::open(options, path_or_bytes.cast::<PyString>()?.to_str()?)?,
             false => build::wrap(options, path_or_bytes.cast::<PyBytes>()?)?,
         };
-        let model = py.detach(|| Model::from_source(source)).or_raise(py)?;
+        let model = build::load(options, source)?;
         let options = build::copied(options, read_config.then(|| model.info()))?;
         Ok(InferenceSession { model, options: options.unbind(), built: OnceLock::new() })
     }
@@ -174,7 +173,7 @@ impl InferenceSession {
         let profiles = settings.profiles;
         let requests = settings.requests();
         let cancel = settings.cancel.clone();
-        let built = interruptibly(py, cancel, |cancel| settings.builder(&self.model).cancel(cancel).build())?;
+        let built = interruptibly(py, cancel, |cancel| settings.build(&self.model, cancel))?;
         let session = built.map_err(|error| {
             if error.kind() == ErrorKind::Cancelled {
                 return load_cancelled(py);

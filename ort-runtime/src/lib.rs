@@ -46,6 +46,7 @@ pub use ort_alloc::{
     human_bytes, open_regular,
 };
 pub use ort_core::dtype::{self, DType};
+pub use ort_core::onnx::LoadOptions;
 pub use ort_core::session::{
     ArenaDevice, BatchSplit, EventMemory, EventTensor, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
     Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions, Session,

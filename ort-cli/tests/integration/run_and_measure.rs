@@ -54,6 +54,16 @@ fn an_archive_of_outputs_goes_in_as_inputs() {
 }
 
 #[test]
+fn a_fixed_dimension_has_its_size_in_every_run() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let finished = run(&["run", &path, "--fix-dim", "n=3"]);
+    assert!(finished.stdout.contains("[3, 4]"), "{} {}", finished.stdout, finished.stderr);
+    let refused = run(&["run", &path, "--fix-dim", "n=3", "--dim", "n=3"]);
+    assert_fails("nothing is left to bind", &refused, &["no symbolic dimension 'n'"]);
+}
+
+#[test]
 fn sizes_that_an_input_contradicts_are_refused() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());

@@ -24,6 +24,6 @@ pub(crate) use content::{Content, Identity, hash_of};
 pub use device::{DeviceCache, Fingerprint};
 pub(crate) use entry::{Entry, Reading};
 pub(crate) use key::{Folder, Key};
-pub(crate) use model::{CompiledModel, begin, cannot_write};
+pub(crate) use model::{CompiledModel, begin, cannot_write, check_place};
 pub(crate) use store::{Role, Store, tag};
 pub(crate) use watch::FileWatch;

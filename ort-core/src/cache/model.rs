@@ -115,7 +115,7 @@ pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Re
 }
 
 /// Refuses to overwrite a file that the model was loaded from.
-fn check_place(path: &Path, files: &[Content]) -> Result<()> {
+pub(crate) fn check_place(path: &Path, files: &[Content]) -> Result<()> {
     const HELP: &str = "give another file to write";
     // Device and inode are compared, not paths, so that links to a file of the model count as well.
     let Ok(found) = path.metadata() else { return Ok(()) };

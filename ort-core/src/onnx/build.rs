@@ -1,22 +1,21 @@
 //! Graph construction from ONNX messages: name scopes, subgraph captures, node order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use indexmap::IndexMap;
 use indexmap::map::Entry;
 
+use super::changes::GivenValues;
 use super::external::ExternalData;
 use super::names::{FunctionKey, Opsets, function_key};
 use super::order::{for_each_subgraph, node_label, schedule};
-use super::proto::tensor_proto::DataLocation;
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto,
 };
-use super::tensor::{dense_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
-use super::warnings::{WarningKind, Warnings};
+use super::warnings::Warnings;
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
 use crate::limits::{NODES_PER_DEADLINE_CHECK, at_most, check_deadline};
@@ -112,6 +111,8 @@ pub(super) struct Loader<'m> {
     pub(super) registry: &'static Registry,
     pub(super) functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
     pub(super) external: ExternalData,
+    /// The values that take the place of initializers.
+    pub(super) given: GivenValues<'m>,
     pub(super) graphs: Vec<OpenGraph>,
     pub(super) scopes: Vec<Scope<'m>>,
     /// The functions being inlined, outermost first.
@@ -130,6 +131,7 @@ impl<'m> Loader<'m> {
         functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
         ir_version: i64,
         external: ExternalData,
+        given: GivenValues<'m>,
         limits: Limits,
         warnings: &'m mut Warnings,
     ) -> Result<Loader<'m>> {
@@ -137,6 +139,7 @@ impl<'m> Loader<'m> {
             registry: Registry::global()?,
             functions,
             external,
+            given,
             graphs: Vec::new(),
             scopes: Vec::new(),
             calls: Vec::new(),
@@ -273,58 +276,6 @@ impl<'m> Loader<'m> {
     pub(super) fn top(&mut self) -> &mut OpenGraph {
         let last = self.graphs.len() - 1;
         &mut self.graphs[last]
-    }
-
-    /// Reads the initializers of a graph, by name. If one is defined twice the last definition
-    /// wins, as in ONNX Runtime.
-    fn read_constants(
-        &mut self,
-        graph: &GraphProto,
-        dense: Vec<TensorProto>,
-        sparse: Vec<SparseTensorProto>,
-    ) -> Result<IndexMap<String, Option<Tensor>>> {
-        let mut constants = IndexMap::new();
-        let mut read = None;
-        for proto in dense {
-            let name = proto.name().to_string();
-            if !self.takes_initializer(&name, constants.contains_key(&name), proto.segment.is_some())? {
-                continue;
-            }
-            let is_external = proto.data_location() == DataLocation::External as i32;
-            match tensor_from_proto(proto, &mut self.external) {
-                Ok(tensor) => {
-                    constants.insert(name, Some(tensor));
-                }
-                Err(problem) if is_external && !is_read(graph, &name, &mut read) => {
-                    let text = format!("its data are missing, and no node reads it: {problem}");
-                    let place = || format!("initializer '{name}'");
-                    self.warnings.add(WarningKind::Initializer, place, text)?;
-                }
-                Err(problem) => return Err(problem),
-            }
-        }
-        for proto in sparse {
-            let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
-            if self.takes_initializer(&name, constants.contains_key(&name), false)? {
-                let tensor = dense_from_proto(proto, &mut self.external, &mut self.folded_bytes)?;
-                constants.insert(name, Some(tensor));
-            }
-        }
-        Ok(constants)
-    }
-
-    /// Warns of an initializer that violates the standard. Returns whether it is kept: one without
-    /// a name cannot have readers.
-    fn takes_initializer(&mut self, name: &str, is_known: bool, is_segment: bool) -> Result<bool> {
-        let problems = [
-            (name.is_empty(), "it has no name, and is ignored"),
-            (is_known, "it is defined twice; the last definition counts"),
-            (is_segment, "it is marked as a segment of a larger tensor; the mark is ignored"),
-        ];
-        for (_, text) in problems.iter().filter(|(is_so, _)| *is_so) {
-            self.warnings.add(WarningKind::Initializer, || format!("initializer '{name}'"), *text)?;
-        }
-        Ok(!name.is_empty())
     }
 
     /// Declares the initializers that were not also inputs.
@@ -563,24 +514,4 @@ impl<'m> Loader<'m> {
 /// Returns the name with the prefix of its scope.
 fn prefixed(prefix: &str, name: &Arc<str>) -> Arc<str> {
     if prefix.is_empty() { name.clone() } else { format!("{prefix}{name}").into() }
-}
-
-/// Returns whether a node of the graph or of its subgraphs reads a name, or a graph output bears
-/// it. The set of names read is computed on first use.
-fn is_read<'g>(graph: &'g GraphProto, name: &str, read: &mut Option<HashSet<&'g str>>) -> bool {
-    let names = read.get_or_insert_with(|| {
-        let mut names = HashSet::new();
-        let mut work = vec![graph];
-        while let Some(graph) = work.pop() {
-            // A name that an inner graph defines itself counts, too: then missing data is an error,
-            // not a warning.
-            names.extend(graph.output.iter().map(|output| output.name()));
-            for node in &graph.node {
-                names.extend(node.input.iter().map(String::as_str));
-                for_each_subgraph(node, &mut |inner| work.push(inner));
-            }
-        }
-        names
-    });
-    names.contains(name)
 }

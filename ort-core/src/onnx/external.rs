@@ -27,6 +27,7 @@ use crate::{Result, Within, ensure, error};
 #[derive(Debug)]
 pub struct ExternalData {
     folder: Option<Folder>,
+    /// By resolved path; files whose content is in memory by location.
     files: HashMap<PathBuf, FileBytes>,
     /// The resolved path of each file, by the location under which the model names it.
     names: IndexMap<PathBuf, PathBuf>,
@@ -126,6 +127,11 @@ fn without_parents(path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
+/// Returns a location in the form that [`Location::parse`] gives it.
+fn normalized(location: &str) -> PathBuf {
+    PathBuf::from(without_parents(location).unwrap_or_else(|| location.to_string()))
+}
+
 /// The advice for a location outside the model's folder.
 const BESIDE: &str = "put the data file into the model's folder and name it relative to that";
 
@@ -194,6 +200,17 @@ impl ExternalData {
         ExternalData { files, is_closed: true, ..ExternalData::unavailable() }
     }
 
+    /// Adds a file whose content is in memory. It takes the place of a file of that location.
+    pub(super) fn give(&mut self, name: &str, bytes: Bytes) {
+        let file = FileBytes { bytes, mapping: None, identity: Identity::Unknown };
+        self.files.insert(normalized(name), file);
+    }
+
+    /// Returns whether the file of that location was read from.
+    pub(super) fn was_read(&self, name: &str) -> bool {
+        self.names.contains_key(&normalized(name))
+    }
+
     /// Returns access to the data files in `folder`. `model` is the model's own path, if it has
     /// one.
     pub fn in_folder(folder: &Path, model: Option<&Path>, access: FileAccess) -> Result<ExternalData> {
@@ -224,7 +241,10 @@ impl ExternalData {
                 "the tensor takes {expected} bytes, its external data has {length}"
             );
         }
-        let path = if self.is_closed { location.path.clone() } else { self.resolve(&location.path)? };
+        // Locations are relative and resolved paths absolute, so only a file in memory has its
+        // location as the key.
+        let is_in_memory = self.is_closed || self.files.contains_key(&location.path);
+        let path = if is_in_memory { location.path.clone() } else { self.resolve(&location.path)? };
         // An empty tensor needs no bytes, but its location must be allowed all the same.
         if expected == 0 {
             return Ok(Bytes::new());

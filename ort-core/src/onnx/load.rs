@@ -13,6 +13,7 @@ use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
 use super::build::Loader;
+use super::changes::{GivenValues, LoadOptions, fix_dimensions, give_files, warn_of_unread_files};
 use super::external::ExternalData;
 use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
 use super::order::{for_each_subgraph, node_label};
@@ -39,6 +40,8 @@ pub struct LoadedModel {
     pub mappings: Vec<MappedFile>,
     /// All files of the model, its own first.
     pub(crate) contents: Vec<Content>,
+    /// What the caller had changed in the model, apart from the content of data files.
+    pub(crate) changes: Vec<Content>,
     /// Detects mapped files that are modified in place.
     pub(crate) watch: FileWatch,
     /// The compiled model that all of this was read from, if it was.
@@ -222,16 +225,20 @@ impl UnknownOperator {
 /// does not fill its shape).
 pub fn load(source: &Source) -> Result<LoadedModel> {
     let mut warnings = Warnings::new(source.is_strict());
-    let mut loaded = load_warning(source, &mut warnings)?;
+    let mut loaded = load_warning(source, &LoadOptions::default(), &mut warnings)?;
     warnings.log();
     loaded.warnings = warnings.into_list();
     Ok(loaded)
 }
 
-/// Same as [`load`] for a caller that adds warnings of its own and logs them.
-pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<LoadedModel> {
+/// Same as [`load`] for a caller that changes the model, adds warnings of its own and logs them.
+pub(crate) fn load_warning(
+    source: &Source,
+    options: &LoadOptions,
+    warnings: &mut Warnings,
+) -> Result<LoadedModel> {
     let model = source.decode()?;
-    let mut loaded = load_within(model, source.external_data()?, source.limits_of(), warnings)
+    let mut loaded = load_within(model, source.external_data()?, options, source.limits_of(), warnings)
         .within(|| format!("model '{}'", source.name()))?;
     loaded.strict = source.is_strict();
     loaded.mappings.extend(source.mapping().cloned());
@@ -247,7 +254,8 @@ pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<L
 /// Loads a model that is already decoded.
 pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
     let mut warnings = Warnings::default();
-    let mut loaded = load_within(model, external, &Limits::default(), &mut warnings)?;
+    let options = LoadOptions::default();
+    let mut loaded = load_within(model, external, &options, &Limits::default(), &mut warnings)?;
     warnings.log();
     loaded.warnings = warnings.into_list();
     Ok(loaded)
@@ -255,7 +263,8 @@ pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedMod
 
 fn load_within(
     mut model: ModelProto,
-    external: ExternalData,
+    mut external: ExternalData,
+    options: &LoadOptions,
     limits: &Limits,
     warnings: &mut Warnings,
 ) -> Result<LoadedModel> {
@@ -275,6 +284,10 @@ fn load_within(
         warnings.add(WarningKind::OpsetImport, String::new, text)?;
     }
     let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
+    let dimensions = fix_dimensions(options, graph, warnings)?;
+    let given = GivenValues::new(options, &info.initializers, warnings)?;
+    let changes = given.contents().into_iter().chain(dimensions).collect();
+    give_files(options, &mut external)?;
     // Take the initializers by value, so that typed data becomes weight memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
     let sparse = std::mem::take(&mut graph.sparse_initializer);
@@ -283,10 +296,11 @@ fn load_within(
         let text = format!("function '{name}' is ignored: domain '{domain}' has an operator of that name");
         warnings.add(WarningKind::Function, String::new, text)?;
     }
-    let mut loader = Loader::new(functions.called, info.ir_version, external, *limits, warnings)?;
+    let mut loader = Loader::new(functions.called, info.ir_version, external, given, *limits, warnings)?;
     let graph = model.graph.as_ref().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
     let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
     graph.verify()?;
+    warn_of_unread_files(options, &loader.external, loader.warnings)?;
     tracing::info!(
         nodes = graph.nodes.len(),
         constants = graph.constants.len(),
@@ -298,7 +312,7 @@ fn load_within(
     let mut watch = FileWatch::default();
     loader.external.watch(&mut watch);
     let limits = *limits;
-    Ok(LoadedModel { graph, info, mappings, contents, watch, limits, ..LoadedModel::default() })
+    Ok(LoadedModel { graph, info, mappings, contents, changes, watch, limits, ..LoadedModel::default() })
 }
 
 /// The newest version of the standard's operator set that the records were checked against.

@@ -1,9 +1,11 @@
 //! ONNX files: protobuf messages, byte sources, and conversion to and from the graph.
 
 mod build;
+mod changes;
 mod expansion;
 mod external;
 mod files;
+mod initializers;
 mod load;
 mod names;
 mod node;
@@ -17,10 +19,12 @@ mod types;
 mod value;
 mod warnings;
 
+pub use changes::LoadOptions;
 pub use external::{ExternalData, Location};
 pub use files::FileAccess;
 pub(crate) use load::load_warning;
 pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
+pub(crate) use save::{MESSAGE_LIMIT, data_file};
 pub use save::{Weights, save, to_proto};
 pub use source::Source;
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};

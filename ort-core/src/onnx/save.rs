@@ -22,14 +22,14 @@ use super::proto::{
 use super::tensor::{sparse_to_proto, tensor_to_proto};
 use super::types::type_to_proto;
 use crate::dtype::DType;
-use crate::files::{Complete, NewFile, publish_pair};
+use crate::files::{Complete, NewFile, is_plain_name, publish_pair};
 use crate::ir::{Attribute, Graph, Node, ValueId};
 use crate::spec::{AttrDefault, ONNX, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Error, Result, Within, ensure, error};
 
 /// The largest message that other protobuf readers accept, in bytes.
-const MESSAGE_LIMIT: usize = i32::MAX as usize;
+pub(crate) const MESSAGE_LIMIT: usize = i32::MAX as usize;
 /// The alignment of small tensors in a data file: a cache line.
 const ALIGNMENT: u64 = 64;
 /// The alignment of tensors of at least one page, so that they can be mapped and advised
@@ -45,6 +45,13 @@ pub enum Weights {
     Beside {
         /// Smaller tensors stay in the model file. Other readers infer shapes from small constants
         /// and need them there. 1024 bytes is a good bound.
+        least: usize,
+    },
+    /// In a data file of another name in the folder of the model file.
+    Named {
+        /// The name, without a folder.
+        name: String,
+        /// Smaller tensors stay in the model file.
         least: usize,
     },
 }
@@ -64,16 +71,10 @@ pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &W
 
 fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> Result<()> {
     let mut model = to_proto(graph, info)?;
-    let data = match weights {
-        Weights::Inside => None,
-        Weights::Beside { least } => {
-            let mut name = path.file_name().unwrap_or_default().to_os_string();
-            name.push(".data");
-            let location = name.to_str().ok_or_else(|| error!(InvalidArgument, "the name is not UTF-8"))?;
-            let parts = move_out(&mut model, location, *least);
-            if parts.is_empty() { None } else { Some((path.with_file_name(&name), parts)) }
-        }
-    };
+    let data = data_file(path, weights)?.and_then(|(name, least)| {
+        let parts = move_out(&mut model, &name, least);
+        (!parts.is_empty()).then(|| (path.with_file_name(&name), parts))
+    });
     let length = model.encoded_len();
     if length > MESSAGE_LIMIT {
         return Err(error!(
@@ -93,6 +94,39 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
         None => model.publish(),
     }
     .map_err(|problem| cannot_write(path, &problem))
+}
+
+/// Returns the name of the data file beside the model file `path`, and the least size in bytes of
+/// the tensors in it.
+///
+/// Errors: the name is not UTF-8, leads to another folder, or is that of the model file.
+pub(crate) fn data_file(path: &Path, weights: &Weights) -> Result<Option<(String, usize)>> {
+    match weights {
+        Weights::Inside => Ok(None),
+        Weights::Beside { least } => {
+            let mut name = path.file_name().unwrap_or_default().to_os_string();
+            name.push(".data");
+            let name = name.into_string().map_err(|_| error!(InvalidArgument, "the name is not UTF-8"))?;
+            Ok(Some((name, *least)))
+        }
+        Weights::Named { name, least } => {
+            ensure!(
+                is_plain_name(name),
+                InvalidArgument,
+                help = "give the name of a file, which is put into the model's folder",
+                "the data file '{name}' is not a file name"
+            );
+            // Some file systems ignore the case of names.
+            let is_model = path.file_name().is_some_and(|own| own.eq_ignore_ascii_case(name));
+            ensure!(
+                !is_model,
+                InvalidArgument,
+                help = "give the data file another name",
+                "the data file '{name}' would replace the model file"
+            );
+            Ok(Some((name.clone(), *least)))
+        }
+    }
 }
 
 /// Moves the data of large initializers out of the model. Returns each with its offset in the data

@@ -35,6 +35,8 @@ pub enum WarningKind {
     Function,
     /// A declared type or shape that differs from the inferred one.
     DeclaredType,
+    /// A change of [`LoadOptions`](super::LoadOptions) for a name that the model does not have.
+    LoadOption,
 }
 
 impl WarningKind {
@@ -47,6 +49,7 @@ impl WarningKind {
             WarningKind::Initializer => "initializer",
             WarningKind::Function => "function",
             WarningKind::DeclaredType => "declared_type",
+            WarningKind::LoadOption => "load_option",
         }
     }
 }

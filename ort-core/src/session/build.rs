@@ -13,11 +13,13 @@ use super::pipeline::{Built, CompileContext};
 use super::providers::Devices;
 use super::shared::CompileKey;
 use super::{Independent, Session, SessionBuilder};
+use crate::cache::check_place;
 use crate::dim::Bindings;
 use crate::ep::dynamic::DynamicMemory;
 use crate::ep::guard::device_allocators;
 use crate::ep::{CancelToken, Device, Packing, guard};
 use crate::ir::Graph;
+use crate::onnx::{MESSAGE_LIMIT, Weights, data_file, save};
 use crate::plan::{BoundValues, SlabLimits, resolve_bound};
 use crate::rewrite::Report;
 use crate::run::grant::MemoryDemand;
@@ -64,6 +66,54 @@ impl SessionBuilder {
             true => self.optimized_with_independent_dims(),
             false => self.optimized_as_named(),
         }
+    }
+
+    /// Writes the graph of [`optimized`](Self::optimized) as an ONNX file, atomically, and returns
+    /// it. Up to the level `basic` any runtime loads the file, and ONNX Runtime up to `extended`.
+    /// Weights of more than 2 GiB go to a data file, also if they are asked to be
+    /// [`Inside`](Weights::Inside). ONNX Runtime's `optimized_model_filepath`.
+    ///
+    /// ```no_run
+    /// use ort_core::onnx::Weights;
+    /// use ort_core::rewrite::Level;
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// let model = Model::load("model.onnx")?;
+    /// let builder = Session::builder(&model).opt_level(Level::Basic);
+    /// builder.save_optimized("optimized.onnx", &Weights::Inside)?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The model cannot be optimized, or a file cannot be written: then neither the model nor its
+    /// data file is replaced. A file would replace external data of the model that is read, or the
+    /// data file that model.
+    pub fn save_optimized(&self, path: impl AsRef<Path>, weights: &Weights) -> Result<(Graph, Report)> {
+        let path = path.as_ref();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        // Before the rewrites, which may take minutes.
+        ensure!(
+            folder.is_none_or(Path::is_dir),
+            InvalidArgument,
+            help = "give a folder that exists",
+            "cannot write '{}': there is no such folder",
+            path.display()
+        );
+        let (graph, report) = self.clone().optimized()?;
+        let beside = Weights::Beside { least: LEAST_OUTSIDE };
+        let weights = match weights {
+            Weights::Inside if graph.weight_bytes() > MESSAGE_LIMIT => &beside,
+            weights => weights,
+        };
+        // The model itself may be replaced: a mapping keeps the old file.
+        let files = self.model.contents();
+        check_place(path, files.get(1..).unwrap_or_default())?;
+        if let Some((name, _)) = data_file(path, weights)? {
+            check_place(&path.with_file_name(name), files)?;
+        }
+        save(&graph, self.model.info(), path, weights)?;
+        Ok((graph, report))
     }
 
     /// Compiles the model, or reuses what an equal session has compiled.
@@ -252,6 +302,10 @@ impl SessionBuilder {
         Ok(MemoryDemand::of(program, &plan).total().saturating_add(streams.least_bytes()))
     }
 }
+
+/// The bytes from which a weight goes to a data file. Other readers infer shapes from small
+/// constants and need them in the model file.
+const LEAST_OUTSIDE: usize = 1024;
 
 /// The slack beyond the limit and twice the model's weights that [`SessionBuilder::explain`] grants
 /// to folding.

@@ -16,7 +16,7 @@ use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
 use crate::ep::{Fingerprint, Packing, guard};
 use crate::files::Target;
-use crate::{ErrorKind, Result, error};
+use crate::{ErrorKind, Result, ensure, error};
 
 /// A compiled program, and the entry that holds its packed weights.
 pub(super) type FromCache = (Built, Arc<Entry>);
@@ -109,6 +109,13 @@ impl SessionBuilder {
 
     /// Writes the model and everything that compiling packs and folds into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: CompileContext<'_>) -> Result<()> {
+        // The new file holds the model's files, which do not have the changes.
+        ensure!(
+            !self.model.was_changed(),
+            InvalidArgument,
+            help = "write the changed model with `save_optimized` and compile that",
+            "a model that was changed while it was loaded cannot be compiled into a file"
+        );
         // The new file records these hashes, so they must be right.
         self.verify_files(setting.reading())?;
         let key = self.key(None, setting)?;

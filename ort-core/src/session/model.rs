@@ -14,7 +14,9 @@ use ort_alloc::TrimOnDrop;
 use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
 use crate::ir::{Graph, ValueInfo, ValueType};
-use crate::onnx::{FileAccess, LoadedModel, ModelInfo, ModelWarning, Source, Warnings, load_warning};
+use crate::onnx::{
+    FileAccess, LoadOptions, LoadedModel, ModelInfo, ModelWarning, Source, Warnings, load_warning,
+};
 use crate::pass::{expand_gradients, holds_gradient};
 use crate::spec::infer_comparing;
 use crate::tensor::Tensor;
@@ -69,8 +71,32 @@ impl Model {
 
     /// Loads a model from an open source.
     pub fn from_source(source: Source) -> Result<Model> {
+        Model::from_source_with(source, &LoadOptions::default())
+    }
+
+    /// Loads a model from an open source, and changes it: fixes dimensions, takes weights or data
+    /// files from memory. To sessions it is the model as changed; the compiled cache has entries of
+    /// its own for it.
+    ///
+    /// ```no_run
+    /// use ort_core::onnx::{FileAccess, LoadOptions, Source};
+    /// use ort_core::session::Model;
+    ///
+    /// let free_dimensions = vec![("batch".into(), 4)];
+    /// let options = LoadOptions { free_dimensions, ..LoadOptions::default() };
+    /// let source = Source::open("model.onnx", FileAccess::default())?;
+    /// let model = Model::from_source_with(source, &options)?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`from_source`](Self::from_source). A change that contradicts the model: a size that an
+    /// input does not declare, a weight of another type or shape, an external weight that the model
+    /// does not have. Other changes that fit nothing in the model are [`warnings`](Self::warnings).
+    pub fn from_source_with(source: Source, options: &LoadOptions) -> Result<Model> {
         let mut warnings = Warnings::new(source.is_strict());
-        let mut loaded = load_warning(&source, &mut warnings)?;
+        let mut loaded = load_warning(&source, options, &mut warnings)?;
         let (name, keeps_hash) = (source.name().to_owned(), source.keeps_hash());
         // The source shares the files' bytes. Without it `forget_unshared` can free those that no
         // weight uses.
@@ -180,11 +206,18 @@ impl Model {
         all.into_iter().collect()
     }
 
-    /// The hash of the model's files, for the compiled cache; `None` for a graph that was built by
-    /// hand. `stamps` is the folder in which known hashes are stored.
+    /// The hash of the model's files and of what loading changed, for the compiled cache; `None` for
+    /// a graph that was built by hand. `stamps` is the folder in which known hashes are stored.
     pub(super) fn content_hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Option<String>> {
-        let hash = hash_of(&self.file.contents, stamps, reading)?;
+        // Clones share the hashes that are known.
+        let all: Vec<Content> = self.file.contents.iter().chain(&self.file.changes).cloned().collect();
+        let hash = hash_of(&all, stamps, reading)?;
         Ok(hash.map(|hash| hash.to_hex().to_string()))
+    }
+
+    /// Whether loading changed the model, so that its files do not say what it is.
+    pub(super) fn was_changed(&self) -> bool {
+        !self.file.changes.is_empty()
     }
 
     /// The files that the model was loaded from, its own first.

@@ -42,6 +42,7 @@ mod io_binding;
 mod joined;
 mod largest_batch;
 mod least_limit;
+mod load_options;
 mod lowering;
 mod many_inputs;
 mod memory_limit;
