@@ -99,8 +99,8 @@ fn check_types(workspace: &Workspace, python: &Python) -> Result<()> {
 /// Returns the command that runs the tests.
 fn pytest(workspace: &Workspace, options: &PythonOptions, python: &Python) -> Command {
     let mut command = python.module("pytest");
-    // `-r` lists what failed, and why tests are skipped. A cache of pytest's would be in the working
-    // tree.
+    // `-r` lists what failed, and why tests are skipped. A cache of pytest's would be in the
+    // working tree.
     command.current_dir(&workspace.root).args(["-q", "-rfEs", "-p", "no:cacheprovider"]);
     command.env("ORT_PACKAGE", options.against.as_deref().unwrap_or(PACKAGE));
     if !options.pytest.iter().any(|argument| is_path(&workspace.root, argument)) {
@@ -110,7 +110,7 @@ fn pytest(workspace: &Workspace, options: &PythonOptions, python: &Python) -> Co
     command
 }
 
-/// Whether an argument of pytest is a path, with or without the name of a test: `a/test_b.py::test`.
+/// Whether an argument of pytest is a path, with or without a test: `a/test_b.py::test_c`.
 fn is_path(root: &Path, argument: &str) -> bool {
     let path = argument.split_once("::").map_or(argument, |(path, _)| path);
     // A word without a slash may be a value, such as that of `-k`.

@@ -64,8 +64,8 @@ impl Summary {
         })
     }
 
-    /// Parses the closing line of pytest, such as `2 failed, 31 passed, 1 skipped in 4.10s`; returns
-    /// `None` for any other line.
+    /// Parses the closing line of pytest, such as `2 failed, 31 passed, 1 skipped in 4.10s`;
+    /// returns `None` for any other line.
     pub(crate) fn from_pytest(line: &str) -> Option<Self> {
         // Without `-q` the line is centered between equals signs.
         let (counts, time) = line.trim_matches(['=', ' ']).rsplit_once(" in ")?;
