@@ -32,6 +32,7 @@ pub mod pass;
 pub mod placement;
 pub mod plan;
 mod program;
+pub mod random;
 pub mod rewrite;
 pub mod rules;
 mod run;

@@ -63,8 +63,8 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     }
     let len = array.len() * array.dtype().itemsize();
     let (data, owner) = (data_of(&array), Owner(array.into_any().unbind()));
-    // SAFETY: the array owns `len` initialised bytes there, does not move them, and lives as long as
-    // `owner`. Runs hold references only while the caller's call lasts.
+    // SAFETY: the array owns `len` initialised bytes there, does not move them, and lives as long
+    // as `owner`. Runs hold references only while the caller's call lasts.
     let shared = unsafe { SharedBuffer::foreign(data, len, owner) };
     let shared = shared.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))?;
     let bytes = shared.bytes().unwrap_or_default();
@@ -94,8 +94,8 @@ fn packed(
     Tensor::from_bytes(dtype, shape, bytes.into()).or_raise(py)
 }
 
-/// Reads an array of strings. Each object becomes its text, as `str()` gives it, and bytes stay what
-/// they are.
+/// Reads an array of strings. Each object becomes its text, as `str()` gives it, and bytes stay
+/// what they are.
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
     let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
@@ -274,8 +274,8 @@ impl HostMemory {
         if from.len() != self.len {
             return false;
         }
-        // SAFETY: both are valid for `len` bytes; they may overlap if the caller copies a value onto
-        // itself.
+        // SAFETY: both are valid for `len` bytes; they may overlap if the caller copies a value
+        // onto itself.
         unsafe { std::ptr::copy(from.as_ptr(), self.data, self.len) };
         true
     }

@@ -17,8 +17,8 @@ use crate::ort_value::OrtValue;
 
 /// Reads what a caller gives for an input of this type. `None` stands for an absent optional.
 ///
-/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays of
-/// the model's type.
+/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays
+/// of the model's type.
 pub(crate) fn value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Some(value) = OrtValue::inside(given)? {
         return checked(given.py(), name, ty, value.get().value(given.py())?);

@@ -83,6 +83,12 @@ mod onnxruntime_pybind11_state {
         py.detach(providers::device)
     }
 
+    /// Sets the seed of random operators that have none of their own.
+    #[pyfunction]
+    fn set_seed(seed: i64) {
+        ort_runtime::random::set_seed(seed);
+    }
+
     /// Loads a library that has a provider, under a name for sessions.
     #[pyfunction]
     fn register_execution_provider_library(py: Python<'_>, name: &str, path: PathBuf) -> PyResult<()> {

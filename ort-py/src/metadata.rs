@@ -22,8 +22,8 @@ pub(crate) fn type_text(ty: &ValueType) -> String {
     }
 }
 
-/// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that is
-/// not known and that of a scalar are both empty.
+/// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that
+/// is not known and that of a scalar are both empty.
 fn shape_of<'py>(py: Python<'py>, ty: &ValueType) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     let shape = match ty {

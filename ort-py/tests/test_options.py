@@ -49,7 +49,7 @@ BOTH = [("SessionOptions", n, k, d) for n, (k, d) in SESSION.items()]
 BOTH += [("RunOptions", n, k, d) for n, (k, d) in RUN.items()]
 
 REFUSED = Raises("TypeError")
-PLACE = pathlib.Path("/tmp/x")
+PLACE = pathlib.Path("/some/x")
 
 #: Kind -> label -> (value given, what is read then).
 VALUES: dict[str, dict[str, tuple[Any, Any]]] = {
@@ -86,12 +86,12 @@ VALUES: dict[str, dict[str, tuple[Any, Any]]] = {
         "path": (PLACE, REFUSED),
     },
     "path": {
-        "text": ("/tmp/a b", Gives("/tmp/a b")),
+        "text": ("/some/a b", Gives("/some/a b")),
         "empty": ("", Gives("")),
         "unicode": ("é 猫", Gives("é 猫")),
         "number": (1, REFUSED),
         "none": (None, REFUSED),
-        "path": (PLACE, Gives("/tmp/x")),
+        "path": (PLACE, Gives("/some/x")),
     },
     "enum": {
         "text": ("ORT_ENABLE_ALL", REFUSED),

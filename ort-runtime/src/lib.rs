@@ -55,7 +55,7 @@ pub use ort_core::session::{
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
-    nearest, onnx, pass, placement, plan, rewrite, shown, spec, steers,
+    nearest, onnx, pass, placement, plan, random, rewrite, shown, spec, steers,
 };
 #[cfg(feature = "train")]
 pub use ort_train as train;

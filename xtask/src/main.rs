@@ -15,6 +15,7 @@ mod conformance;
 mod cuda_driver;
 mod cuda_kernels;
 mod device_runs;
+mod dist;
 mod features;
 mod fuzz;
 mod fuzz_models;
@@ -25,6 +26,7 @@ mod models;
 mod ops;
 mod package;
 mod python;
+mod python_package;
 mod quick;
 mod reference;
 mod soak;
@@ -87,6 +89,10 @@ enum Command {
     Header(header::HeaderOptions),
     /// Package the crates as `cargo publish` would, and check what is in the packages.
     Package,
+    /// Build, check and test the Python package `ort_runtime`.
+    Python(python_package::PythonOptions),
+    /// Build the wheels of the Python package to target/dist, and check their sizes and tags.
+    Dist,
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::FuzzOptions),
     /// Fuzz with random models against ONNX's reference evaluator, and reduce those that fail.
@@ -123,6 +129,8 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Package => package::run(&workspace),
+        Command::Python(options) => python_package::run(&workspace, &options).map(drop),
+        Command::Dist => dist::run(&workspace),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),

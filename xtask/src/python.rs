@@ -1,5 +1,5 @@
-//! Private Python environments, created on demand and kept: one with the ONNX packages, one with
-//! PyTorch for training, and one with NVIDIA's compiler.
+//! Private Python environments, created on demand and kept: one with the ONNX packages and our own
+//! package, one with PyTorch for training, and one with NVIDIA's compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,15 +73,25 @@ impl Python {
         Ok(python)
     }
 
-    /// Opens the standard environment with the packages of `python/bench_requirements.txt` added,
-    /// which only benchmarks need.
+    /// Opens the standard environment with what only benchmarks need.
     pub(crate) fn open_for_bench(workspace: &Workspace) -> Result<Self> {
+        Self::open_with(workspace, "bench_requirements")
+    }
+
+    /// Opens the standard environment with what builds and tests the Python package. That package
+    /// is installed there, too: no module of it has a name of onnxruntime's.
+    pub(crate) fn open_for_package(workspace: &Workspace) -> Result<Self> {
+        Self::open_with(workspace, "package_requirements")
+    }
+
+    /// Opens the standard environment with the packages of one more file in `python/` added.
+    fn open_with(workspace: &Workspace, name: &str) -> Result<Self> {
         let python = Self::open(workspace)?;
-        let requirements = workspace.own("python/bench_requirements.txt");
+        let requirements = workspace.own(&format!("python/{name}.txt"));
         let wanted = fs::read_to_string(&requirements)
             .with_context(|| format!("cannot read {}", requirements.display()))?;
         // The stamp is inside, so recreating the environment removes it too.
-        let stamp = workspace.target.join("python").join("bench_requirements.installed");
+        let stamp = workspace.target.join("python").join(format!("{name}.installed"));
         if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
             python.install(&requirements)?;
             fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
@@ -94,6 +104,37 @@ impl Python {
         // The requirements pin every package, so pip must not resolve dependencies.
         command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]);
         run(command.arg(requirements))
+    }
+
+    /// Installs wheels in place of others of their names: into the environment, or into a folder.
+    pub(crate) fn install_wheels(&self, wheels: &[PathBuf], folder: Option<&Path>) -> Result<()> {
+        let mut command = self.module("pip");
+        // The environment has the dependencies already.
+        command.args(["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]);
+        if let Some(folder) = folder {
+            command.arg("--target").arg(folder);
+        }
+        run(command.args(wheels))
+    }
+
+    /// The path of the interpreter.
+    pub(crate) fn interpreter(&self) -> &Path {
+        &self.interpreter
+    }
+
+    /// The interpreter, as a command without arguments.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        // The interpreters that it starts write no bytecode into the working tree, either.
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    /// A command that runs a module of the environment.
+    pub(crate) fn module(&self, name: &str) -> Command {
+        let mut command = self.command();
+        command.args(["-m", name]);
+        command
     }
 
     /// A command that runs one of our scripts.

@@ -29,6 +29,16 @@ impl fmt::Display for LeftOut {
     }
 }
 
+impl LeftOut {
+    /// Parses a line of pytest, such as `SKIPPED [2] tests/test_a.py:7: needs torch`; returns
+    /// `None` for any other line.
+    pub(crate) fn from_pytest(suite: &str, line: &str) -> Option<Self> {
+        let (tests, place_and_why) = line.strip_prefix("SKIPPED [")?.split_once("] ")?;
+        let (_, why) = place_and_why.split_once(": ")?;
+        Some(Self { suite: suite.to_owned(), tests: tests.parse().ok()?, why: why.to_owned() })
+    }
+}
+
 impl Summary {
     /// A suite that cannot run here.
     pub(crate) fn without(suite: &str, tests: usize, why: &str) -> Summary {
@@ -52,6 +62,37 @@ impl Summary {
             skipped: count_of("ignored")?,
             ..Self::default()
         })
+    }
+
+    /// Parses the closing line of pytest, such as `2 failed, 31 passed, 1 skipped in 4.10s`;
+    /// returns `None` for any other line.
+    pub(crate) fn from_pytest(line: &str) -> Option<Self> {
+        // Without `-q` the line is centered between equals signs.
+        let (counts, time) = line.trim_matches(['=', ' ']).rsplit_once(" in ")?;
+        time.strip_suffix('s').or(time.strip_suffix(')'))?;
+        let mut summary = Self::default();
+        for count in counts.split(", ") {
+            let (number, what) = count.split_once(' ')?;
+            let number: usize = number.parse().ok()?;
+            match what {
+                "passed" => summary.passed += number,
+                // An error is a test whose fixture failed.
+                "failed" | "error" | "errors" => summary.failed += number,
+                "skipped" => summary.skipped += number,
+                // Warnings, and tests that the arguments deselect.
+                _ => {}
+            }
+        }
+        Some(summary)
+    }
+
+    /// Lists skipped tests, those of one suite and reason together. They are counted already.
+    pub(crate) fn list(&mut self, left_out: LeftOut) {
+        let is_alike = |found: &&mut LeftOut| found.suite == left_out.suite && found.why == left_out.why;
+        match self.left_out.iter_mut().find(is_alike) {
+            Some(found) => found.tests += left_out.tests,
+            None => self.left_out.push(left_out),
+        }
     }
 
     /// Moves a test from passed to skipped. It returned success, but printed that it did not run.
@@ -125,6 +166,30 @@ mod tests {
         for other in ["test tests::passed ... ok", "running 3 tests", "test result: ok."] {
             assert_eq!(Summary::from_cargo(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn reads_the_lines_of_pytest() {
+        let counts = Summary { passed: 31, failed: 3, skipped: 4, ..Summary::default() };
+        let lines = [
+            "2 failed, 31 passed, 4 skipped, 5 deselected, 7 warnings, 1 error in 4.10s",
+            "==== 3 failed, 31 passed, 4 skipped in 94.10s (0:01:34) ====",
+        ];
+        for line in lines {
+            assert_eq!(Summary::from_pytest(line), Some(counts.clone()), "{line}");
+        }
+        for other in ["no tests ran in 0.01s", "7 passed", "SKIPPED [1] a.py:3: in 4s", "......... [ 12%]"] {
+            assert_eq!(Summary::from_pytest(other), None, "{other}");
+        }
+        let mut summary = counts;
+        for line in ["SKIPPED [3] a/test_b.py:7: needs torch", "SKIPPED [1] a/test_c.py: needs torch"] {
+            summary.list(LeftOut::from_pytest("Python", line).unwrap());
+        }
+        assert_eq!(
+            summary.to_string(),
+            "skipped Python, 4 tests: needs torch\n31 passed, 3 failed, 4 skipped"
+        );
+        assert_eq!(LeftOut::from_pytest("Python", "FAILED a/test_b.py::test: wrong"), None);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::python::Python;
 use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
-    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package, quick,
-    reference, soak, table, tidy,
+    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package,
+    python_package, quick, reference, soak, table, tidy,
 };
 
 /// The folders of the crates whose tests depend on the CPU kernels. Crates in these folders count.
@@ -96,6 +96,7 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
             for options in compare_suites() {
                 summary += stages.run(&options.suite(), || compare::run(workspace, &options))?;
             }
+            summary += stages.run("Python package", || python_package::stage(workspace))?;
             summary += stages.run("memory", || memory::run(workspace, &memory::MemoryOptions::default()))?;
             summary += stages.run("soak", || soak::run(workspace, &soak::SoakOptions::short()))?;
             summary += stages.run("random models", || {
@@ -229,6 +230,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         "memory".to_owned(),
         compare::cases_of(workspace, &compare::CompareOptions::default())?.len(),
     ));
+    suites.push(("Python package".to_owned(), python_package::count(workspace)?));
     suites.push(("soak".to_owned(), soak::SCENARIOS));
     suites.push(("random models".to_owned(), fuzz_models::SHORT));
     let why = format!("there is no Python environment: {why:#}");

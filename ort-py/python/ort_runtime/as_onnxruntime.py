@@ -57,6 +57,7 @@ class _AliasLoader(importlib.abc.InspectLoader):
 
     def __init__(self, target: importlib.machinery.ModuleSpec) -> None:
         self._target = target
+        self._loader: Any = target.loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """Lets importlib make a placeholder.
@@ -74,15 +75,15 @@ class _AliasLoader(importlib.abc.InspectLoader):
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         """Returns the target's code, None for an extension module."""
-        return self._target.loader.get_code(self._target.name)
+        return self._loader.get_code(self._target.name)
 
     def get_source(self, fullname: str) -> str | None:
         """Returns the target's source, None for an extension module."""
-        return self._target.loader.get_source(self._target.name)
+        return self._loader.get_source(self._target.name)
 
     def get_filename(self, fullname: str) -> str:
         """Returns the path of the target's file."""
-        return self._target.loader.get_filename(self._target.name)
+        return self._loader.get_filename(self._target.name)
 
     def is_package(self, fullname: str) -> bool:
         """Returns whether the target is a package."""
@@ -194,14 +195,14 @@ def _run(arguments: list[str]) -> None:
         sys.argv = arguments[1:]
         # The interpreter's own entry for -m: it sets __spec__, __file__ and sys.argv[0], and
         # turns a missing module into exit code 1.
-        runpy._run_module_as_main(arguments[1])
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
         return
     path = arguments[0]
     sys.argv = arguments
     if pkgutil.get_importer(path) is not None:
         # A folder or a zip archive with a __main__.py.
         _replace_first_path(path)
-        runpy._run_module_as_main("__main__", alter_argv=False)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     try:
         with open(path, "rb") as file:

@@ -2,19 +2,17 @@
 //!
 //! A node with a seed draws the same numbers in every run. It uses the Mersenne Twister and the
 //! methods of NumPy's legacy generator, like the standard's reference. Without a seed, each run
-//! starts from the system's entropy.
+//! starts from the process's sequence of seeds, or from the system's entropy.
 
 #![allow(
     clippy::indexing_slicing,
     reason = "places are counted over shapes that inference checked and that views are as long as"
 )]
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorMut;
-use ort_core::{Result, ensure, error, for_each_type};
+use ort_core::{Result, ensure, error, for_each_type, random};
 use rand_mt::Mt;
 
 use ort_cpu_kernel::cpu_kernels;
@@ -44,8 +42,7 @@ impl Seed {
     fn generator(self) -> Generator {
         let seed = match self.0 {
             Some(seed) => seed as i64 as u32,
-            // Each `RandomState` has its own keys, which come from the system.
-            None => RandomState::new().build_hasher().finish() as u32,
+            None => random::next_seed(),
         };
         Generator { words: Mt::new(seed), spare: None }
     }

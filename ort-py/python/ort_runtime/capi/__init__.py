@@ -8,6 +8,6 @@ _exports.install(onnxruntime_pybind11_state)
 from ._compiler import NativeCompiler  # noqa: E402
 from ._values import copy_tensors  # noqa: E402
 
-onnxruntime_pybind11_state.ModelCompiler = NativeCompiler
-onnxruntime_pybind11_state.copy_tensors = copy_tensors
-onnxruntime_pybind11_state.__all__.extend(["ModelCompiler", "copy_tensors"])
+_exports.add(
+    onnxruntime_pybind11_state, ModelCompiler=NativeCompiler, copy_tensors=copy_tensors
+)

@@ -228,6 +228,7 @@ class OrtArenaCfg(Slotted):
     __slots__ = tuple(f"_{name}" for name in _ARENA_OPTIONS)
 
     def __init__(self, *settings: Any) -> None:
+        fault: type[Exception]
         if len(settings) == 1 and isinstance(settings[0], dict):
             named, fault = settings[0], RuntimeError
         elif len(settings) == 4:

@@ -6,7 +6,7 @@ and the like are in the modules listed here.
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 from . import (
     _adapters,
@@ -44,9 +44,13 @@ def names() -> dict[str, object]:
     return {name: getattr(module, name) for module in _MODULES for name in module.__all__}
 
 
-def install(native: ModuleType) -> None:
+def install(native: Any) -> None:
     """Adds the names to the native module and to its `__all__`."""
-    exported = names()
-    for name, value in exported.items():
+    add(native, **names())
+
+
+def add(native: Any, **values: object) -> None:
+    """Adds values to the native module and their names to its `__all__`."""
+    for name, value in values.items():
         setattr(native, name, value)
-    native.__all__ = sorted({*getattr(native, "__all__", ()), *exported})
+    native.__all__ = sorted({*getattr(native, "__all__", ()), *values})

@@ -12,9 +12,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ._errors import InvalidArgument, status
+
+Member = TypeVar("Member", bound=IntEnum)
 
 _INT32 = range(-(2**31), 2**31)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -117,10 +119,10 @@ def to_size(value: Any, name: str) -> int | None:
     return number
 
 
-def to_enum(kind: type[IntEnum]) -> Callable[[Any, str], IntEnum]:
+def to_enum(kind: type[Member]) -> Callable[[Any, str], Member]:
     """Returns the converter to members of `kind`, which also accepts their numbers."""
 
-    def convert(value: Any, name: str) -> IntEnum:
+    def convert(value: Any, name: str) -> Member:
         if isinstance(value, kind):
             return value
         if isinstance(value, IntEnum) or not hasattr(type(value), "__index__"):
@@ -212,7 +214,7 @@ class Slotted:
     __slots__ = ("__weakref__",)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {}
+        state: dict[str, Any] = {}
         for kind in type(self).__mro__:
             for slot in getattr(kind, "__slots__", ()):
                 if slot.startswith("_") and not slot.startswith("__") and hasattr(self, slot):

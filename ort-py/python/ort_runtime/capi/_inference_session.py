@@ -126,7 +126,7 @@ class InferenceSession(Session):
         _environment.apply_to(settings)
         _check(settings)
         is_path = self._model_bytes is None
-        model = self._model_path if is_path else self._model_bytes
+        model: Any = self._model_path if is_path else self._model_bytes
         profile = Profile(settings.profile_file_prefix)
         with profile.span("model_loading_uri" if is_path else "model_loading_array"):
             native = C.InferenceSession(settings, model, is_path, self._read_config_from_model)
@@ -179,7 +179,7 @@ class InferenceSession(Session):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._sess = self._profile = None
+        self._profile = None
         self._create_inference_session(*self._provider_arguments, self._disabled_optimizers)
 
 

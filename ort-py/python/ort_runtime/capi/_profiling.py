@@ -52,7 +52,7 @@ class Profile:
         if self._is_finished or self._native is None:
             return ""
         self._is_finished = True
-        events = sorted(self._events(), key=lambda event: event["ts"])
+        events = sorted(self._events(self._native), key=lambda event: event["ts"])
         with open(self._path, "w", encoding="utf-8") as file:
             file.write("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n")
         # A session that goes on keeps no events.
@@ -67,8 +67,7 @@ class Profile:
         except OSError as error:
             _logging.log(_logging.ERROR, f"the profile cannot be written: {error}")
 
-    def _events(self) -> Iterator[dict[str, Any]]:
-        native = self._native
+    def _events(self, native: C.InferenceSession) -> Iterator[dict[str, Any]]:
         origin = min((start for _, start, _, _ in self._spans), default=0)
         for name, start, end, thread in self._spans:
             began, took = (start - origin) // 1000, (end - start) // 1000

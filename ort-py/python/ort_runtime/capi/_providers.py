@@ -69,13 +69,14 @@ def _pairs(
         raise ValueError(
             "'providers' and 'provider_options' should be the same length if both are given."
         )
-    if not all(isinstance(provider, str) for provider in providers):
+    names = [provider for provider in providers if isinstance(provider, str)]
+    if len(names) != len(providers):
         raise ValueError(
             "Only string values for 'providers' are supported if 'provider_options' is given."
         )
     if not all(isinstance(options, dict) for options in provider_options):
         raise ValueError("'provider_options' values must be dicts.")
-    return list(zip(providers, provider_options, strict=True))
+    return list(zip(names, provider_options, strict=True))
 
 
 def _pair(provider: Any) -> tuple[str, dict[Any, Any]]:

@@ -25,8 +25,11 @@ __all__ = ["Session"]
 class Session:
     """A loaded model. Any number of threads may run it at once."""
 
+    # `InferenceSession` builds it and sets what a rebuild without a provider needs.
+    _sess: C.InferenceSession
+    _fallback_providers: list[str]
+
     def __init__(self, enable_fallback: bool = True) -> None:
-        self._sess: C.InferenceSession | None = None
         self._profile: Profile | None = None
         self._enable_fallback = enable_fallback
 
@@ -91,6 +94,9 @@ class Session:
         build has.
         """
         self._reset_session(providers, provider_options)
+
+    def _reset_session(self, providers: Any, provider_options: Any) -> None:
+        raise NotImplementedError
 
     def disable_fallback(self) -> None:
         """Lets the failure of a provider be an EPFail, instead of a run without it."""

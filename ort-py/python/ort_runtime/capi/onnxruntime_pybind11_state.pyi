@@ -1,13 +1,13 @@
 """The native module: sessions, values and bindings, and the names that are written in Python."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from ._adapters import *
-from ._compiler import NativeCompiler as ModelCompiler
+from ._compiler import NativeCompiler
 from ._devices import *
 from ._enums import *
 from ._environment import *
@@ -22,6 +22,9 @@ from ._schemas import KernelDef, OpSchema
 from ._sparse_views import *
 from ._values import copy_tensors as copy_tensors
 
+ModelCompiler = NativeCompiler
+
+@final
 class CancelToken:
     """A flag that ends the runs that have it."""
 
@@ -34,6 +37,7 @@ class CancelToken:
     def is_cancelled(self) -> bool:
         """Whether runs end."""
 
+@final
 class Plan:
     """What a run with given sizes allocates. `print(plan)` shows what `ort plan` prints."""
 
@@ -46,6 +50,7 @@ class Plan:
         """Returns a drawing of the plan: steps to the right, addresses upwards."""
     def _repr_svg_(self) -> str: ...
 
+@final
 class OrtValue:
     """A value: a tensor, a sequence, a map or a sparse tensor. `OrtValue` of the package wraps it.
 
@@ -56,7 +61,9 @@ class OrtValue:
     def ortvalue_from_numpy(array: npt.NDArray[Any], device: OrtDevice | None = None) -> OrtValue:
         """Shares the memory of a contiguous array in host memory, and copies others."""
     @staticmethod
-    def ortvalue_from_numpy_with_onnx_type(array: npt.NDArray[Any], onnx_type: int) -> OrtValue:
+    def ortvalue_from_numpy_with_onnx_type(
+        array: npt.NDArray[Any], onnx_element_type: int
+    ) -> OrtValue:
         """Shares the memory of an array, whose elements are read as another type of their size."""
     @staticmethod
     def ortvalue_from_shape_and_type(
@@ -64,7 +71,7 @@ class OrtValue:
     ) -> OrtValue:
         """Makes a tensor."""
     @staticmethod
-    def ort_value_from_sparse_tensor(tensor: SparseTensor) -> OrtValue:
+    def ort_value_from_sparse_tensor(sparse: SparseTensor) -> OrtValue:
         """Wraps a sparse tensor."""
     @staticmethod
     def from_dlpack(source: Any, is_bool: bool = False) -> OrtValue:
@@ -85,10 +92,12 @@ class OrtValue:
     def shape(self) -> list[int]: ...
     def tensor_size_in_bytes(self) -> int: ...
     def to_dlpack(self) -> Any: ...
+    def to_object(self) -> Any: ...
     def update_inplace(self, array: npt.NDArray[Any]) -> None: ...
     def __dlpack__(self, *, stream: int | None = None) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+@final
 class OrtValueVector:
     """A list of native values."""
 
@@ -102,6 +111,7 @@ class OrtValueVector:
     def bool_tensor_indices(self) -> list[int]: ...
     def element_type_at(self, index: int) -> int: ...
 
+@final
 class SparseTensor:
     """A sparse tensor. `SparseTensor` of the package wraps it."""
 
@@ -129,6 +139,7 @@ class SparseTensor:
     def format(self) -> int: ...
     def data_type(self) -> str: ...
 
+@final
 class InferenceSession:
     """A loaded model, and the session once it is built."""
 
@@ -137,9 +148,9 @@ class InferenceSession:
     ) -> None: ...
     def initialize_session(
         self,
-        provider_names: Sequence[str],
+        providers: Sequence[str],
         provider_options: Sequence[Mapping[str, str]],
-        disabled_optimizers: set[str],
+        disabled: set[str],
     ) -> None:
         """Builds the session. Raises EPFail if a provider cannot be opened."""
     @property
@@ -185,6 +196,7 @@ class InferenceSession:
     def largest_batch(self, dim: str, budget: int) -> int | None: ...
     def trim(self) -> None: ...
 
+@final
 class SessionIOBinding:
     """The memory that the runs of one session read and write."""
 
@@ -193,7 +205,7 @@ class SessionIOBinding:
         self,
         name: str,
         source: Any,
-        element_type: npt.DTypeLike | int = None,
+        element_type: npt.DTypeLike | int | None = None,
         shape: Sequence[int] | None = None,
         pointer: int | None = None,
     ) -> None:
@@ -202,7 +214,7 @@ class SessionIOBinding:
         self,
         name: str,
         device: OrtDevice,
-        element_type: npt.DTypeLike | int = None,
+        element_type: npt.DTypeLike | int | None = None,
         shape: Sequence[int] | None = None,
         pointer: int | None = None,
     ) -> None:
