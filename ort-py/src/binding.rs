@@ -1,24 +1,26 @@
 //! `SessionIOBinding`: inputs and outputs bound to memory once, for many runs.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use ort_runtime::ir::ValueType;
 use ort_runtime::{
-    DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, TensorBuffer, Value,
-    tensor,
+    DType, DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, TensorBuffer,
+    Value, ValueSpec, tensor,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use smallvec::SmallVec;
 
 use crate::arrays::HostMemory;
 use crate::cancel::interruptibly;
-use crate::convert::{object_of, value_of};
+use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
 use crate::error::{OrRaise, exception, raised};
-use crate::ort_value::{HostTensor, OrtValue, OrtValueVector};
-use crate::session::InferenceSession;
+use crate::mismatch;
+use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, OrtValueVector, sizes_of};
+use crate::session::{InferenceSession, TERMINATED};
 
 /// The memory that the runs of one session read and write.
 #[pyclass(module = "ort_runtime.capi.onnxruntime_pybind11_state")]
@@ -30,6 +32,10 @@ pub(crate) struct SessionIOBinding {
     order: Vec<(String, Option<Py<OrtValue>>)>,
     /// Whether no output was bound, so that all are.
     binds_all: bool,
+    /// The names of bound inputs.
+    inputs: HashSet<String>,
+    /// What is bound and does not fit, by name. The next run says so, as in onnxruntime.
+    misfits: BTreeMap<String, String>,
     has_run: bool,
 }
 
@@ -41,6 +47,7 @@ impl SessionIOBinding {
 
     /// Runs the session. Without a bound output it binds all to host memory first.
     pub(crate) fn run(&mut self, py: Python<'_>, session: &Session, options: RunOptions<'_>) -> PyResult<()> {
+        self.check(py)?;
         if self.order.is_empty() {
             for spec in session.outputs() {
                 self.binding.bind_output(&spec.name, DeviceId::HOST).or_raise(py)?;
@@ -60,6 +67,9 @@ impl SessionIOBinding {
             })?;
         }
         done.map_err(|error| {
+            if error.kind() == ErrorKind::Cancelled {
+                return exception(py, ErrorKind::Fail, &format!("Error in execution: {TERMINATED}"));
+            }
             let text = format!("Error in execution: {}", error.message());
             match error.shortage() {
                 Some(_) => raised(py, &error),
@@ -82,9 +92,57 @@ impl SessionIOBinding {
         Ok(())
     }
 
+    /// Refuses to run with what does not fit, or without an input.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let is_missing = |spec: &&ValueSpec| {
+            !spec.has_default
+                && !matches!(spec.ty, ValueType::Optional(_))
+                && !self.inputs.contains(&spec.name)
+        };
+        let specs = self.session.inputs();
+        let problem = match (self.misfits.values().next(), specs.iter().find(is_missing)) {
+            (Some(problem), _) => problem.clone(),
+            (None, Some(spec)) => format!("Missing Input: {}", spec.name),
+            (None, None) => return Ok(()),
+        };
+        Err(exception(py, ErrorKind::InvalidArgument, &format!("Error in execution: {problem}")))
+    }
+
+    /// Binds an input to a value, unless it does not fit.
+    fn set_input(&mut self, py: Python<'_>, spec: &ValueSpec, value: Value) -> PyResult<()> {
+        self.misfits.remove(&spec.name);
+        self.inputs.insert(spec.name.clone());
+        match mismatch::of_value(&spec.name, &spec.ty, &value) {
+            Some(problem) => {
+                self.misfits.insert(spec.name.clone(), problem);
+                Ok(())
+            }
+            None => self.binding.bind_input(&spec.name, InputSource::Value(value)).or_raise(py),
+        }
+    }
+
+    /// Returns the input of a name.
+    fn input(&self, name: &str, missing: &str) -> PyResult<ValueSpec> {
+        let spec = self.session.inputs().into_iter().find(|spec| spec.name == name);
+        spec.ok_or_else(|| PyRuntimeError::new_err(format!("{missing}: {name}")))
+    }
+
+    /// Returns memory for an output, unless it does not fit.
+    fn target(&mut self, py: Python<'_>, name: &str, host: &HostTensor) -> PyResult<Option<OutputTarget>> {
+        let spec = self.session.outputs().into_iter().find(|spec| spec.name == name);
+        let problem =
+            spec.and_then(|spec| mismatch::of_tensor("output", name, &spec.ty, host.dtype, &host.shape));
+        if let Some(problem) = problem {
+            self.misfits.insert(name.to_owned(), problem);
+            return Ok(None);
+        }
+        let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?);
+        Ok(Some(buffer.or_raise(py)?.into()))
+    }
+
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         if !self.has_run {
-            return Err(PyRuntimeError::new_err("the outputs are not computed: run the binding first"));
+            return Err(PyRuntimeError::new_err(NOT_COMPUTED));
         }
         let value =
             |(name, _): &(String, Option<Py<OrtValue>>)| self.binding.shared_output(name).or_raise(py);
@@ -104,23 +162,25 @@ impl SessionIOBinding {
 fn at_pointer(
     py: Python<'_>,
     element_type: &Bound<'_, PyAny>,
-    shape: &[usize],
+    shape: &[i64],
     pointer: usize,
 ) -> PyResult<HostTensor> {
-    let dtype = dtypes::named(py, element_type)?;
-    let len = tensor::byte_count(dtype, shape).or_raise(py)?;
+    let (dtype, shape) = (dtypes::named(py, element_type)?, sizes_of(shape)?);
+    if dtype == DType::String {
+        return Err(PyRuntimeError::new_err("Only binding non-string Tensors is currently supported"));
+    }
+    let len = tensor::byte_count(dtype, &shape).or_raise(py)?;
     if pointer == 0 && len > 0 {
         return Err(exception(py, ErrorKind::InvalidArgument, "the address of the memory is 0"));
     }
-    let memory = HostMemory::at(pointer, len);
-    Ok(HostTensor { dtype, shape: SmallVec::from_slice(shape), memory })
+    Ok(HostTensor { dtype, shape, memory: HostMemory::at(pointer, len) })
 }
 
 #[pymethods]
 impl SessionIOBinding {
     #[new]
     fn new(session: &Bound<'_, InferenceSession>) -> PyResult<SessionIOBinding> {
-        let engine = session.get().built()?.session.clone();
+        let engine = session.get().built(session.py())?.session.clone();
         let binding = engine.io_binding();
         let owner = session.clone().unbind();
         Ok(SessionIOBinding {
@@ -129,6 +189,8 @@ impl SessionIOBinding {
             binding,
             order: Vec::new(),
             binds_all: false,
+            inputs: HashSet::new(),
+            misfits: BTreeMap::new(),
             has_run: false,
         })
     }
@@ -141,26 +203,28 @@ impl SessionIOBinding {
         name: &str,
         source: &Bound<'_, PyAny>,
         element_type: Option<&Bound<'_, PyAny>>,
-        shape: Option<Vec<usize>>,
+        shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
         let py = source.py();
-        let value = match (element_type, shape, pointer) {
+        let (spec, value) = match (element_type, shape, pointer) {
             (Some(element_type), Some(shape), Some(pointer)) => {
                 require_host(Some(source))?;
+                let spec = self.input(name, "Failed to find input name in the mapping")?;
                 let host = at_pointer(py, element_type, &shape, pointer)?;
-                Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)
+                (spec, Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?))
             }
             (None, None, None) => {
-                let spec = self.session.inputs().into_iter().find(|spec| spec.name == name);
-                let spec = spec.ok_or_else(|| {
-                    exception(py, ErrorKind::InvalidArgument, &format!("Invalid input name: {name}"))
+                let spec = self.input(name, "Failed to find NodeArg with name")?;
+                let value = any_value_of(name, &spec.ty, source).map_err(|problem| {
+                    let text = "Unable to create OrtValue from the given python object";
+                    PyRuntimeError::new_err(format!("{text}: {}", problem.value(py)))
                 })?;
-                value_of(name, &spec.ty, source)?
+                (spec, value)
             }
             _ => return Err(PyTypeError::new_err("give element type, shape and address together")),
         };
-        self.binding.bind_input(name, InputSource::Value(value)).or_raise(py)
+        self.set_input(py, &spec, value)
     }
 
     /// Binds an input to a value.
@@ -168,8 +232,8 @@ impl SessionIOBinding {
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_input() takes an OrtValue"))?;
-        let value = value.get().value(py)?;
-        self.binding.bind_input(name, InputSource::Value(value)).or_raise(py)
+        let spec = self.input(name, "Failed to find input name in the mapping")?;
+        self.set_input(py, &spec, value.get().value(py)?)
     }
 
     /// Binds an output to the memory of a device, or to memory at an address: (name, device), or
@@ -180,20 +244,19 @@ impl SessionIOBinding {
         name: &str,
         device: &Bound<'_, PyAny>,
         element_type: Option<&Bound<'_, PyAny>>,
-        shape: Option<Vec<usize>>,
+        shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
         let py = device.py();
-        let target: OutputTarget = match (element_type, shape, pointer.filter(|pointer| *pointer != 0)) {
+        let target = match (element_type, shape, pointer.filter(|pointer| *pointer != 0)) {
             (Some(element_type), Some(shape), Some(pointer)) => {
                 require_host(Some(device))?;
                 let host = at_pointer(py, element_type, &shape, pointer)?;
-                let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?);
-                buffer.or_raise(py)?.into()
+                self.target(py, name, &host)?
             }
             // A shape without an address is a promise that the run keeps or breaks; the memory is
             // the session's.
-            _ => memory_of(&self.session, device)?.into(),
+            _ => Some(memory_of(&self.session, device)?.into()),
         };
         self.rebind(py, name, target, None)
     }
@@ -203,13 +266,10 @@ impl SessionIOBinding {
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_output() takes an OrtValue"))?;
-        let target: OutputTarget = match value.get().host() {
-            Some(host) => {
-                let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?);
-                buffer.or_raise(py)?.into()
-            }
+        let target = match value.get().host() {
+            Some(host) => self.target(py, name, host)?,
             None => match value.get().device() {
-                Some(device) => device.hand_over(py)?.into(),
+                Some(device) => Some(device.hand_over(py)?.into()),
                 None => {
                     return Err(PyRuntimeError::new_err("the value is not in memory that a run can write"));
                 }
@@ -221,12 +281,17 @@ impl SessionIOBinding {
     /// Binds all inputs to what they are without a binding.
     fn clear_binding_inputs(&mut self) {
         self.binding.clear_binding_inputs();
+        for name in self.inputs.drain() {
+            self.misfits.remove(&name);
+        }
     }
 
     /// Unbinds all outputs.
     fn clear_binding_outputs(&mut self) {
         self.binding.clear_binding_outputs();
-        self.order.clear();
+        for (name, _) in self.order.drain(..) {
+            self.misfits.remove(&name);
+        }
         self.binds_all = false;
         self.has_run = false;
     }
@@ -244,6 +309,13 @@ impl SessionIOBinding {
     /// Returns the outputs of the last run, in the order of binding.
     fn get_outputs(&self, py: Python<'_>) -> PyResult<OrtValueVector> {
         let mut values = Vec::new();
+        if !self.has_run {
+            let each = self.order.iter().map(|(_, given)| match given {
+                Some(given) => Ok(given.clone_ref(py)),
+                None => Py::new(py, OrtValue::nothing()),
+            });
+            return Ok(OrtValueVector(each.collect::<PyResult<_>>()?));
+        }
         for ((_, given), value) in self.order.iter().zip(self.outputs(py)?) {
             values.push(match given {
                 Some(given) => given.clone_ref(py),
@@ -255,8 +327,11 @@ impl SessionIOBinding {
 
     /// Returns copies of the outputs of the last run, in the order of binding.
     fn copy_outputs_to_cpu<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        if !self.has_run && !self.order.is_empty() {
+            return Err(PyRuntimeError::new_err(NOT_COMPUTED));
+        }
         if !self.has_run {
-            return Err(PyRuntimeError::new_err("the outputs are not computed: run the binding first"));
+            return Ok(PyList::empty(py));
         }
         let copies = py.detach(|| self.binding.copy_outputs_to_cpu()).or_raise(py)?;
         let list = PyList::empty(py);
@@ -270,17 +345,24 @@ impl SessionIOBinding {
 }
 
 impl SessionIOBinding {
-    /// Binds an output that may be bound already.
+    /// Binds an output that may be bound already. One without a target does not fit.
     fn rebind(
         &mut self,
         py: Python<'_>,
         name: &str,
-        target: OutputTarget,
+        target: Option<OutputTarget>,
         given: Option<Py<OrtValue>>,
     ) -> PyResult<()> {
         self.bind_all_anew();
-        self.binding.unbind_output(name).or_raise(py)?;
-        self.binding.bind_output(name, target).or_raise(py)?;
+        if self.session.outputs().iter().any(|spec| spec.name == name) {
+            self.binding.unbind_output(name).or_raise(py)?;
+            if let Some(target) = target {
+                self.misfits.remove(name);
+                self.binding.bind_output(name, target).or_raise(py)?;
+            }
+        } else {
+            self.misfits.insert(name.to_owned(), format!("Invalid output name:{name}"));
+        }
         match self.order.iter_mut().find(|(other, _)| other == name) {
             Some((_, value)) => *value = given,
             None => self.order.push((name.to_owned(), given)),

@@ -7,61 +7,63 @@ use ort_runtime::{DType, ErrorKind, Tensor, Value};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyString, PyTuple, PyType};
 
 use crate::arrays::{self, array_of, tensor_of};
 use crate::dtypes;
 use crate::error::{OrRaise, exception};
-use crate::metadata::type_text;
+use crate::mismatch;
 use crate::ort_value::OrtValue;
 
-/// Reads what a caller gives for an input of this type. `None` stands for an absent optional.
+/// Reads what a caller gives for an input of this type, and checks that it fits. `None` stands for an
+/// absent optional.
 ///
-/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays
-/// of the model's type.
+/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays of
+/// the model's type.
 pub(crate) fn value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
-    if let Some(value) = OrtValue::inside(given)? {
-        return checked(given.py(), name, ty, value.get().value(given.py())?);
-    }
-    match ty {
-        ValueType::Tensor(tensor) => {
-            let value = Value::Tensor(tensor_for(name, tensor.dtype, given)?);
-            checked(given.py(), name, ty, value)
-        }
-        ValueType::Sequence(element) => sequence_of(name, element, given),
-        ValueType::Map(key, value) => map_of(name, *key, value, given),
-        ValueType::Optional(element) => {
-            let element_type = (**element).clone();
-            let element = match given.is_none() {
-                true => None,
-                false => Some(Box::new(value_of(name, element, given)?)),
-            };
-            Ok(Value::Optional(OptionalValue { element_type, element }))
-        }
-        ValueType::Sparse(_) | ValueType::Unknown => Ok(Value::Tensor(tensor_of(&as_array(name, given)?)?)),
+    let value = any_value_of(name, ty, given)?;
+    match mismatch::of_value(name, ty, &value) {
+        None => Ok(value),
+        Some(text) => Err(exception(given.py(), ErrorKind::InvalidArgument, &text)),
     }
 }
 
-/// Refuses a tensor of another element type, in onnxruntime's words.
-fn checked(py: Python<'_>, name: &str, expected: &ValueType, value: Value) -> PyResult<Value> {
-    let actual = value.value_type();
-    let fits = match (expected, &value) {
-        (ValueType::Tensor(expected), Value::Tensor(tensor)) => expected.dtype == tensor.dtype(),
-        (ValueType::Tensor(_), _) => false,
-        (ValueType::Sequence(_) | ValueType::Map(..), Value::Tensor(_)) => {
-            let kind = if matches!(expected, ValueType::Map(..)) { 2 } else { 3 };
-            let text =
-                format!("input with name: '{name}' expected to be of type: {kind} but received a tensor");
-            return Err(exception(py, ErrorKind::InvalidArgument, &text));
-        }
-        _ => true,
-    };
-    if fits {
-        return Ok(value);
+/// Reads what a caller gives; it may be of another type than the input's.
+pub(crate) fn any_value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
+    // Arrays are by far the most frequent.
+    if let Ok(array) = given.cast::<PyUntypedArray>() {
+        return Ok(in_optional(ty, Value::Tensor(tensor_of(array)?)));
     }
-    let (actual, expected) = (type_text(&actual), type_text(expected));
-    let text = format!("Unexpected input data type. Actual: ({actual}) , expected: ({expected})");
-    Err(exception(py, ErrorKind::InvalidArgument, &text))
+    if let Some(value) = OrtValue::inside(given)? {
+        return Ok(in_optional(ty, value.get().value(given.py())?));
+    }
+    if is_mapping(given)? {
+        return map_of(name, given);
+    }
+    match ty {
+        ValueType::Tensor(tensor) => Ok(Value::Tensor(tensor_for(name, tensor.dtype, given)?)),
+        ValueType::Sequence(element) => sequence_of(name, element, given),
+        ValueType::Optional(_) if given.is_none() => Ok(optional(ty, None)),
+        ValueType::Optional(element) => Ok(optional(ty, Some(any_value_of(name, element, given)?))),
+        _ => Ok(Value::Tensor(tensor_of(&as_array(name, given)?)?)),
+    }
+}
+
+/// Puts a value for an optional input into an optional.
+fn in_optional(ty: &ValueType, value: Value) -> Value {
+    match (ty, &value) {
+        (ValueType::Optional(_), Value::Optional(_)) => value,
+        (ValueType::Optional(_), _) => optional(ty, Some(value)),
+        _ => value,
+    }
+}
+
+fn optional(ty: &ValueType, element: Option<Value>) -> Value {
+    let element_type = match ty {
+        ValueType::Optional(element) => (**element).clone(),
+        other => other.clone(),
+    };
+    Value::Optional(OptionalValue { element_type, element: element.map(Box::new) })
 }
 
 /// Reads an array, or nested lists as an array of the model's type.
@@ -94,60 +96,129 @@ fn as_array<'py>(name: &str, given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
         return Ok(array.clone());
     }
     let numpy = arrays::numpy(py)?;
-    for (attribute, function) in [("__array__", "asarray"), ("__dlpack__", "from_dlpack")] {
-        if given.hasattr(attribute)? {
-            return Ok(numpy.call_method1(function, (given,))?.cast_into()?);
+    // A class has the methods of its objects, but no data.
+    if !given.is_instance_of::<PyType>() {
+        for (attribute, function) in [("__array__", "asarray"), ("__dlpack__", "from_dlpack")] {
+            if given.hasattr(attribute)? {
+                return Ok(numpy.call_method1(function, (given,))?.cast_into()?);
+            }
+        }
+        let is_text = given.is_instance_of::<PyBytes>() || given.is_instance_of::<PyByteArray>();
+        if !is_text && has_buffer(given) {
+            let view = py.import(intern!(py, "builtins"))?.getattr("memoryview")?.call1((given,))?;
+            return Ok(numpy.call_method1(intern!(py, "asarray"), (view,))?.cast_into()?);
         }
     }
-    if given.is_instance_of::<pyo3::types::PyMemoryView>() {
-        return Ok(numpy.call_method1(intern!(py, "asarray"), (given,))?.cast_into()?);
-    }
     Err(not_a_value(name, given)?)
+}
+
+/// Whether an object gives its memory by Python's buffer protocol.
+fn has_buffer(given: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the object is alive.
+    unsafe { pyo3::ffi::PyObject_CheckBuffer(given.as_ptr()) == 1 }
 }
 
 /// The refusal of an object that is no value, in onnxruntime's words.
 fn not_a_value(name: &str, given: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let class = given.get_type();
-    let is_iterable = given.hasattr("__iter__")? && !given.is_instance_of::<PyString>();
-    Ok(PyRuntimeError::new_err(if given.is_instance_of::<PyFloat>() || given.is_instance_of::<PyInt>() {
-        format!("Unable to handle object of type {}", class.as_any().str()?)
-    } else if is_iterable {
-        format!("Iterable of {} should be given as array for input '{name}'.", class.as_any().str()?)
-    } else {
+    let is_iterable = !given.is_instance_of::<PyType>() && given.hasattr("__iter__")?;
+    Ok(PyRuntimeError::new_err(if !is_iterable {
+        format!("Unable to handle object of type {class}")
+    } else if given.is_instance_of::<PyString>() {
         format!("Input must be a list of dictionaries or a single numpy array for input '{name}'.")
+    } else {
+        format!("Iterable of {class} should be given as array for input '{name}'.")
     }))
 }
 
+/// Reads a list of arrays of one element type.
 fn sequence_of(name: &str, element: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
     let Ok(list) = given.cast::<PyList>() else {
-        let value = Value::Tensor(tensor_of(&as_array(name, given)?)?);
-        return checked(given.py(), name, &ValueType::Sequence(Box::new(element.clone())), value);
+        return Ok(Value::Tensor(tensor_of(&as_array(name, given)?)?));
     };
-    let elements = list.iter().map(|given| value_of(name, element, &given)).collect::<PyResult<_>>()?;
+    let mut elements = Vec::with_capacity(list.len());
+    for given in list.iter() {
+        let value = element_of(name, element, &given)?;
+        if let (ValueType::Tensor(expected), Value::Tensor(tensor)) = (element, &value)
+            && expected.dtype != tensor.dtype()
+        {
+            let [actual, expected] = [tensor.dtype(), expected.dtype].map(dtypes::type_name);
+            return Err(PyRuntimeError::new_err(format!(
+                "an array in the list for input '{name}' has a different data type: {actual}, expected {expected}"
+            )));
+        }
+        elements.push(value);
+    }
     Ok(Value::Sequence(SequenceValue { element_type: element.clone(), elements }))
 }
 
-fn map_of(name: &str, key: DType, value: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
-    let py = given.py();
-    let refused =
-        || PyRuntimeError::new_err(format!("Input '{name}' is a map: give a dict that is not empty"));
-    let dict = given.cast::<PyDict>().map_err(|_| refused())?;
-    if dict.is_empty() {
-        return Err(refused());
+/// Reads an element of a sequence: an array or a value, or a dict in a sequence of maps.
+fn element_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if let Ok(array) = given.cast::<PyUntypedArray>() {
+        return Ok(Value::Tensor(tensor_of(array)?));
     }
-    let keys = match key {
-        DType::String => {
-            MapKeys::Strings(dict.keys().iter().map(|key| key.extract()).collect::<PyResult<_>>()?)
-        }
-        key => MapKeys::Ints(key, dict.keys().iter().map(|key| key.extract()).collect::<PyResult<_>>()?),
+    if let Some(value) = OrtValue::inside(given)? {
+        return value.get().value(given.py());
+    }
+    if matches!(ty, ValueType::Map(..)) && is_mapping(given)? {
+        return map_of(name, given);
+    }
+    if given.hasattr(intern!(given.py(), "__array__"))? {
+        return Ok(Value::Tensor(tensor_of(&as_array(name, given)?)?));
+    }
+    let class = given.get_type();
+    let text = format!("Input is not a tensor: {class} in the list for input '{name}'");
+    Err(PyRuntimeError::new_err(text))
+}
+
+/// Whether an object is a dict, or another mapping.
+fn is_mapping(given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(given.is_instance_of::<PyDict>() || given.cast::<PyMapping>().is_ok())
+}
+
+/// Reads a dict of numbers, with texts or integers as keys.
+fn map_of(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let mapping = given.cast::<PyMapping>()?;
+    let (keys, values) = (mapping.keys()?, mapping.values()?);
+    if keys.is_empty() {
+        let text = "Size of dictionary is empty, unable to run the prediction.";
+        return Err(PyRuntimeError::new_err(text));
+    }
+    let mut numbers = Vec::with_capacity(values.len());
+    for value in values.iter() {
+        let number: PyResult<f32> = value.extract();
+        numbers.push(number.map_err(|_| {
+            let class = value.get_type();
+            let text = format!(
+                "Unexpected value type  {class}, it cannot be linked to C type float for input '{name}'."
+            );
+            PyRuntimeError::new_err(text)
+        })?);
+    }
+    let keys = map_keys(name, &keys)?;
+    let values = Tensor::from_slice(&[numbers.len()], &numbers).or_raise(given.py())?;
+    Ok(Value::Map(MapValue { keys, values: Box::new(Value::Tensor(values)) }))
+}
+
+/// Reads keys; the first one decides of which type all are.
+fn map_keys(name: &str, keys: &Bound<'_, PyList>) -> PyResult<MapKeys> {
+    let first = keys.get_item(0)?;
+    let unexpected = |key: &Bound<'_, PyAny>| {
+        let class = key.get_type();
+        PyRuntimeError::new_err(format!(
+            "Unexpected key type  {class}, it cannot be linked to C type of the others for input '{name}'."
+        ))
     };
-    let values = match value {
-        ValueType::Tensor(tensor) => {
-            Value::Tensor(from_list(tensor.dtype, &dict.values())?.reshape(&[dict.len()]).or_raise(py)?)
-        }
-        other => sequence_of(name, other, dict.values().as_any())?,
-    };
-    Ok(Value::Map(MapValue { keys, values: Box::new(values) }))
+    if first.is_instance_of::<PyString>() {
+        let texts = keys.iter().map(|key| key.extract().map_err(|_| unexpected(&key)));
+        return Ok(MapKeys::Strings(texts.collect::<PyResult<_>>()?));
+    }
+    if first.extract::<i64>().is_err() {
+        let text = format!("Key type must be int or string (not {}) for input '{name}'.", first.get_type());
+        return Err(PyRuntimeError::new_err(text));
+    }
+    let numbers = keys.iter().map(|key| key.extract().map_err(|_| unexpected(&key)));
+    Ok(MapKeys::Ints(DType::I64, numbers.collect::<PyResult<_>>()?))
 }
 
 /// Returns a result as programs expect it: arrays, lists, dicts, `None`.

@@ -100,9 +100,10 @@ fn is_extended(descr: &Bound<'_, PyArrayDescr>) -> PyResult<bool> {
 pub(crate) fn named(py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<DType> {
     if let Ok(code) = name.extract::<i64>() {
         return of_code(code)
-            .ok_or_else(|| PyRuntimeError::new_err(format!("ONNX has no element type of code {code}")));
+            .ok_or_else(|| PyRuntimeError::new_err(format!("tensor type {code} is not supported")));
     }
-    let descr = PyArrayDescr::new(py, name)?;
+    let descr = PyArrayDescr::new(py, name)
+        .map_err(|problem| PyRuntimeError::new_err(format!("Not a valid numpy type: {problem}")))?;
     of_descr(&descr)?.ok_or_else(|| unknown(&descr))
 }
 

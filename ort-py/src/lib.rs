@@ -15,6 +15,7 @@ mod dlpack;
 mod dtypes;
 mod error;
 mod metadata;
+mod mismatch;
 mod ort_value;
 mod plan;
 mod profile;

@@ -1,6 +1,8 @@
 //! What a model says of itself: its inputs and outputs, and its metadata, as objects of the
 //! package's `_metadata` module.
 
+use std::collections::HashSet;
+
 use ort_runtime::dim::Dim;
 use ort_runtime::ir::ValueType;
 use ort_runtime::{Model, Session, ValueSpec};
@@ -24,7 +26,7 @@ pub(crate) fn type_text(ty: &ValueType) -> String {
 
 /// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that
 /// is not known and that of a scalar are both empty.
-fn shape_of<'py>(py: Python<'py>, ty: &ValueType) -> PyResult<Bound<'py, PyList>> {
+fn shape_of<'py>(py: Python<'py>, ty: &ValueType, made: &HashSet<String>) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     let shape = match ty {
         ValueType::Optional(element) => element.shape(),
@@ -33,7 +35,7 @@ fn shape_of<'py>(py: Python<'py>, ty: &ValueType) -> PyResult<Bound<'py, PyList>
     for dim in shape.unwrap_or_default() {
         match dim.as_constant() {
             Some(size) => list.append(size)?,
-            None => list.append(symbol_of(dim))?,
+            None => list.append(symbol_of(dim).filter(|name| !made.contains(*name)))?,
         }
     }
     Ok(list)
@@ -45,11 +47,25 @@ fn symbol_of(dim: &Dim) -> Option<&str> {
 }
 
 /// Returns inputs or outputs as a list of `NodeArg`.
-pub(crate) fn node_args<'py>(py: Python<'py>, specs: &[ValueSpec]) -> PyResult<Bound<'py, PyList>> {
+///
+/// The loader names a size of an input that has no name after the input and the axis; `model` says
+/// which. Programs see `None`.
+pub(crate) fn node_args<'py>(
+    py: Python<'py>,
+    model: &Model,
+    specs: &[ValueSpec],
+) -> PyResult<Bound<'py, PyList>> {
+    let made: HashSet<String> = model
+        .inputs()
+        .iter()
+        .flat_map(|spec| {
+            (0..spec.ty.shape().map_or(0, |dims| dims.len())).map(|axis| format!("{}.{axis}", spec.name))
+        })
+        .collect();
     let class = py.import("ort_runtime.capi._metadata")?.getattr("NodeArg")?;
     let list = PyList::empty(py);
     for spec in specs {
-        list.append(class.call1((&spec.name, type_text(&spec.ty), shape_of(py, &spec.ty)?))?)?;
+        list.append(class.call1((&spec.name, type_text(&spec.ty), shape_of(py, &spec.ty, &made)?))?)?;
     }
     Ok(list)
 }
@@ -89,4 +105,10 @@ pub(crate) fn assigned_subgraphs<'py>(py: Python<'py>, session: &Session) -> PyR
         list.append(subgraph_class.call1((provider, nodes))?)?;
     }
     Ok(list)
+}
+
+/// Returns a list of `OrtMemoryInfo`: runs take values from the host's memory and give them there.
+pub(crate) fn memory_infos<'py>(py: Python<'py>, count: usize) -> PyResult<Bound<'py, PyList>> {
+    let info = py.import("ort_runtime.capi._session")?.getattr("host_memory")?.call0()?;
+    PyList::new(py, std::iter::repeat_n(info, count))
 }

@@ -33,9 +33,14 @@ enum Held {
     Host(HostTensor),
     /// Anything else, and results of runs.
     Value(Value),
+    /// The output of a binding that did not run yet.
+    Nothing,
     /// Memory of a device that runs write to, kept by the session whose device it is.
     Device(DeviceTensor),
 }
+
+/// What is wrong before a binding has run.
+pub(crate) const NOT_COMPUTED: &str = "the outputs are not computed: run the binding first";
 
 /// A tensor in the memory of a session's device, which runs of the session may write.
 #[derive(Clone)]
@@ -89,6 +94,11 @@ impl DeviceTensor {
 pub(crate) struct OrtValue(Held);
 
 impl OrtValue {
+    /// The output of a binding that did not run yet.
+    pub(crate) fn nothing() -> OrtValue {
+        OrtValue(Held::Nothing)
+    }
+
     /// Wraps a result.
     pub(crate) fn of(value: Value) -> OrtValue {
         OrtValue(Held::Value(value))
@@ -115,6 +125,7 @@ impl OrtValue {
             Held::Host(host) => Ok(Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)),
             Held::Value(value) => Ok(value.clone()),
             Held::Device(device) => device.value(py),
+            Held::Nothing => Err(PyRuntimeError::new_err(NOT_COMPUTED)),
         }
     }
 
@@ -198,13 +209,13 @@ impl OrtValue {
         onnx_element_type: i64,
     ) -> PyResult<OrtValue> {
         let dtype = dtypes::of_code(onnx_element_type).ok_or_else(|| {
-            PyValueError::new_err(format!("ONNX has no element type of code {onnx_element_type}"))
+            PyRuntimeError::new_err(format!("tensor type {onnx_element_type} is not supported"))
         })?;
         let (wanted, actual) = (dtype.byte_size(), array.dtype().itemsize());
         if wanted != Some(actual) {
             let name = dtypes::type_name(dtype);
             return Err(PyRuntimeError::new_err(format!(
-                "an element of the array has {actual} bytes, and {name} is of another size"
+                "Items size in the incoming array: {actual} is not that of {name}"
             )));
         }
         let array = readable(array)?;
@@ -286,8 +297,9 @@ impl OrtValue {
     }
 
     /// Returns DLPack's numbers of the device: its type and which one.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        (ort_runtime::dlpack::CPU, 0)
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        self.tensor(py, "__dlpack_device__()")?;
+        Ok((ort_runtime::dlpack::CPU, 0))
     }
 
     /// Returns the value as a numpy array over the same memory, if it is in host memory.
@@ -303,8 +315,7 @@ impl OrtValue {
                 object_of(py, &copy)
             }
             Held::Value(Value::Tensor(tensor)) if is_on_host(tensor) => array_of(py, tensor),
-            Held::Value(value @ Value::Sequence(_)) => object_of(py, value),
-            Held::Value(_) => self.tensor(py, "numpy()").and_then(|tensor| array_of(py, &tensor)),
+            _ => self.tensor(py, "numpy()").and_then(|tensor| array_of(py, &tensor)),
         }
     }
 
@@ -347,6 +358,7 @@ impl OrtValue {
         let dtype = match self.value(py)? {
             Value::Tensor(tensor) => Some(tensor.dtype()),
             Value::Sequence(sequence) => sequence.element_type.dtype(),
+            Value::Sparse(sparse) => Some(sparse.values.dtype()),
             other => other.value_type().dtype(),
         };
         dtype.map(DType::onnx_code).ok_or_else(|| PyRuntimeError::new_err("the value has no element type"))
@@ -355,20 +367,24 @@ impl OrtValue {
     /// Returns the name of the memory: `cpu`, or a device's.
     fn device_name(&self, py: Python<'_>) -> PyResult<String> {
         let memory = match self.value(py)? {
-            Value::Tensor(tensor) => tensor.memory(),
-            _ => DeviceId::HOST,
+            Value::Sparse(_) => DeviceId::HOST,
+            _ => self.tensor(py, "device_name()")?.memory(),
         };
         Ok(if memory == DeviceId::HOST { "cpu".to_owned() } else { memory.to_string().to_lowercase() })
     }
 
     /// Whether there is a value.
     fn has_value(&self) -> bool {
-        !matches!(&self.0, Held::Value(Value::Optional(optional)) if optional.element.is_none())
+        match &self.0 {
+            Held::Nothing => false,
+            Held::Value(Value::Optional(optional)) => optional.element.is_some(),
+            _ => true,
+        }
     }
 
     /// Whether it is a tensor.
     fn is_tensor(&self) -> bool {
-        !matches!(&self.0, Held::Value(value) if !matches!(value, Value::Tensor(_)))
+        matches!(&self.0, Held::Host(_) | Held::Device(_) | Held::Value(Value::Tensor(_)))
     }
 
     /// Whether it is a sparse tensor.
@@ -407,7 +423,7 @@ impl OrtValue {
         let is_alike = from.dtype() == host.dtype;
         if !is_alike || !from.bytes().is_some_and(|bytes| host.memory.fill(bytes)) {
             return Err(PyRuntimeError::new_err(format!(
-                "The input size of numpy array does not match the size of the OrtValue: {} {:?}, expected {} {:?}",
+                "The size of numpy arrays does not match the size of the OrtValue: {} {:?}, expected {} {:?}",
                 dtypes::type_name(from.dtype()),
                 from.shape(),
                 dtypes::type_name(host.dtype),

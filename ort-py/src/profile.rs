@@ -1,5 +1,7 @@
 //! Profiling: the events of the runs of a session.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ort_runtime::tensor::byte_count;
 use ort_runtime::{EventTensor, Profile, ProfileEvent};
 use pyo3::prelude::*;
@@ -12,11 +14,18 @@ use crate::providers::name_of;
 pub(crate) struct Profiling {
     profile: Profile,
     start_ns: u64,
+    has_ended: AtomicBool,
 }
 
 impl Profiling {
     pub(crate) fn start() -> Profiling {
-        Profiling { profile: Profile::new(), start_ns: monotonic_ns() }
+        let start_ns = monotonic_ns();
+        Profiling { profile: Profile::new(), start_ns, has_ended: AtomicBool::new(false) }
+    }
+
+    /// Whether this call is the first that ends it.
+    pub(crate) fn end(&self) -> bool {
+        !self.has_ended.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn profile(&self) -> &Profile {

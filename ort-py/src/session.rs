@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use ort_runtime::dim::Dim;
 use ort_runtime::ir::ValueType;
+use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{ErrorKind, Model, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,11 +18,14 @@ use crate::convert::{object_of, value_of};
 use crate::device::memory_of;
 use crate::dtypes;
 use crate::error::{OrRaise, exception, load_cancelled, raised};
-use crate::metadata::{assigned_subgraphs, model_metadata, node_args};
+use crate::metadata::{assigned_subgraphs, memory_infos, model_metadata, node_args};
 use crate::ort_value::{OrtValue, OrtValueVector, sizes_of};
 use crate::plan::Plan;
 use crate::profile::Profiling;
 use crate::providers::{self, CPU};
+
+/// What ends a run whose `RunOptions.terminate` was set.
+pub(crate) const TERMINATED: &str = "Exiting due to terminate flag being set to true.";
 
 /// A loaded model, and the session once it is built.
 #[pyclass(frozen, weakref, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
@@ -37,6 +40,8 @@ pub(crate) struct Built {
     pub(crate) session: Arc<Session>,
     inputs: Vec<ValueSpec>,
     outputs: Vec<ValueSpec>,
+    /// The inputs that may be absent.
+    optional: Vec<String>,
     /// Places of inputs and outputs by name.
     places: [HashMap<String, usize>; 2],
     providers: Vec<(String, HashMap<String, String>)>,
@@ -48,8 +53,11 @@ impl Built {
         let (inputs, outputs) = (session.inputs(), session.outputs());
         let places = [&inputs, &outputs]
             .map(|specs| specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect());
+        let may_be_absent =
+            |spec: &&ValueSpec| matches!(spec.ty, ValueType::Optional(_)) && !spec.has_default;
+        let optional = inputs.iter().filter(may_be_absent).map(|spec| spec.name.clone()).collect();
         let profiling = profiles.then(Profiling::start);
-        Built { session: Arc::new(session), inputs, outputs, places, providers, profiling }
+        Built { session: Arc::new(session), inputs, outputs, optional, places, providers, profiling }
     }
 
     fn input(&self, py: Python<'_>, name: &str) -> PyResult<&ValueSpec> {
@@ -60,6 +68,20 @@ impl Built {
     fn output(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
         let place = self.places[1].get(name).copied();
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
+    }
+
+    /// Adds the optional inputs that a caller left out.
+    fn add_absent<'a>(&'a self, given: &mut SmallVec<[(&'a str, Value); 4]>) {
+        for name in &self.optional {
+            let Some(spec) = self.places[0].get(name).and_then(|place| self.inputs.get(*place)) else {
+                continue;
+            };
+            let ValueType::Optional(element) = &spec.ty else { continue };
+            if !given.iter().any(|(other, _)| other == name) {
+                let absent = OptionalValue { element_type: (**element).clone(), element: None };
+                given.push((name, Value::Optional(absent)));
+            }
+        }
     }
 
     /// Runs with given values, and returns the outputs at these places.
@@ -79,7 +101,7 @@ impl Built {
             interruptibly(py, cancel, |cancel| self.session.run_with(given, &RunOptions { cancel, ..run }))?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
-                exception(py, ErrorKind::Fail, "Exiting due to terminate flag being set to true.")
+                exception(py, ErrorKind::Fail, TERMINATED)
             }
             _ => raised(py, &error),
         })?;
@@ -88,52 +110,21 @@ impl Built {
         values.ok_or_else(|| PyRuntimeError::new_err("the run has fewer outputs than the model"))
     }
 
-    /// Returns the places of the outputs asked for; all, if none is.
+    /// Returns the places of the outputs asked for.
     fn wanted(&self, py: Python<'_>, names: &[String]) -> PyResult<SmallVec<[usize; 4]>> {
-        match names.is_empty() {
-            true => Ok((0..self.outputs.len()).collect()),
-            false => names.iter().map(|name| self.output(py, name)).collect(),
+        if names.is_empty() {
+            let text = "At least one output should be requested.";
+            return Err(exception(py, ErrorKind::InvalidArgument, text));
         }
+        names.iter().map(|name| self.output(py, name)).collect()
     }
-}
-
-/// Refuses a tensor whose sizes the model does not take, in onnxruntime's words.
-fn check_shape(py: Python<'_>, spec: &ValueSpec, value: &Value) -> PyResult<()> {
-    let (Value::Tensor(tensor), ValueType::Tensor(ty)) = (value, &spec.ty) else { return Ok(()) };
-    let Some(expected) = &ty.shape else { return Ok(()) };
-    let (name, actual) = (&spec.name, tensor.shape());
-    if actual.len() != expected.len() {
-        let text = format!(
-            "Invalid rank for input: {name} Got: {} Expected: {} Please fix either the inputs/outputs or the model.",
-            actual.len(),
-            expected.len()
-        );
-        return Err(exception(py, ErrorKind::InvalidArgument, &text));
-    }
-    let differs =
-        |(size, dim): &(&usize, &Dim)| dim.as_constant().is_some_and(|expected| expected != **size as i64);
-    let mut lines = String::new();
-    for (index, (size, dim)) in
-        actual.iter().zip(expected.iter()).enumerate().filter(|(_, pair)| differs(pair))
-    {
-        let expected = dim.as_constant().unwrap_or_default();
-        lines.push_str(&format!(" index: {index} Got: {size} Expected: {expected}\n"));
-    }
-    if lines.is_empty() {
-        return Ok(());
-    }
-    let text = format!(
-        "Got invalid dimensions for input: {name} for the following indices\n{lines} Please fix either the inputs/outputs or the model."
-    );
-    Err(exception(py, ErrorKind::InvalidArgument, &text))
 }
 
 impl InferenceSession {
     /// The built session.
-    pub(crate) fn built(&self) -> PyResult<&Built> {
-        self.built.get().ok_or_else(|| {
-            PyRuntimeError::new_err("the session is not initialized: call initialize_session()")
-        })
+    pub(crate) fn built(&self, py: Python<'_>) -> PyResult<&Built> {
+        let text = "Session not initialized: call initialize_session() first";
+        self.built.get().ok_or_else(|| exception(py, ErrorKind::Fail, text))
     }
 }
 
@@ -197,7 +188,7 @@ impl InferenceSession {
         input_feed: &Bound<'py, PyDict>,
         run_options: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         let names: SmallVec<[Bound<'_, PyString>; 4]> =
             input_feed.keys().iter().map(|name| Ok(name.cast_into()?)).collect::<PyResult<_>>()?;
         let mut given: SmallVec<[(&str, Value); 4]> = SmallVec::new();
@@ -205,16 +196,13 @@ impl InferenceSession {
             let name = name.to_str()?;
             let spec = built.input(py, name)?;
             // An input that may be left out may be `None`, too.
-            if object.is_none()
-                && (spec.has_default || matches!(spec.ty, ValueType::Optional(_)))
-                && spec.has_default
-            {
+            if object.is_none() && spec.has_default {
                 continue;
             }
             let value = value_of(name, &spec.ty, &object)?;
-            check_shape(py, spec, &value)?;
             given.push((name, value));
         }
+        built.add_absent(&mut given);
         let wanted = built.wanted(py, &output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         drop(given);
@@ -234,17 +222,17 @@ impl InferenceSession {
         output_names: Vec<String>,
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValueVector> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         let mut given: SmallVec<[(String, Value); 4]> = SmallVec::new();
         for (name, object) in input_feed.iter() {
             let name: String = name.extract()?;
             let spec = built.input(py, &name)?;
             let value = value_of(&name, &spec.ty, &object)?;
-            check_shape(py, spec, &value)?;
             given.push((name, value));
         }
-        let given: SmallVec<[(&str, Value); 4]> =
+        let mut given: SmallVec<[(&str, Value); 4]> =
             given.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        built.add_absent(&mut given);
         let wanted = built.wanted(py, &output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
@@ -262,7 +250,7 @@ impl InferenceSession {
         if !binding.borrow().is_of(slf) {
             return Err(PyValueError::new_err("IOBinding must be used with the session that created it."));
         }
-        let built = slf.get().built()?;
+        let built = slf.get().built(py)?;
         let token = CancelToken::of_options(run_options)?;
         let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
         let profile = built.profiling.as_ref().map(Profiling::profile);
@@ -278,34 +266,34 @@ impl InferenceSession {
         element_type: &Bound<'_, PyAny>,
         device: &Bound<'_, PyAny>,
     ) -> PyResult<OrtValue> {
-        let session = &self.built()?.session;
+        let session = &self.built(py)?.session;
         let (memory, dtype) = (memory_of(session, device)?, dtypes::named(py, element_type)?);
         OrtValue::in_memory(py, session, memory, dtype, &sizes_of(&shape)?)
     }
 
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        assigned_subgraphs(py, &self.built()?.session)
+        assigned_subgraphs(py, &self.built(py)?.session)
     }
 
     /// The inputs without a default, as `NodeArg`.
     #[getter]
     fn inputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| !spec.has_default).collect();
-        node_args(py, &specs)
+        node_args(py, &self.model, &specs)
     }
 
     /// The outputs, as `NodeArg`.
     #[getter]
     fn outputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        node_args(py, &self.built()?.outputs)
+        node_args(py, &self.model, &self.built(py)?.outputs)
     }
 
     /// The inputs with a default, as `NodeArg`.
     #[getter]
     fn overridable_initializers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| spec.has_default).collect();
-        node_args(py, &specs)
+        node_args(py, &self.model, &specs)
     }
 
     /// The model's metadata.
@@ -321,14 +309,36 @@ impl InferenceSession {
     }
 
     /// When profiling began, in nanoseconds of a monotonic clock.
+    #[getter(get_profiling_start_time_ns)]
+    fn profiling_start_time_ns(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.built(py)?.profiling.as_ref().map_or(0, Profiling::start_ns))
+    }
+
+    /// The memory of each input, as `OrtMemoryInfo`.
     #[getter]
-    fn get_profiling_start_time_ns(&self) -> PyResult<u64> {
-        Ok(self.built()?.profiling.as_ref().map_or(0, Profiling::start_ns))
+    fn input_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        memory_infos(py, self.built(py)?.inputs.len())
+    }
+
+    /// The memory of each output, as `OrtMemoryInfo`.
+    #[getter]
+    fn output_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        memory_infos(py, self.built(py)?.outputs.len())
+    }
+
+    /// Ends the profile, if the package's session does not write it, and returns the file's name.
+    fn end_profiling(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let py = slf.py();
+        if !slf.get().built(py)?.profiling.as_ref().is_some_and(Profiling::end) {
+            return Ok(String::new());
+        }
+        let profile = py.import("ort_runtime.capi._profiling")?.getattr("of_native")?.call1((slf,))?;
+        profile.call_method0("finish")?.extract()
     }
 
     /// The names of the providers in use, CPU last.
-    fn get_providers(&self) -> PyResult<Vec<String>> {
-        let mut names: Vec<String> = self.built()?.providers.iter().map(|(name, _)| name.clone()).collect();
+    fn get_providers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let mut names: Vec<String> = self.built(py)?.providers.iter().map(|(name, _)| name.clone()).collect();
         if !names.iter().any(|name| name == CPU) {
             names.push(CPU.to_owned());
         }
@@ -336,15 +346,15 @@ impl InferenceSession {
     }
 
     /// The options of each provider.
-    fn get_provider_options(&self) -> PyResult<HashMap<String, HashMap<String, String>>> {
-        let mut all: HashMap<_, _> = self.built()?.providers.iter().cloned().collect();
+    fn get_provider_options(&self, py: Python<'_>) -> PyResult<HashMap<String, HashMap<String, String>>> {
+        let mut all: HashMap<_, _> = self.built(py)?.providers.iter().cloned().collect();
         all.entry(CPU.to_owned()).or_default();
         Ok(all)
     }
 
     /// The events of all runs so far, as dicts.
     fn profile_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        match &self.built()?.profiling {
+        match &self.built(py)?.profiling {
             Some(profiling) => profiling.events(py),
             None => Ok(PyList::empty(py)),
         }
@@ -353,14 +363,14 @@ impl InferenceSession {
     /// What a run with these sizes allocates.
     #[pyo3(signature = (dims))]
     fn plan(&self, py: Python<'_>, dims: HashMap<String, i64>) -> PyResult<Plan> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         py.detach(|| Plan::of(&built.session, &dims)).or_raise(py)
     }
 
     /// The bytes that the session holds, by purpose.
     fn memory_use<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         let memory = py.detach(|| built.session.memory());
         let dict = PyDict::new(py);
         for (name, bytes) in [
@@ -390,13 +400,13 @@ impl InferenceSession {
 
     /// The largest size of a dimension with which a run stays within a budget in bytes.
     fn largest_batch(&self, py: Python<'_>, dim: &str, budget: usize) -> PyResult<Option<i64>> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         py.detach(|| built.session.largest_batch(dim, budget)).or_raise(py)
     }
 
     /// Gives idle memory back to the system.
     fn trim(&self, py: Python<'_>) -> PyResult<()> {
-        let built = self.built()?;
+        let built = self.built(py)?;
         py.detach(|| built.session.trim());
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use numpy::PyUntypedArray;
 use ort_runtime::{Tensor, tensor};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -46,14 +46,17 @@ impl SparseTensor {
         indices: &Bound<'_, PyUntypedArray>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SparseTensor> {
+        let py = values.py();
         crate::device::require_host(device)?;
-        let inner = tensor::SparseTensor {
-            values: tensor_of(values)?,
-            indices: tensor_of(indices)?,
-            shape: dense_shape.into_iter().collect(),
-        };
+        let (values, indices) = (tensor_of(values)?, tensor_of(indices)?);
+        if indices.shape().first() != values.shape().first() {
+            let [places, count] = [indices.shape(), values.shape()];
+            let text = format!("there are {count:?} values for places of shape {places:?}");
+            return Err(PyRuntimeError::new_err(text));
+        }
+        let inner = tensor::SparseTensor { values, indices, shape: dense_shape.into_iter().collect() };
         // It checks that the places are inside of the shape.
-        inner.to_dense().or_raise(values.py())?;
+        inner.to_dense().or_raise(py)?;
         Ok(SparseTensor::new(inner))
     }
 
@@ -70,12 +73,16 @@ impl SparseTensor {
         crate::device::require_host(device)?;
         let py = values.py();
         let [rows, columns] = dense_shape[..] else {
-            return Err(PyValueError::new_err(format!("format CSR has two sizes, not {dense_shape:?}")));
+            return Err(PyRuntimeError::new_err(format!("format CSR has two sizes, not {dense_shape:?}")));
         };
         let csr = [tensor_of(inner)?, tensor_of(outer)?];
         let [places, starts] = [csr[0].to_vec::<i64>().or_raise(py)?, csr[1].to_vec::<i64>().or_raise(py)?];
-        let refused = || PyValueError::new_err("the indices of format CSR do not describe the rows");
-        if starts.len() != rows + 1 || starts.last().copied() != i64::try_from(places.len()).ok() {
+        let refused = || PyRuntimeError::new_err("the indices of format CSR do not describe the rows");
+        // A tensor without elements needs no rows.
+        let is_empty = places.is_empty() && starts.is_empty();
+        if !is_empty
+            && (starts.len() != rows + 1 || starts.last().copied() != i64::try_from(places.len()).ok())
+        {
             return Err(refused());
         }
         let mut linear = Vec::with_capacity(places.len());

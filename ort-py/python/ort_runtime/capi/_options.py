@@ -242,12 +242,13 @@ class SessionOptions(Slotted):
         return find_entry(self._entries, key, "SessionOptions")
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
-        """Fixes the size of the dimensions of a name."""
-        self._free_dimensions[to_str(name, "name")] = to_int64(size, "size")
+        """Fixes the size of the dimensions of a name. The first size of a name counts."""
+        self._free_dimensions.setdefault(to_str(name, "name"), to_int64(size, "size"))
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         """Fixes the size of the dimensions of a denotation, such as `DATA_BATCH`."""
-        self._free_denotations[to_str(denotation, "denotation")] = to_int64(size, "size")
+        denotation = to_str(denotation, "denotation")
+        self._free_denotations.setdefault(denotation, to_int64(size, "size"))
 
     def add_initializer(self, name: str, value: Any) -> None:
         """Replaces a weight of the model by an OrtValue or an array.

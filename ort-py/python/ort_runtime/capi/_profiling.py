@@ -68,7 +68,8 @@ class Profile:
             _logging.log(_logging.ERROR, f"the profile cannot be written: {error}")
 
     def _events(self, native: C.InferenceSession) -> Iterator[dict[str, Any]]:
-        origin = min((start for _, start, _, _ in self._spans), default=0)
+        start = native.get_profiling_start_time_ns
+        origin = min((start for _, start, _, _ in self._spans), default=start)
         for name, start, end, thread in self._spans:
             began, took = (start - origin) // 1000, (end - start) // 1000
             if name == "model_run":
@@ -102,6 +103,13 @@ class Profile:
             before = live
             start, took, thread = event["start_us"], event["duration_us"], threading.get_native_id()
             yield _event("Node", f"{node}_kernel_time", offset + start, took, thread, args)
+
+
+def of_native(native: C.InferenceSession) -> Profile:
+    """Returns the profile of a native session that no session of the package is around."""
+    profile = Profile(native.session_options.profile_file_prefix)
+    profile.follow(native)
+    return profile
 
 
 def _event(

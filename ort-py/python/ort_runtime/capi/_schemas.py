@@ -29,6 +29,8 @@ class _AttrType(NativeEnum):
     GRAPHS = 10
     SPARSE_TENSOR = 11
     SPARSE_TENSORS = 12
+    TYPE_PROTO = 13
+    TYPE_PROTOS = 14
 
 
 class _FormalParameterOption(NativeEnum):

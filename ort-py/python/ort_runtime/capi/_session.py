@@ -55,11 +55,11 @@ class Session:
 
     def get_input_memory_infos(self) -> list[C.OrtMemoryInfo]:
         """Returns where each input is read from."""
-        return [_host_memory() for _ in self._inputs_meta]
+        return [host_memory() for _ in self._inputs_meta]
 
     def get_output_memory_infos(self) -> list[C.OrtMemoryInfo]:
         """Returns where each output is written to."""
-        return [_host_memory() for _ in self._outputs_meta]
+        return [host_memory() for _ in self._outputs_meta]
 
     def get_input_epdevices(self) -> list[C.OrtEpDevice]:
         """Returns the device that each input is read by first."""
@@ -384,7 +384,7 @@ def _with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
     return values | feed
 
 
-def _host_memory() -> C.OrtMemoryInfo:
+def host_memory() -> C.OrtMemoryInfo:
     kind, memory = C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, C.OrtMemType.DEFAULT
     return C.OrtMemoryInfo("Cpu", kind, 0, memory)
 

@@ -1,0 +1,81 @@
+//! What is wrong with a value for an input or output, in onnxruntime's words, which programs match.
+
+use std::fmt::Write;
+
+use ort_runtime::ir::ValueType;
+use ort_runtime::tensor::MapKeys;
+use ort_runtime::{DType, Value};
+
+use crate::metadata::type_text;
+
+/// Says why a value does not fit an input; `None` if it does.
+pub(crate) fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<String> {
+    match (ty, value) {
+        (ValueType::Tensor(_), Value::Tensor(tensor)) => {
+            of_tensor("input", name, ty, tensor.dtype(), tensor.shape())
+        }
+        (ValueType::Optional(element), Value::Optional(optional)) => {
+            of_value(name, element, optional.element.as_deref()?)
+        }
+        (ValueType::Tensor(_), _) => Some(type_mismatch("input", &value.value_type(), ty)),
+        (ValueType::Sequence(_) | ValueType::Map(..), Value::Tensor(_)) => {
+            let kind = if matches!(ty, ValueType::Map(..)) { 1 } else { 3 };
+            Some(format!("input with name: '{name}' expected to be of type: {kind} but received a tensor"))
+        }
+        (ValueType::Sequence(_), Value::Map(_)) | (ValueType::Map(..), Value::Sequence(_)) => {
+            Some(type_mismatch("input", &value.value_type(), ty))
+        }
+        (ValueType::Map(expected, _), Value::Map(map)) => {
+            let actual = match &map.keys {
+                MapKeys::Ints(dtype, _) => *dtype,
+                MapKeys::Strings(_) => DType::String,
+            };
+            (actual != *expected).then(|| type_mismatch("input", &value.value_type(), ty))
+        }
+        _ => None,
+    }
+}
+
+/// Says why a tensor of this type and shape does not fit an input or output (`what`).
+pub(crate) fn of_tensor(
+    what: &str,
+    name: &str,
+    ty: &ValueType,
+    dtype: DType,
+    shape: &[usize],
+) -> Option<String> {
+    let ValueType::Tensor(expected) = ty else { return None };
+    if expected.dtype != dtype {
+        let [actual, expected] = [dtype, expected.dtype].map(crate::dtypes::type_name);
+        return Some(format!(
+            "Unexpected {what} data type. Actual: (tensor({actual})) , expected: (tensor({expected}))"
+        ));
+    }
+    let dims = expected.shape.as_ref()?;
+    if shape.len() != dims.len() {
+        let (got, expected) = (shape.len(), dims.len());
+        return Some(format!(
+            "Invalid rank for {what}: {name} Got: {got} Expected: {expected} Please fix either the \
+             inputs/outputs or the model."
+        ));
+    }
+    let mut lines = String::new();
+    for (index, (got, dim)) in shape.iter().zip(dims.iter()).enumerate() {
+        if let Some(expected) = dim.as_constant().filter(|expected| *expected != *got as i64) {
+            // Writing to a string does not fail.
+            let _ = writeln!(lines, " index: {index} Got: {got} Expected: {expected}");
+        }
+    }
+    (!lines.is_empty()).then(|| {
+        format!(
+            "Got invalid dimensions for {what}: {name} for the following indices\n{lines} Please fix either \
+             the inputs/outputs or the model."
+        )
+    })
+}
+
+fn type_mismatch(what: &str, actual: &ValueType, expected: &ValueType) -> String {
+    // Types that are no tensors are in doubled parentheses.
+    let (actual, expected) = (type_text(actual), type_text(expected));
+    format!("Unexpected {what} data type. Actual: (({actual})) , expected: (({expected}))")
+}
