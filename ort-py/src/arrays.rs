@@ -62,7 +62,7 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
         return packed(py, dtype, &shape, &array);
     }
     let len = array.len() * array.dtype().itemsize();
-    let (data, owner) = (data_of(&array), Owner(array.into_any().unbind()));
+    let (data, owner) = (data_of(&array), Owner::of(array.into_any().unbind()));
     // SAFETY: the array owns `len` initialised bytes there, does not move them, and lives as long
     // as `owner`. Runs hold references only while the caller's call lasts.
     let shared = unsafe { SharedBuffer::foreign(data, len, owner) };
@@ -72,7 +72,23 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
 }
 
 /// Keeps a Python object alive from any thread.
-pub(crate) struct Owner(#[allow(dead_code, reason = "it is there to be dropped")] pub(crate) Py<PyAny>);
+pub(crate) struct Owner(Option<Py<PyAny>>);
+
+impl Owner {
+    pub(crate) fn of(object: Py<PyAny>) -> Owner {
+        Owner(Some(object))
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // Other libraries call deleters of ours, where PyO3 does not know that the thread is attached.
+        // Without this it would let go of the object at its next call only.
+        if let Some(object) = self.0.take() {
+            Python::try_attach(|py| object.drop_ref(py));
+        }
+    }
+}
 
 /// Packs elements of fewer than 8 bits, which numpy keeps in a byte each.
 fn packed(
@@ -214,7 +230,7 @@ impl HostMemory {
     /// The memory of an array, which stays alive.
     pub(crate) fn of_array(array: &Bound<'_, PyUntypedArray>) -> HostMemory {
         let len = array.len() * array.dtype().itemsize();
-        let owner = std::sync::Arc::new(Owner(array.clone().into_any().unbind()));
+        let owner = std::sync::Arc::new(Owner::of(array.clone().into_any().unbind()));
         HostMemory { data: data_of(array), len, owner }
     }
 
@@ -243,7 +259,7 @@ impl HostMemory {
 
     /// Memory at an address that an object keeps valid.
     pub(crate) fn owned_at(pointer: usize, len: usize, owner: Py<PyAny>) -> HostMemory {
-        HostMemory { owner: std::sync::Arc::new(Owner(owner)), ..HostMemory::at(pointer, len) }
+        HostMemory { owner: std::sync::Arc::new(Owner::of(owner)), ..HostMemory::at(pointer, len) }
     }
 
     pub(crate) fn data(&self) -> *mut u8 {

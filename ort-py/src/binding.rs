@@ -1,6 +1,6 @@
 //! `SessionIOBinding`: inputs and outputs bound to memory once, for many runs.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ort_runtime::ir::ValueType;
@@ -32,8 +32,12 @@ pub(crate) struct SessionIOBinding {
     order: Vec<(String, Option<Py<OrtValue>>)>,
     /// Whether no output was bound, so that all are.
     binds_all: bool,
-    /// The names of bound inputs.
-    inputs: HashSet<String>,
+    /// Bound inputs by name.
+    inputs: BTreeMap<String, Value>,
+    /// The callers' host memory of outputs, by name.
+    targets: BTreeMap<String, HostTensor>,
+    /// Outputs that are written to the memory of an input, with its name.
+    in_place: BTreeMap<String, String>,
     /// What is bound and does not fit, by name. The next run says so, as in onnxruntime.
     misfits: BTreeMap<String, String>,
     has_run: bool,
@@ -48,6 +52,7 @@ impl SessionIOBinding {
     /// Runs the session. Without a bound output it binds all to host memory first.
     pub(crate) fn run(&mut self, py: Python<'_>, session: &Session, options: RunOptions<'_>) -> PyResult<()> {
         self.check(py)?;
+        self.join_memory(py)?;
         if self.order.is_empty() {
             for spec in session.outputs() {
                 self.binding.bind_output(&spec.name, DeviceId::HOST).or_raise(py)?;
@@ -97,7 +102,7 @@ impl SessionIOBinding {
         let is_missing = |spec: &&ValueSpec| {
             !spec.has_default
                 && !matches!(spec.ty, ValueType::Optional(_))
-                && !self.inputs.contains(&spec.name)
+                && !self.inputs.contains_key(&spec.name)
         };
         let specs = self.session.inputs();
         let problem = match (self.misfits.values().next(), specs.iter().find(is_missing)) {
@@ -108,10 +113,59 @@ impl SessionIOBinding {
         Err(exception(py, ErrorKind::InvalidArgument, &format!("Error in execution: {problem}")))
     }
 
+    /// Lets outputs be written in place of the inputs whose memory they have, as caches are. The plan
+    /// then knows of it.
+    fn join_memory(&mut self, py: Python<'_>) -> PyResult<()> {
+        let targets: Vec<(String, HostTensor)> = self.targets.clone().into_iter().collect();
+        for (name, host) in targets {
+            let input = self.inputs.iter().find_map(|(input, value)| {
+                let Value::Tensor(tensor) = value else { return None };
+                let bytes = tensor.bytes()?;
+                let same =
+                    bytes.as_ptr() == host.memory.data().cast_const() && bytes.len() == host.memory.len();
+                (same && !bytes.is_empty()).then(|| (input.clone(), tensor.clone()))
+            });
+            if self.in_place.get(&name) == input.as_ref().map(|(input, _)| input) {
+                continue;
+            }
+            self.binding.unbind_output(&name).or_raise(py)?;
+            let target = match input {
+                Some((input, tensor)) => {
+                    let read = HostTensor { dtype: tensor.dtype(), shape: tensor.shape().into(), ..host };
+                    let source = InputSource::Buffer(buffer_of(py, &read)?);
+                    self.binding.bind_input(&input, source).or_raise(py)?;
+                    self.in_place.insert(name.clone(), input.clone());
+                    OutputTarget::Input(input)
+                }
+                None => {
+                    self.in_place.remove(&name);
+                    buffer_of(py, &host)?.into()
+                }
+            };
+            self.binding.bind_output(&name, target).or_raise(py)?;
+        }
+        Ok(())
+    }
+
+    /// Gives outputs that are written in place of an input their own memory again.
+    fn part_from(&mut self, py: Python<'_>, input: &str) -> PyResult<()> {
+        let outputs: Vec<String> =
+            self.in_place.iter().filter(|(_, of)| *of == input).map(|(name, _)| name.clone()).collect();
+        for name in outputs {
+            self.in_place.remove(&name);
+            self.binding.unbind_output(&name).or_raise(py)?;
+            if let Some(host) = self.targets.get(&name) {
+                self.binding.bind_output(&name, buffer_of(py, host)?).or_raise(py)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Binds an input to a value, unless it does not fit.
     fn set_input(&mut self, py: Python<'_>, spec: &ValueSpec, value: Value) -> PyResult<()> {
         self.misfits.remove(&spec.name);
-        self.inputs.insert(spec.name.clone());
+        self.part_from(py, &spec.name)?;
+        self.inputs.insert(spec.name.clone(), value.clone());
         match mismatch::of_value(&spec.name, &spec.ty, &value) {
             Some(problem) => {
                 self.misfits.insert(spec.name.clone(), problem);
@@ -136,8 +190,8 @@ impl SessionIOBinding {
             self.misfits.insert(name.to_owned(), problem);
             return Ok(None);
         }
-        let buffer = TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?);
-        Ok(Some(buffer.or_raise(py)?.into()))
+        self.targets.insert(name.to_owned(), host.clone());
+        Ok(Some(buffer_of(py, host)?.into()))
     }
 
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
@@ -156,6 +210,11 @@ impl SessionIOBinding {
             self.binds_all = false;
         }
     }
+}
+
+/// Returns a tensor that runs write in the memory of a caller.
+fn buffer_of(py: Python<'_>, host: &HostTensor) -> PyResult<TensorBuffer> {
+    TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)
 }
 
 /// Reads element type and sizes that a caller gives with a pointer.
@@ -189,7 +248,9 @@ impl SessionIOBinding {
             binding,
             order: Vec::new(),
             binds_all: false,
-            inputs: HashSet::new(),
+            inputs: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            in_place: BTreeMap::new(),
             misfits: BTreeMap::new(),
             has_run: false,
         })
@@ -256,7 +317,10 @@ impl SessionIOBinding {
             }
             // A shape without an address is a promise that the run keeps or breaks; the memory is
             // the session's.
-            _ => Some(memory_of(&self.session, device)?.into()),
+            _ => {
+                self.targets.remove(name);
+                Some(memory_of(&self.session, device)?.into())
+            }
         };
         self.rebind(py, name, target, None)
     }
@@ -269,7 +333,10 @@ impl SessionIOBinding {
         let target = match value.get().host() {
             Some(host) => self.target(py, name, host)?,
             None => match value.get().device() {
-                Some(device) => Some(device.hand_over(py)?.into()),
+                Some(device) => {
+                    self.targets.remove(name);
+                    Some(device.hand_over(py)?.into())
+                }
                 None => {
                     return Err(PyRuntimeError::new_err("the value is not in memory that a run can write"));
                 }
@@ -281,9 +348,10 @@ impl SessionIOBinding {
     /// Binds all inputs to what they are without a binding.
     fn clear_binding_inputs(&mut self) {
         self.binding.clear_binding_inputs();
-        for name in self.inputs.drain() {
+        for name in std::mem::take(&mut self.inputs).into_keys() {
             self.misfits.remove(&name);
         }
+        self.in_place.clear();
     }
 
     /// Unbinds all outputs.
@@ -292,6 +360,8 @@ impl SessionIOBinding {
         for (name, _) in self.order.drain(..) {
             self.misfits.remove(&name);
         }
+        self.targets.clear();
+        self.in_place.clear();
         self.binds_all = false;
         self.has_run = false;
     }
@@ -354,6 +424,7 @@ impl SessionIOBinding {
         given: Option<Py<OrtValue>>,
     ) -> PyResult<()> {
         self.bind_all_anew();
+        self.in_place.remove(name);
         if self.session.outputs().iter().any(|spec| spec.name == name) {
             self.binding.unbind_output(name).or_raise(py)?;
             if let Some(target) = target {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use numpy::PyUntypedArray;
 use ort_runtime::ep::{CancelToken as Token, Precision};
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
-use ort_runtime::rewrite::Level;
+use ort_runtime::rewrite::{self, Level};
 use ort_runtime::{
     ArenaDevice, Budget, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
     SessionOptions, Tensor, Value,
@@ -23,6 +23,15 @@ use crate::cancel::CancelToken;
 use crate::error::{OrRaise, exception};
 use crate::ort_value::OrtValue;
 use crate::providers::request;
+
+/// Refuses what are no session options.
+pub(crate) fn require_options(given: &Bound<'_, PyAny>) -> PyResult<()> {
+    let class = given.py().import("ort_runtime.capi._options")?.getattr("SessionOptions")?;
+    match given.is_instance(&class)? {
+        true => Ok(()),
+        false => Err(PyTypeError::new_err(format!("expected SessionOptions, not {}", given.get_type()))),
+    }
+}
 
 /// Opens a model's file, which is mapped.
 pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
@@ -163,9 +172,15 @@ fn entries(options: &Bound<'_, PyAny>) -> PyResult<HashMap<String, String>> {
 pub(crate) fn shrinkage(py: Python<'_>, options: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<ArenaDevice>> {
     let Some(options) = options else { return Ok(Vec::new()) };
     let entries = options.getattr(intern!(py, "_entries"))?.cast_into::<PyDict>()?;
-    let Some(list) = entries.get_item(SHRINKAGE)? else { return Ok(Vec::new()) };
+    let list: String = match entries.get_item(SHRINKAGE)? {
+        Some(list) => list.extract()?,
+        None => return Ok(Vec::new()),
+    };
+    if list.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut run = RunOptions::default();
-    run.add_run_config_entry(SHRINKAGE, list.extract()?).or_raise(py)?;
+    run.add_run_config_entry(SHRINKAGE, &list).or_raise(py)?;
     Ok(run.shrink_arenas)
 }
 
@@ -204,7 +219,7 @@ impl Settings {
             enable_mem_reuse: flag("enable_mem_reuse")?,
             graph_optimization_level: level(number("graph_optimization_level")?),
             memory_limit: given.getattr("memory_limit")?.extract()?,
-            disabled_rules: disabled,
+            disabled_rules: disabled.into_iter().filter(|name| is_rule(name)).collect(),
             ..SessionOptions::default()
         };
         // Entries that only other providers or builds read have no effect here.
@@ -261,6 +276,16 @@ impl Settings {
         }
         builder
     }
+}
+
+/// Whether a name is that of a rewrite rule. Programs switch off optimizers of onnxruntime that are
+/// none here, which only a log line tells.
+fn is_rule(name: &str) -> bool {
+    let is_known = rewrite::rule_names().any(|known| known == name);
+    if !is_known {
+        tracing::info!("there is no rewrite rule '{name}' to disable");
+    }
+    is_known
 }
 
 /// Returns what the sessions of a Python `Budget` share. The first one makes it.

@@ -1,6 +1,8 @@
 //! `check` and `compile`: what the commands `ort check` and `ort compile` do with a model, on the
 //! CPU.
 
+use std::collections::HashMap;
+
 use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::onnx::Source;
 use ort_runtime::{Model, open_devices};
@@ -10,6 +12,7 @@ use pyo3::types::{PyBytes, PyString};
 use crate::build::{self, Settings};
 use crate::cancel::interruptibly;
 use crate::error::OrRaise;
+use crate::providers::CPU;
 
 /// Returns what `ort check` finds in a model at a path or in bytes, a line each.
 pub(crate) fn check(py: Python<'_>, model: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
@@ -32,7 +35,9 @@ pub(crate) fn compile(
     options: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let model = build::load(options, source_of(options, model)?)?;
-    let settings = Settings::of(options, &[], Vec::new())?;
+    // As sessions ask for it: a compiled file is for the providers that it was made for.
+    let providers = [(CPU.to_owned(), HashMap::new())];
+    let settings = Settings::of(options, &providers, Vec::new())?;
     let written = interruptibly(py, Token::default(), |cancel| {
         settings.builder(&model).cancel(cancel).save_compiled(out)
     })?;

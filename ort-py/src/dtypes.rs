@@ -83,6 +83,7 @@ pub(crate) fn of_descr(descr: &Bound<'_, PyArrayDescr>) -> PyResult<Option<DType
         (b'c', 8) => Some(DType::C64),
         (b'c', 16) => Some(DType::C128),
         (b'O' | b'U' | b'S' | b'T', _) => Some(DType::String),
+        (b'V', _) if !is_extended(descr)? => Some(DType::String),
         _ => {
             let name = descr.getattr("name")?.cast_into::<PyString>()?;
             let name = name.to_str()?;

@@ -14,6 +14,7 @@ mod device;
 mod dlpack;
 mod dtypes;
 mod error;
+mod log;
 mod metadata;
 mod mismatch;
 mod ort_value;
@@ -82,6 +83,19 @@ mod onnxruntime_pybind11_state {
     #[pyfunction]
     fn get_device(py: Python<'_>) -> &'static str {
         py.detach(providers::device)
+    }
+
+    /// Lets only the engine's log lines of this severity on be written.
+    #[pyfunction]
+    fn set_engine_log_severity(severity: usize) {
+        log::set_severity(severity);
+    }
+
+    /// Called when the module is imported.
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        log::install();
+        Ok(())
     }
 
     /// Sets the seed of random operators that have none of their own.

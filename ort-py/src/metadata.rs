@@ -83,7 +83,8 @@ pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bo
     fields.set_item("description", &info.description)?;
     fields.set_item("graph_name", &info.graph_name)?;
     fields.set_item("graph_description", &info.graph_description)?;
-    fields.set_item("version", info.model_version)?;
+    // What a model without a version has in onnxruntime.
+    fields.set_item("version", info.model_version.unwrap_or(i64::MAX))?;
     fields.set_item("custom_metadata_map", custom)?;
     class.call((), Some(&fields))
 }

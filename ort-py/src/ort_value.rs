@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{DType, DeviceId, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -154,8 +154,7 @@ impl OrtValue {
         shape: &[usize],
     ) -> PyResult<OrtValue> {
         if memory == DeviceId::HOST {
-            let len =
-                byte_count(dtype, shape).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
+            let len = byte_count(dtype, shape).or_raise(py)?;
             let shape = SmallVec::from_slice(shape);
             return Ok(OrtValue(Held::Host(HostTensor { dtype, shape, memory: HostMemory::new(len)? })));
         }
@@ -240,7 +239,7 @@ impl OrtValue {
             ));
         }
         let sizes = sizes_of(&shape)?;
-        let len = byte_count(dtype, &sizes).map_err(|problem| PyMemoryError::new_err(problem.to_string()))?;
+        let len = byte_count(dtype, &sizes).or_raise(py)?;
         Ok(OrtValue(Held::Host(HostTensor { dtype, shape: sizes, memory: HostMemory::new(len)? })))
     }
 

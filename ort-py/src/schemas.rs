@@ -125,7 +125,7 @@ fn counts(params: &[Param]) -> [usize; 2] {
             Arity::Single => fewest = place + 1,
             Arity::Optional => {}
             Arity::Variadic { min, .. } => {
-                fewest = fewest.max(if min > 0 { place + min } else { 0 });
+                fewest = place + min;
                 most = MANY;
             }
         }

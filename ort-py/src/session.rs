@@ -138,6 +138,7 @@ impl InferenceSession {
         is_path: bool,
         read_config: bool,
     ) -> PyResult<InferenceSession> {
+        build::require_options(options)?;
         let source = match is_path {
             true => build::open(options, path_or_bytes.cast::<PyString>()?.to_str()?)?,
             false => build::wrap(options, path_or_bytes.cast::<PyBytes>()?)?,

@@ -103,7 +103,7 @@ pub struct ModelInfo {
     /// The model's namespace.
     pub domain: String,
     /// The model's own version.
-    pub model_version: i64,
+    pub model_version: Option<i64>,
     /// What the model is, in its own words.
     pub description: String,
     /// The graph's name.
@@ -135,7 +135,7 @@ impl ModelInfo {
             producer_name: model.producer_name().into(),
             producer_version: model.producer_version().into(),
             domain: model.domain().into(),
-            model_version: model.model_version(),
+            model_version: model.model_version,
             description: text(model.doc_string()),
             graph_name: model.graph.as_ref().map_or("", |graph| graph.name()).into(),
             graph_description: model.graph.as_ref().map_or_else(String::new, |graph| text(graph.doc_string())),

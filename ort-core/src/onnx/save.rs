@@ -217,7 +217,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
         producer_version: Some(env!("CARGO_PKG_VERSION").into()),
         domain: given(&info.domain),
         doc_string: described(&info.description),
-        model_version: (info.model_version != 0).then_some(info.model_version),
+        model_version: info.model_version,
         metadata_props: info.metadata.iter().map(entry).collect(),
         opset_import: writer.domains.into_iter().map(opset).collect(),
         graph: Some(graph),

@@ -93,15 +93,18 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
 /// The names of the passes that can be disabled like a rule.
 const PASSES: [&str; 4] = [attention_cache::RULE, elementwise_fusion::RULE, nhwc::RULE, weight_vectors::RULE];
 
+/// The names of the rewrite rules, for [`Optimizer::disabled`].
+pub fn rule_names() -> impl Iterator<Item = &'static str> + Clone {
+    rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name).chain(PASSES)
+}
+
 /// Returns an error if `optimizer.disabled` names an unknown rule.
 fn check_disabled(optimizer: &Optimizer) -> Result<()> {
-    let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
-    let names = || tables().chain(PASSES);
     for name in &optimizer.disabled {
         ensure!(
-            names().any(|known| known == name),
+            rule_names().any(|known| known == name),
             InvalidArgument,
-            help = advise("rewrite rules", name, names()),
+            help = advise("rewrite rules", name, rule_names()),
             "there is no rewrite rule '{name}'"
         );
     }

@@ -33,6 +33,9 @@ def set_default_logger_severity(severity: int, /) -> None:
             "Invalid logging severity. 0:Verbose, 1:Info, 2:Warning, 3:Error, 4:Fatal"
         )
     _severity = level
+    from .onnxruntime_pybind11_state import set_engine_log_severity
+
+    set_engine_log_severity(level)
 
 
 def set_default_logger_verbosity(verbosity: int, /) -> None:

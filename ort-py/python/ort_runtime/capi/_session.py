@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from . import _logging
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
 from ._errors import Fail, NotImplemented, status
@@ -157,7 +160,10 @@ class Session:
                 results, error = self.run(names, feed, run_options), ""
             except Exception as raised:
                 results, error = [], _message(raised)
-            callback(results, user_data, error)
+            try:
+                callback(results, user_data, error)
+            except BaseException as raised:
+                _report(raised, callback)
 
         threading.Thread(target=work, name="ort-run-async").start()
 
@@ -328,6 +334,16 @@ class Session:
         except C.EPFail as error:
             self._fall_back(error)
             return self._profiled(method, *arguments)
+        except RuntimeError as error:
+            self._log_failure(error, arguments[-1])
+            raise
+
+    def _log_failure(self, error: Exception, options: C.RunOptions | None) -> None:
+        """Logs why a run failed, unless the run or the session asks for silence."""
+        chosen = options if options and options.log_severity_level >= 0 else self._sess_options
+        _logging.log(
+            _logging.ERROR, _message(error), logid=chosen.logid, threshold=chosen.log_severity_level
+        )
 
     def _profiled(self, method: str, *arguments: Any) -> Any:
         run = getattr(self._sess, method)
@@ -363,6 +379,18 @@ class Session:
             arg.name for arg in self._inputs_meta if not arg.type.startswith("optional")
         ]
         self._required = frozenset(self._required_names)
+
+
+def _report(error: BaseException, source: Any) -> None:
+    """Reports what a callback raised, as Python does for destructors."""
+    unraisable = SimpleNamespace(
+        exc_type=type(error),
+        exc_value=error,
+        exc_traceback=error.__traceback__,
+        err_msg="Exception ignored in the callback of run_async",
+        object=source,
+    )
+    sys.unraisablehook(unraisable)
 
 
 def _check_options(options: Any) -> None:

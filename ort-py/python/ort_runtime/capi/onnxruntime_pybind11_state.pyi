@@ -261,6 +261,9 @@ def get_version_string() -> str:
 def register_execution_provider_library(name: str, path: str) -> None:
     """Loads a library that has a provider. Raises Fail if it cannot be loaded."""
 
+def set_engine_log_severity(severity: int) -> None:
+    """Lets only the engine's log lines of this severity on be written."""
+
 def set_seed(seed: int) -> None:
     """Sets the seed of random operators."""
 
