@@ -1,6 +1,6 @@
 //! `SessionIOBinding`: inputs and outputs bound to memory once, for many runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ort_runtime::ir::ValueType;
@@ -38,6 +38,9 @@ pub(crate) struct SessionIOBinding {
     targets: BTreeMap<String, HostTensor>,
     /// Outputs that are written to the memory of an input, with its name.
     in_place: BTreeMap<String, String>,
+    /// Outputs that have the memory of an input which is read to the end: they are computed apart
+    /// and copied there.
+    copied: BTreeSet<String>,
     /// What is bound and does not fit, by name. The next run says so, as in onnxruntime.
     misfits: BTreeMap<String, String>,
     has_run: bool,
@@ -61,11 +64,15 @@ impl SessionIOBinding {
             self.binds_all = true;
         }
         self.show_device_outputs(py, |_, _| Ok(None))?;
-        let binding = &mut self.binding;
-        let done = interruptibly(py, options.cancel.clone(), |cancel| {
-            session.run_with_binding(binding, &RunOptions { cancel, ..options })
-        })?;
+        let mut done = self.run_bound(py, session, &options)?;
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)
+            && !self.in_place.is_empty()
+        {
+            self.compute_apart(py)?;
+            done = self.run_bound(py, session, &options)?;
+        }
         self.has_run = done.is_ok();
+        self.copy_to_targets(py)?;
         if self.has_run {
             self.show_device_outputs(py, |binding, name| {
                 Ok(Some(binding.shared_output(name).or_raise(py)?))
@@ -113,11 +120,46 @@ impl SessionIOBinding {
         Err(exception(py, ErrorKind::InvalidArgument, &format!("Error in execution: {problem}")))
     }
 
+    fn run_bound(
+        &mut self,
+        py: Python<'_>,
+        session: &Session,
+        options: &RunOptions<'_>,
+    ) -> PyResult<ort_runtime::Result<()>> {
+        let binding = &mut self.binding;
+        interruptibly(py, options.cancel.clone(), |cancel| {
+            session.run_with_binding(binding, &RunOptions { cancel, ..options.clone() })
+        })
+    }
+
+    /// Gives the outputs that cannot be written in place of inputs memory of the session.
+    fn compute_apart(&mut self, py: Python<'_>) -> PyResult<()> {
+        for name in std::mem::take(&mut self.in_place).into_keys() {
+            self.binding.unbind_output(&name).or_raise(py)?;
+            self.binding.bind_output(&name, DeviceId::HOST).or_raise(py)?;
+            self.copied.insert(name);
+        }
+        Ok(())
+    }
+
+    /// Copies the outputs that were computed apart to where the caller wants them.
+    fn copy_to_targets(&self, py: Python<'_>) -> PyResult<()> {
+        for name in self.copied.iter().filter(|_| self.has_run) {
+            let value = self.binding.shared_output(name).or_raise(py)?;
+            let bytes = value.tensor().or_raise(py)?.bytes().cloned().unwrap_or_default();
+            if !self.targets.get(name).is_some_and(|host| host.memory.fill(&bytes)) {
+                let text = format!("output '{name}' is not of the size of the memory that it is bound to");
+                return Err(exception(py, ErrorKind::InvalidArgument, &text));
+            }
+        }
+        Ok(())
+    }
+
     /// Lets outputs be written in place of the inputs whose memory they have, as caches are. The plan
     /// then knows of it.
     fn join_memory(&mut self, py: Python<'_>) -> PyResult<()> {
-        let targets: Vec<(String, HostTensor)> = self.targets.clone().into_iter().collect();
-        for (name, host) in targets {
+        let targets = self.targets.clone().into_iter().filter(|(name, _)| !self.copied.contains(name));
+        for (name, host) in targets.collect::<Vec<_>>() {
             let input = self.inputs.iter().find_map(|(input, value)| {
                 let Value::Tensor(tensor) = value else { return None };
                 let bytes = tensor.bytes()?;
@@ -251,6 +293,7 @@ impl SessionIOBinding {
             inputs: BTreeMap::new(),
             targets: BTreeMap::new(),
             in_place: BTreeMap::new(),
+            copied: BTreeSet::new(),
             misfits: BTreeMap::new(),
             has_run: false,
         })
@@ -362,6 +405,7 @@ impl SessionIOBinding {
         }
         self.targets.clear();
         self.in_place.clear();
+        self.copied.clear();
         self.binds_all = false;
         self.has_run = false;
     }
@@ -425,6 +469,7 @@ impl SessionIOBinding {
     ) -> PyResult<()> {
         self.bind_all_anew();
         self.in_place.remove(name);
+        self.copied.remove(name);
         if self.session.outputs().iter().any(|spec| spec.name == name) {
             self.binding.unbind_output(name).or_raise(py)?;
             if let Some(target) = target {
