@@ -16,24 +16,28 @@ const ADVICE_BYTES: usize = 768;
 /// The most bytes of all places together.
 const PLACES_BYTES: usize = 1024;
 
-/// The kinds of failure, named after ONNX Runtime's status codes.
+/// The kinds of failure, named after ONNX Runtime's status codes. A fault that ONNX Runtime detects
+/// as well has the kind that it reports, because programs choose their handlers by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// Something failed that no other kind describes.
+    /// Shapes or types contradict each other, a graph has a cycle, data of a weight are missing, or
+    /// something failed that no other kind describes.
     Fail,
-    /// A value given by the caller does not fit: an input's name, type or shape, an option.
+    /// A value given by the caller does not fit: an input's name, type or shape, an option, an
+    /// index. Also a model without a graph, and a node that reads a value that nothing produces.
     InvalidArgument,
-    /// A file that was named does not exist or cannot be opened.
+    /// A file that was named does not exist.
     NoSuchFile,
-    /// The file was opened but holds no ONNX model.
+    /// A compiled model is damaged, or another build made it.
     NoModel,
     /// A kernel failed while the model ran.
     RuntimeException,
-    /// The bytes are not a valid protocol buffer message.
+    /// The bytes are not a valid protocol buffer message, such as text, an archive or a folder.
     InvalidProtobuf,
     /// The model uses something that this build cannot run.
     NotImplemented,
-    /// The model contradicts the ONNX standard.
+    /// A node contradicts the definition of its operator: its attributes, the number or the types
+    /// of its inputs. Or ONNX has no such operator.
     InvalidGraph,
     /// An execution provider or its device failed.
     EpFail,
@@ -44,7 +48,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns the kind in words, as an error message begins with it.
+    /// Returns the kind in words. Error messages begin with it, except those of
+    /// [`ErrorKind::Fail`].
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Fail => "failure",
@@ -84,9 +89,17 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     /// Innermost place first.
-    places: Vec<String>,
+    places: Vec<Place>,
     help: Option<String>,
     shortage: Option<Box<MemoryShortage>>,
+}
+
+/// A place that encloses an error.
+#[derive(Clone)]
+struct Place {
+    text: String,
+    /// Name and operator, if the place is a node that was running.
+    node: Option<[String; 2]>,
 }
 
 /// The memory that a session could not get, in bytes.
@@ -152,7 +165,40 @@ impl Error {
     /// Adds an enclosing place, for example `node 'conv_1' (Conv)`.
     #[must_use]
     pub fn within(mut self, place: impl Into<String>) -> Error {
-        self.0.places.push(into_shown(place.into(), NAME_BYTES));
+        self.0.places.push(Place { text: into_shown(place.into(), NAME_BYTES), node: None });
+        self
+    }
+
+    /// Adds the node that was running as an enclosing place. The text is that of
+    /// [`within`](Self::within); [`nodes`](Self::nodes) returns the parts.
+    ///
+    /// ```
+    /// use ort_core::{Error, ErrorKind};
+    /// let error = Error::new(ErrorKind::Fail, "3 and 4 differ")
+    ///     .at_node("mul", "MatMul")
+    ///     .within("then_branch")
+    ///     .at_node("choice", "If");
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "node 'choice' (If) > then_branch > node 'mul' (MatMul): 3 and 4 differ"
+    /// );
+    /// assert_eq!(error.nodes().collect::<Vec<_>>(), [("choice", "If"), ("mul", "MatMul")]);
+    /// assert_eq!(error.without_nodes(), "then_branch: 3 and 4 differ");
+    /// ```
+    #[must_use]
+    pub fn at_node(mut self, name: &str, op: &str) -> Error {
+        let text = into_shown(format!("node '{name}' ({op})"), NAME_BYTES);
+        let node = [name, op].map(|part| shown(part, NAME_BYTES).into_owned());
+        self.0.places.push(Place { text, node: Some(node) });
+        self
+    }
+
+    /// Changes the kind to `to` if it is one of `from`.
+    #[must_use]
+    pub(crate) fn reclassified(mut self, from: &[ErrorKind], to: ErrorKind) -> Error {
+        if from.contains(&self.0.kind) {
+            self.0.kind = to;
+        }
         self
     }
 
@@ -184,19 +230,36 @@ impl Error {
         self.0.shortage.as_deref()
     }
 
-    /// Returns the message with its places, without kind and advice.
-    pub(crate) fn located_message(&self) -> String {
-        match self.places() {
-            None => self.0.message.clone(),
-            Some(places) => format!("{places}: {}", self.0.message),
+    /// Returns name and operator of the nodes that were running, outermost first: a node with a
+    /// subgraph comes before the node in it. Empty if the error is not that of a run.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &str)> {
+        let nodes = self.0.places.iter().rev().filter_map(|place| place.node.as_ref());
+        nodes.map(|[name, op]| (name.as_str(), op.as_str()))
+    }
+
+    /// Returns the error's text without its kind and its [`nodes`](Self::nodes).
+    pub fn without_nodes(&self) -> String {
+        let text = self.located(false);
+        match &self.0.help {
+            Some(help) => format!("{text}; {help}"),
+            None => text,
         }
     }
 
-    /// Joins the places, outermost first, into one text.
-    fn places(&self) -> Option<String> {
+    /// Returns the message with its places, without kind and advice.
+    pub(crate) fn located_message(&self) -> String {
+        self.located(true)
+    }
+
+    /// Returns the message with its places. `with_nodes` keeps the nodes that were running.
+    fn located(&self, with_nodes: bool) -> String {
         // Places are pushed while the error travels outward, so the outermost is the last.
-        let places: Vec<&str> = self.0.places.iter().rev().map(String::as_str).collect();
-        (!places.is_empty()).then(|| shown(&places.join(" > "), PLACES_BYTES).into_owned())
+        let places = self.0.places.iter().rev().filter(|place| with_nodes || place.node.is_none());
+        let places: Vec<&str> = places.map(|place| place.text.as_str()).collect();
+        match places.as_slice() {
+            [] => self.0.message.clone(),
+            places => format!("{}: {}", shown(&places.join(" > "), PLACES_BYTES), self.0.message),
+        }
     }
 
     /// Returns what the user can try.
@@ -212,11 +275,11 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.0.kind.name())?;
-        if let Some(places) = self.places() {
-            write!(f, "{places}: ")?;
+        // That it failed is known from its being an error.
+        if self.0.kind != ErrorKind::Fail {
+            write!(f, "{}: ", self.0.kind.name())?;
         }
-        write!(f, "{}", self.0.message)?;
+        f.write_str(&self.located(true))?;
         match &self.0.help {
             Some(help) => write!(f, "; {help}"),
             None => Ok(()),

@@ -117,7 +117,7 @@ fn files() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102400\n";
     vec![
         ("whole", whole.clone(), &["an answer"]),
-        ("empty", vec![], &["not a model", "the file is empty"]),
+        ("empty", vec![], &["invalid argument", "the file is empty"]),
         ("truncated by a byte", whole[..whole.len() - 1].to_vec(), &["cut short", "copy it again"]),
         ("truncated by half", whole[..whole.len() / 2].to_vec(), &["cut short", "copy it again"]),
         ("random", noise(4096, 7), &["not an ONNX model"]),

@@ -54,7 +54,7 @@ fn one_origin(graph: &Graph) -> Result<()> {
     for id in given.chain(produced) {
         let name = &graph.value(id).name;
         let twice = seen.get_mut(id.index()).is_some_and(|seen| std::mem::replace(seen, true));
-        ensure!(!twice, InvalidGraph, "'{name}' is defined twice");
+        ensure!(!twice, Fail, "'{name}' is defined twice");
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ fn in_order(graph: &Graph) -> Result<()> {
             let producer = producers.get(value.index()).copied().flatten();
             let late = producer.is_some_and(|producer| producer.index() >= index);
             let name = &graph.value(value).name;
-            ensure!(!late, InvalidGraph, "{} reads '{name}' before it is computed", node.place());
+            ensure!(!late, Fail, "{} reads '{name}' before it is computed", node.place());
         }
     }
     Ok(())

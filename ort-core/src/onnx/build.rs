@@ -21,7 +21,7 @@ use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
 use crate::limits::{NODES_PER_DEADLINE_CHECK, at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
-use crate::{Error, Limits, Result, Within, ensure, error, nearest};
+use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
 
 /// A graph under construction.
 pub(super) struct OpenGraph {
@@ -167,7 +167,7 @@ impl<'m> Loader<'m> {
             let name = input.name();
             let ty = match &input.r#type {
                 Some(ty) => type_from_proto(ty, &|axis| Dim::named(&format!("{name}.{axis}"))),
-                None => Err(error!(InvalidGraph, "it has no type")
+                None => Err(error!(Fail, "it has no type")
                     .help("declare its element type and shape: the loader must know what is given")),
             };
             let ty = ty.within(|| format!("input '{name}'"))?;
@@ -291,14 +291,14 @@ impl<'m> Loader<'m> {
     /// Binds a name of the innermost scope to a new value, or to the value that a function's caller
     /// reserved for it.
     fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
-        ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
+        ensure!(!name.is_empty(), InvalidArgument, "a value has no name");
         let (Some((scope, around)), Some(open)) = (self.scopes.split_last_mut(), self.graphs.last_mut())
         else {
             return Err(error!(Fail, "no graph is open"));
         };
         let shared: Arc<str> = name.into();
         let Entry::Vacant(free) = scope.names.entry(shared.clone()) else {
-            return Err(error!(InvalidGraph, "value '{name}' is defined twice"));
+            return Err(error!(Fail, "value '{name}' is defined twice"));
         };
         let place = free.index();
         free.insert(Meaning { value: None, writer });
@@ -435,14 +435,14 @@ impl<'m> Loader<'m> {
         for output in &proto.output {
             let name = output.name();
             let id = self.resolve(self.scopes.len() - 1, name).flatten();
-            let id = id.ok_or_else(|| self.unknown_value("output ", name))?;
+            let id = id.ok_or_else(|| self.unknown_value(ErrorKind::Fail, "output ", name))?;
             self.top().graph.outputs.push(id);
         }
         Ok(())
     }
 
     /// Returns the error for an undefined name. `what` says whose name it is.
-    pub(super) fn unknown_value(&self, what: &str, name: &str) -> Error {
+    pub(super) fn unknown_value(&self, kind: ErrorKind, what: &str, name: &str) -> Error {
         let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
         // Names outside of the innermost closed scope cannot be meant.
         let visible = self.scopes.iter().skip(closed);
@@ -451,11 +451,9 @@ impl<'m> Loader<'m> {
             Some(near) => format!("did you mean '{near}'?"),
             None => "check the name against the outputs of the nodes before it".to_string(),
         };
-        error!(
-            InvalidGraph,
-            "{what}'{name}' is not produced by any node and is not a graph input or initializer"
-        )
-        .help(advice)
+        let text =
+            format!("{what}'{name}' is not produced by any node and is not a graph input or initializer");
+        Error::new(kind, text).help(advice)
     }
 
     /// Resolves a name in a scope. `None` means that it is undefined, `Some(None)` an omitted

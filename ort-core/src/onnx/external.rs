@@ -21,7 +21,7 @@ use ort_alloc::MappedFile;
 use super::files::{FileAccess, FileBytes, cannot_open, check_kind, read_opened};
 use super::proto::StringStringEntryProto;
 use crate::cache::{CompiledModel, Content, FileWatch, Identity};
-use crate::{Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// The data files of one model, each opened once and shared by its tensors.
 #[derive(Debug)]
@@ -69,12 +69,8 @@ impl Location {
         let number = |key: &str| {
             let parse = |text: String| {
                 text.trim().parse::<u64>().map_err(|_| {
-                    error!(
-                        InvalidGraph,
-                        "external data has {key} '{}', expected a number of bytes",
-                        clip(&text)
-                    )
-                    .help("write it in decimal digits, 0 or more")
+                    error!(Fail, "external data has {key} '{}', expected a number of bytes", clip(&text))
+                        .help("write it in decimal digits, 0 or more")
                 })
             };
             find(key).filter(|text| !text.is_empty()).map(parse).transpose()
@@ -85,7 +81,7 @@ impl Location {
             // files.
             ensure!(
                 keys.insert(entry.key()),
-                InvalidGraph,
+                Fail,
                 help = "each key may be given once: location, offset, length, checksum",
                 "external data has the key '{}' twice",
                 clip(entry.key())
@@ -96,7 +92,7 @@ impl Location {
         }
         let path = find("location").filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| {
-            error!(InvalidGraph, "external data has no location")
+            error!(Fail, "external data has no location")
                 .help("name the data file, relative to the model's folder")
         })?;
         let path = without_parents(&path).unwrap_or(path);
@@ -147,14 +143,14 @@ fn check_path(text: &str) -> Result<()> {
     let shown = clip(text);
     ensure!(
         !text.contains(MEMORY_MARKER),
-        InvalidGraph,
+        Fail,
         help = "save the model with its weights, in the file or beside it",
         "external data location '{shown}' is an address in the memory of the process that wrote the model"
     );
     let windows_root = text.starts_with('\\') || text.as_bytes().get(1) == Some(&b':');
     ensure!(
         !windows_root && !text.contains('\0'),
-        InvalidGraph,
+        Fail,
         help = BESIDE,
         "external data location '{shown}' is not relative"
     );
@@ -162,19 +158,23 @@ fn check_path(text: &str) -> Result<()> {
     // accepted or refused alike on all of them.
     ensure!(
         !text.split(['/', '\\']).any(|part| part == ".."),
-        InvalidGraph,
+        Fail,
         help = BESIDE,
         "external data location '{shown}' leads out of the model's folder"
     );
     let plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     ensure!(
         Path::new(text).components().all(plain),
-        InvalidGraph,
+        Fail,
         help = BESIDE,
         "external data location '{shown}' is not relative to the model's folder"
     );
     Ok(())
 }
+
+/// The kinds in which a model's own file is refused.
+const OF_MODEL_FILES: [ErrorKind; 3] =
+    [ErrorKind::NoSuchFile, ErrorKind::InvalidProtobuf, ErrorKind::InvalidArgument];
 
 impl ExternalData {
     /// Creates the data files of a model without a folder: any external data is an error.
@@ -215,7 +215,7 @@ impl ExternalData {
     /// one.
     pub fn in_folder(folder: &Path, model: Option<&Path>, access: FileAccess) -> Result<ExternalData> {
         let root = folder.canonicalize().map_err(|problem| {
-            error!(NoSuchFile, "cannot open the model's folder '{}': {problem}", folder.display())
+            error!(Fail, "cannot open the model's folder '{}': {problem}", folder.display())
         })?;
         let blobs =
             model.and_then(|model| model.canonicalize().ok()).and_then(|model| cache_blobs(&model, &root));
@@ -229,6 +229,8 @@ impl ExternalData {
     /// differs.
     pub fn read(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
         self.read_range(location, expected)
+            // Whatever is wrong with the file, it is not the file that the caller named.
+            .map_err(|problem| problem.reclassified(&OF_MODEL_FILES, ErrorKind::Fail))
             .within(|| format!("external data '{}'", clip(&location.path.to_string_lossy())))
     }
 
@@ -236,7 +238,7 @@ impl ExternalData {
         if let Some(length) = location.length {
             ensure!(
                 length == expected as u64,
-                InvalidGraph,
+                Fail,
                 help = "length must be what type and shape take",
                 "the tensor takes {expected} bytes, its external data has {length}"
             );
@@ -256,7 +258,7 @@ impl ExternalData {
             Some(file) => file,
             None if self.is_closed => {
                 return Err(
-                    error!(NoSuchFile, "the compiled model does not hold the file").help("compile it again")
+                    error!(Fail, "the compiled model does not hold the file").help("compile it again")
                 );
             }
             None => {
@@ -272,7 +274,7 @@ impl ExternalData {
         match range {
             Some(range) if range.end <= file.len() => Ok(file.slice(range)),
             _ => Err(error!(
-                InvalidGraph,
+                Fail,
                 "{expected} bytes from {} on reach past the end of the file of {} bytes",
                 location.offset,
                 file.len()
@@ -289,13 +291,13 @@ impl ExternalData {
         let blobs =
             folder.and_then(|folder| folder.blobs.as_ref()).filter(|blobs| path.parent() == Some(blobs));
         let root = blobs.or(folder.map(|folder| &folder.root));
-        let root = root.ok_or_else(|| error!(NoSuchFile, "the model has no folder"))?;
+        let root = root.ok_or_else(|| error!(Fail, "the model has no folder"))?;
         check_kind(&std::fs::symlink_metadata(path).map_err(|problem| cannot_open(&problem))?)?;
         let opened = DataFile::beneath(root, path)?;
         if blobs.is_none() && !self.access.hard_links {
             opened.check_hard_links(root)?;
         }
-        read_opened(opened.file, self.access.map)
+        read_opened(opened.file, self.access.map, "the file is empty")
     }
 
     /// Iterates over the mappings of the files opened so far.
@@ -323,17 +325,17 @@ impl ExternalData {
     /// Resolves a location to a file, following all links, if the sandbox rules allow it.
     fn resolve(&self, location: &Path) -> Result<PathBuf> {
         let folder = self.folder.as_ref().ok_or_else(|| {
-            error!(NoSuchFile, "the model was loaded from memory, so its data files cannot be found")
+            error!(Fail, "the model was loaded from memory, so its data files cannot be found")
                 .help("load the model from its path, or give the folder")
         })?;
         // An absolute location would replace the root here. The resolved path is what is checked.
         let path = folder.root.join(location);
         let real = path.canonicalize().map_err(|problem| match problem.kind() {
             std::io::ErrorKind::NotFound => {
-                error!(NoSuchFile, "there is no such file in '{}'", folder.root.display())
+                error!(Fail, "there is no such file in '{}'", folder.root.display())
                     .help("put the data file beside the model")
             }
-            _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
+            _ => error!(Fail, "cannot open the file: {problem}").help("check the path"),
         })?;
         if folder.blobs.as_ref().is_some_and(|blobs| real.parent() == Some(blobs)) {
             return Ok(real);
@@ -341,13 +343,13 @@ impl ExternalData {
         ensure!(
             // Whole components are compared: `/models-2` is not in `/models`.
             real.starts_with(&folder.root),
-            InvalidGraph,
+            Fail,
             help = "replace the link by the file itself",
             "a symbolic link leads out of the model's folder, to '{}'",
             real.display()
         );
         if !self.access.hard_links {
-            let metadata = real.metadata().map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+            let metadata = real.metadata().map_err(|problem| error!(Fail, "{problem}"))?;
             check_hard_links(&metadata, &folder.root)?;
         }
         Ok(real)
@@ -385,14 +387,14 @@ impl DataFile {
         const FOLDER: OFlags = OFlags::RDONLY;
         let swapped = |problem: rustix::io::Errno| match problem {
             rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
-                error!(InvalidGraph, "the file was replaced by a link while it was opened")
+                error!(Fail, "the file was replaced by a link while it was opened")
                     .help("load the model from a folder that no one else writes to")
             }
             problem => cannot_open(&problem.into()),
         };
         let rest = path
             .strip_prefix(root)
-            .map_err(|_| error!(InvalidGraph, "the file is not in the model's folder").help(BESIDE))?;
+            .map_err(|_| error!(Fail, "the file is not in the model's folder").help(BESIDE))?;
         let folder = FOLDER | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut here = openat(CWD, root, folder, Mode::empty()).map_err(swapped)?;
         for part in rest.parent().into_iter().flat_map(Path::iter) {
@@ -426,7 +428,7 @@ impl DataFile {
         let is_named = named.is_ok_and(|named| named.st_dev == before.dev() && named.st_ino == before.ino());
         ensure!(
             is_named && is_settled(&before) && facts(&before) == facts(&look()?),
-            InvalidGraph,
+            Fail,
             help = "load the model again, from a folder that no one else writes to",
             "the file was replaced or linked while it was opened"
         );
@@ -499,7 +501,7 @@ fn ensure_inside(inside: u64, links: u64) -> Result<()> {
     if inside >= links {
         return Ok(());
     }
-    Err(error!(InvalidGraph, "the file has {links} hard links, of which {inside} lie in the model's folder")
+    Err(error!(Fail, "the file has {links} hard links, of which {inside} lie in the model's folder")
         .help("replace it by a copy, or allow hard links where the model is trusted"))
 }
 

@@ -10,6 +10,12 @@ use ort_alloc::{MappedFile, open_regular};
 use crate::cache::Identity;
 use crate::{Error, Result, ensure, error};
 
+/// The message for a file without a graph, in ONNX Runtime's words.
+pub(super) const NO_GRAPH: &str = "No graph was found in the protobuf";
+
+/// The message for a model's file without any byte.
+pub(super) const EMPTY_MODEL: &str = "No graph was found in the protobuf: the file is empty";
+
 /// The advice for an empty file.
 pub(super) const EMPTY: &str = "download or copy it again";
 
@@ -42,19 +48,20 @@ pub(super) struct FileBytes {
     pub(super) identity: Identity,
 }
 
-/// Maps or reads a regular file. An empty file is an error.
+/// Maps or reads the file of a model, which must be a regular one. An empty file is an error.
 pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
     // Check before opening, because opening a pipe would block. `read_opened` checks the open file
     // again.
     check_kind(&std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?)?;
-    read_opened(open_regular(path).map_err(|problem| cannot_open(&problem))?, map)
+    read_opened(open_regular(path).map_err(|problem| cannot_open(&problem))?, map, EMPTY_MODEL)
 }
 
-/// Maps or reads an open file, which must be a regular one.
-pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
+/// Maps or reads an open file, which must be a regular one. `empty` is the message for a file
+/// without any byte.
+pub(super) fn read_opened(mut file: File, map: bool, empty: &str) -> Result<FileBytes> {
     let metadata = file.metadata().map_err(|problem| cannot_open(&problem))?;
     check_kind(&metadata)?;
-    ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
+    ensure!(metadata.len() > 0, InvalidArgument, help = EMPTY, "{empty}");
     // Taken before the bytes, so that a change during the reading shows.
     let identity = Identity::of(&file);
     if map {
@@ -74,14 +81,14 @@ pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
 pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
     ensure!(
         !metadata.is_dir(),
-        NoSuchFile,
+        InvalidProtobuf,
         help = "name the file in it",
         "this is a folder, expected a file"
     );
     // Opening a pipe blocks until it has a writer, and reading a device may never end.
     ensure!(
         metadata.is_file(),
-        NoSuchFile,
+        Fail,
         help = "copy it into a file, or read it with Source::from_reader",
         "this is a pipe, socket or device, expected a regular file"
     );
@@ -92,8 +99,8 @@ pub(super) fn cannot_open(problem: &std::io::Error) -> Error {
     match problem.kind() {
         std::io::ErrorKind::NotFound => error!(NoSuchFile, "there is no such file").help("check the path"),
         std::io::ErrorKind::PermissionDenied => {
-            error!(NoSuchFile, "no permission to read the file").help("check its owner and mode")
+            error!(Fail, "no permission to read the file").help("check its owner and mode")
         }
-        _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
+        _ => error!(Fail, "cannot open the file: {problem}").help("check the path"),
     }
 }

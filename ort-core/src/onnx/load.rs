@@ -15,6 +15,7 @@ use ort_alloc::MappedFile;
 use super::build::Loader;
 use super::changes::{GivenValues, LoadOptions, fix_dimensions, give_files, warn_of_unread_files};
 use super::external::ExternalData;
+use super::files::NO_GRAPH;
 use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{
@@ -27,7 +28,7 @@ use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
 use crate::spec::{RUNTIME, Registry};
 use crate::tensor::Tensor;
-use crate::{Limits, Result, Within, ensure, error, nearest};
+use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
 
 /// A loaded model: the canonical graph before shape inference, and the rest of what the file says.
 #[derive(Debug, Default)]
@@ -138,7 +139,10 @@ impl ModelInfo {
             model_version: model.model_version,
             description: text(model.doc_string()),
             graph_name: model.graph.as_ref().map_or("", |graph| graph.name()).into(),
-            graph_description: model.graph.as_ref().map_or_else(String::new, |graph| text(graph.doc_string())),
+            graph_description: model
+                .graph
+                .as_ref()
+                .map_or_else(String::new, |graph| text(graph.doc_string())),
             opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),
@@ -197,6 +201,16 @@ pub struct UnknownOperator {
 }
 
 impl UnknownOperator {
+    /// Returns the kind that ONNX Runtime reports: the graph is invalid if ONNX itself does not
+    /// define the operator, or if the model does not import its domain.
+    fn error_kind(&self) -> ErrorKind {
+        let is_of_onnx = matches!(&*self.domain, "" | "ai.onnx.ml" | "ai.onnx.training");
+        match self.version {
+            Some(_) if !is_of_onnx && !self.op.is_empty() => ErrorKind::Fail,
+            _ => ErrorKind::InvalidGraph,
+        }
+    }
+
     /// Returns advice: an operator of a similar name, or the domain that has an operator of this
     /// name.
     pub fn advice(&self) -> Result<String> {
@@ -271,7 +285,7 @@ fn load_within(
     let info = ModelInfo::of(&model);
     let unknown = unknown_operators(&model)?;
     if let Some(first) = unknown.first() {
-        return Err(error!(NotImplemented, "{}", describe(&unknown)).help(first.advice()?));
+        return Err(Error::new(first.error_kind(), describe(&unknown)).help(first.advice()?));
     }
     if !model.training_info.is_empty() {
         tracing::debug!("the model's training graphs are not loaded");
@@ -283,7 +297,7 @@ fn load_within(
         );
         warnings.add(WarningKind::OpsetImport, String::new, text)?;
     }
-    let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
+    let graph = model.graph.as_mut().ok_or_else(|| error!(InvalidArgument, "{NO_GRAPH}"))?;
     let dimensions = fix_dimensions(options, graph, warnings)?;
     let given = GivenValues::new(options, &info.initializers, warnings)?;
     let changes = given.contents().into_iter().chain(dimensions).collect();
@@ -297,7 +311,7 @@ fn load_within(
         warnings.add(WarningKind::Function, String::new, text)?;
     }
     let mut loader = Loader::new(functions.called, info.ir_version, external, given, *limits, warnings)?;
-    let graph = model.graph.as_ref().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
+    let graph = model.graph.as_ref().ok_or_else(|| error!(InvalidArgument, "{NO_GRAPH}"))?;
     let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
     graph.verify()?;
     warn_of_unread_files(options, &loader.external, loader.warnings)?;

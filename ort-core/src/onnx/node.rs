@@ -15,7 +15,7 @@ use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds, unknown_attribute};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
-use crate::{Result, Within, advise, ensure, error};
+use crate::{ErrorKind, Result, Within, advise, ensure, error};
 
 /// An attribute under the name that the node uses. The value may come from the enclosing function.
 type Given<'m> = (&'m str, &'m AttributeProto);
@@ -85,7 +85,8 @@ impl<'m> Loader<'m> {
                 continue;
             }
             let found = self.resolve(self.scopes.len() - 1, name);
-            inputs.push(found.ok_or_else(|| self.unknown_value("", name).within(format!("input {index}")))?);
+            let dangling = || self.unknown_value(ErrorKind::InvalidArgument, "", name);
+            inputs.push(found.ok_or_else(|| dangling().within(format!("input {index}")))?);
         }
         Ok(inputs)
     }
@@ -175,7 +176,7 @@ impl<'m> Loader<'m> {
             return Ok(*version);
         }
         if opsets.is_empty() {
-            return Err(error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
+            return Err(error!(Fail, "the model imports no operator set of domain '{domain}'")
                 .help("add the domain and its version to the model's opset_import"));
         }
         let text =
@@ -404,7 +405,7 @@ impl<'m> Loader<'m> {
         for &(output, id) in wanted {
             let found = self.scope().names.get(output).and_then(|meaning| meaning.value);
             let found = found
-                .ok_or_else(|| error!(InvalidGraph, "the function never writes its output '{output}'"))?;
+                .ok_or_else(|| error!(InvalidArgument, "the function never writes its output '{output}'"))?;
             if found != id {
                 self.identity(format!("{name}/{output}").into(), found, id)?;
             }

@@ -55,7 +55,7 @@ pub(super) fn known_format(bytes: &[u8]) -> Option<Error> {
         Sign::At(place, magic) => bytes.get(place..).is_some_and(|rest| rest.starts_with(magic)),
         Sign::Looks(looks) => looks(bytes),
     })?;
-    Some(error!(NoModel, "the file is not an ONNX model; it is {}", format.1).help(format.2))
+    Some(error!(InvalidProtobuf, "the file is not an ONNX model; it is {}", format.1).help(format.2))
 }
 
 /// Returns the error for bytes that do not decode: another format, a truncated file, or corruption.

@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::expansion::check_expansion;
 use super::external::ExternalData;
-use super::files::{EMPTY, FileAccess, FileBytes, read_file};
+use super::files::{EMPTY, EMPTY_MODEL, FileAccess, FileBytes, NO_GRAPH, read_file};
 use super::proto::{GraphProto, ModelProto};
 use super::recognise;
 use crate::cache::{CompiledModel, Content, Identity};
@@ -164,8 +164,8 @@ impl Source {
         self.mapping.as_ref()
     }
 
-    /// Returns the path of the file.
-    pub(super) fn path(&self) -> Option<&Path> {
+    /// Returns the path of the file; `None` for a model in memory.
+    pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
@@ -195,7 +195,7 @@ impl Source {
     }
 
     fn decode_model(&self) -> Result<ModelProto> {
-        ensure!(!self.bytes.is_empty(), NoModel, help = EMPTY, "the file is empty");
+        ensure!(!self.bytes.is_empty(), InvalidArgument, help = EMPTY, "{EMPTY_MODEL}");
         let nodes = check_expansion(&self.bytes, &self.limits)?;
         // Reserve the node list up front, because growing it would move large messages repeatedly.
         let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
@@ -204,7 +204,7 @@ impl Source {
         match model.merge(self.bytes.clone()) {
             Ok(()) if model.graph.is_some() => Ok(model),
             Ok(()) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {
-                error!(NoModel, "the file is a protocol buffer without an ONNX graph")
+                error!(InvalidArgument, "{NO_GRAPH}")
                     .help("check that it is a model, not test data or a model of another framework")
             })),
             Err(problem) => Err(recognise::why_undecodable(&self.bytes, &problem)),

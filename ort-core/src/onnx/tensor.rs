@@ -13,7 +13,7 @@ use super::types::dtype_from_code;
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
 use crate::tensor::{Shape, SparseTensor, Tensor, byte_count, element_count};
-use crate::{Error, Result, Within, ensure, error};
+use crate::{Error, ErrorKind, Result, Within, ensure, error};
 
 /// Reads a tensor. Its data may be in one of the `external` files of the model.
 ///
@@ -25,7 +25,8 @@ pub fn tensor_from_proto(proto: TensorProto, external: &mut ExternalData) -> Res
 }
 
 fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor> {
-    let dtype = dtype_from_code(proto.data_type())?;
+    let dtype = dtype_from_code(proto.data_type())
+        .map_err(|problem| problem.reclassified(&[ErrorKind::InvalidArgument], ErrorKind::Fail))?;
     let shape = shape_of(&proto.dims)?;
     let external_code = DataLocation::External as i32;
     match proto.data_location() {
@@ -41,7 +42,7 @@ fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor
             Some(raw) => from_raw(dtype, &shape, raw),
             None => read_typed(dtype, &shape, proto),
         },
-        code => Err(error!(InvalidGraph, "data location {code} is not known")),
+        code => Err(error!(Fail, "data location {code} is not known")),
     }
 }
 
@@ -52,14 +53,13 @@ const REWRITE: &str = "the data must fill the shape exactly: export the model ag
 pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
     let size = |&dim: &i64| {
         usize::try_from(dim).map_err(|_| {
-            error!(InvalidGraph, "shape {dims:?} has a negative dimension")
+            error!(Fail, "shape {dims:?} has a negative dimension")
                 .help("write the sizes of the data; only inputs may leave sizes open")
         })
     };
     let shape = dims.iter().map(size).collect::<Result<Shape>>()?;
-    element_count(&shape).map_err(|_| {
-        error!(InvalidGraph, "shape {dims:?} has more elements than can be addressed").help(REWRITE)
-    })?;
+    element_count(&shape)
+        .map_err(|_| error!(Fail, "shape {dims:?} has more elements than can be addressed").help(REWRITE))?;
     Ok(shape)
 }
 
@@ -72,11 +72,7 @@ fn has_typed_data(proto: &TensorProto) -> bool {
 }
 
 fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
-    ensure!(
-        dtype != DType::String,
-        InvalidGraph,
-        "strings are stored as raw bytes, which ONNX does not allow"
-    );
+    ensure!(dtype != DType::String, Fail, "strings are stored as raw bytes, which ONNX does not allow");
     // A Rust `bool` must be 0 or 1 in memory. Any other byte in a file means true.
     let raw = match dtype {
         DType::Bool if raw.iter().any(|&byte| byte > 1) => {
@@ -84,23 +80,23 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
         }
         _ => raw,
     };
-    Tensor::from_bytes(dtype, shape, raw).map_err(as_invalid_graph)
+    Tensor::from_bytes(dtype, shape, raw).map_err(blaming_model)
 }
 
 /// Turns a length error, which normally blames the caller, into one that blames the model.
-fn as_invalid_graph(problem: Error) -> Error {
-    error!(InvalidGraph, "{}", problem.message()).help(REWRITE)
+fn blaming_model(problem: Error) -> Error {
+    error!(Fail, "{}", problem.message()).help(REWRITE)
 }
 
 fn read_strings(shape: &[usize], data: &[Bytes]) -> Result<Tensor> {
     let text = |(index, bytes): (usize, &Bytes)| {
         std::str::from_utf8(bytes).map(str::to_string).map_err(|_| {
-            error!(InvalidGraph, "string {index} is not UTF-8")
+            error!(Fail, "string {index} is not UTF-8")
                 .help("write strings as UTF-8, and other bytes as a uint8 tensor")
         })
     };
     let strings = data.iter().enumerate().map(text).collect::<Result<Vec<String>>>()?;
-    Tensor::from_strings(shape, strings).map_err(as_invalid_graph)
+    Tensor::from_strings(shape, strings).map_err(blaming_model)
 }
 
 fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tensor> {
@@ -139,7 +135,7 @@ fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tenso
 }
 
 fn out_of_range(dtype: DType, value: impl std::fmt::Display) -> Error {
-    error!(InvalidGraph, "{value} is out of range for {dtype}")
+    error!(Fail, "{value} is out of range for {dtype}")
 }
 
 /// Returns the low bits of a value stored wider. Writers zero-extend or sign-extend; both are
@@ -153,7 +149,7 @@ fn low_bits(dtype: DType, value: i32, bits: u32) -> Result<i32> {
 fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: Vec<T>) -> Result<Tensor> {
     ensure!(
         data.len() == expected,
-        InvalidGraph,
+        Fail,
         help = REWRITE,
         "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
         data.len()
@@ -164,30 +160,24 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
     // own.
     let plain = Tensor::from_vec(&[expected], data)?;
     let bytes = plain.bytes().cloned().unwrap_or_default();
-    Tensor::from_bytes(dtype, shape, bytes).map_err(as_invalid_graph)
+    Tensor::from_bytes(dtype, shape, bytes).map_err(blaming_model)
 }
 
 /// Packs 6-bit elements, one per entry, into a bit stream that starts at the low bits.
 fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<Tensor> {
-    ensure!(
-        data.len() == count,
-        InvalidGraph,
-        help = REWRITE,
-        "{count} elements are expected, got {}",
-        data.len()
-    );
+    ensure!(data.len() == count, Fail, help = REWRITE, "{count} elements are expected, got {}", data.len());
     let mut bytes = Vec::with_capacity((count * 6).div_ceil(8));
     for group in data.chunks(4) {
         let mut word = 0u32;
         for (index, &value) in group.iter().enumerate() {
-            ensure!((0..64).contains(&value), InvalidGraph, "{value} does not fit in 6 bits");
+            ensure!((0..64).contains(&value), Fail, "{value} does not fit in 6 bits");
             word |= (value as u32) << (6 * index);
         }
         // Four elements fill three bytes. A shorter last group takes only the bytes that it
         // reaches.
         bytes.extend(word.to_le_bytes().into_iter().take((group.len() * 6).div_ceil(8)));
     }
-    Tensor::from_bytes(dtype, shape, bytes.into()).map_err(as_invalid_graph)
+    Tensor::from_bytes(dtype, shape, bytes.into()).map_err(blaming_model)
 }
 
 /// Serializes a tensor under a name. Numbers become `raw_data`, which shares the tensor's memory.
@@ -219,20 +209,18 @@ pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) 
 
 fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
     let part = |part: Option<TensorProto>, what| {
-        part.ok_or_else(|| {
-            error!(InvalidGraph, "it has no {what}").help("it needs values and the index of each")
-        })
+        part.ok_or_else(|| error!(Fail, "it has no {what}").help("it needs values and the index of each"))
     };
     let values = tensor_from_proto(part(proto.values, "values")?, external)?;
     let indices = tensor_from_proto(part(proto.indices, "indices")?, external).within(|| "sparse indices")?;
     let shape = shape_of(&proto.dims)?;
     let count = values.shape().first().copied().unwrap_or(1);
-    ensure!(values.shape().len() == 1, InvalidGraph, "sparse values have shape {:?}", values.shape());
+    ensure!(values.shape().len() == 1, Fail, "sparse values have shape {:?}", values.shape());
     // ONNX allows both forms: one offset per value, or one coordinate per axis.
     let linear = indices.shape() == [count];
     ensure!(
         indices.dtype() == DType::I64 && (linear || indices.shape() == [count, shape.len()]),
-        InvalidGraph,
+        Fail,
         help = "each value needs one index",
         "sparse indices are {}{:?}, expected int64[{count}] or int64[{count}, {}]",
         indices.dtype(),
@@ -256,11 +244,10 @@ pub(super) fn dense_from_proto(
 }
 
 fn write_out(sparse: &SparseTensor, left: &mut usize) -> Result<Tensor> {
-    let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
+    let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(blaming_model)?;
     *left = left.checked_sub(bytes).ok_or_else(|| {
         let (takes, left) = (exact_bytes(bytes), exact_bytes(*left));
-        error!(InvalidGraph, "the dense form takes {takes}, at most {left} are left for it")
-            .raise("folded_bytes")
+        error!(Fail, "the dense form takes {takes}, at most {left} are left for it").raise("folded_bytes")
     })?;
     sparse.to_dense()
 }

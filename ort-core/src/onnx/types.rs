@@ -13,9 +13,9 @@ const DEPTH_LIMIT: usize = 16;
 /// Returns the element type of an ONNX code. Undefined and unknown codes are errors.
 pub(super) fn dtype_from_code(code: i32) -> Result<DType> {
     DType::from_onnx(code).ok_or_else(|| match code {
-        0 => error!(InvalidGraph, "the element type is not given")
+        0 => error!(InvalidArgument, "the element type is not given")
             .help("set it to one of TensorProto.DataType"),
-        _ => error!(NotImplemented, "element type {code} is not known: the model is newer than this build")
+        _ => error!(InvalidArgument, "element type {code} is not known: the model is newer than this build")
             .help("use a newer build, or another element type"),
     })
 }

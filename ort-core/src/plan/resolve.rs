@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::bound::{BoundValues, Boundary, OutputMemory, Planning};
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
+use crate::Result;
 use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
@@ -21,7 +22,6 @@ use crate::ir::Graph;
 use crate::program::{Origin, Program, SlotId, Step};
 use crate::spec::SymTensor;
 use crate::tensor::{Shape, Tensor, byte_count};
-use crate::{Result, Within};
 
 /// Plans a program under `bindings`. Only in-place updates are bound to buffers.
 pub(super) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
@@ -241,7 +241,7 @@ impl<'a> Planner<'a> {
         for index in 0..self.schedule.len() {
             self.place_step(index)
                 .map_err(|problem| problem.help("check its attributes and the shapes of its inputs"))
-                .within(|| self.schedule[index].place())?;
+                .map_err(|problem| self.schedule[index].failed(problem))?;
         }
         self.check_shared()?;
         self.finish()

@@ -24,7 +24,7 @@ use crate::ep::{
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
-use crate::{Result, Within, error};
+use crate::{ErrorKind, Result, Within, error};
 
 /// The context of compilation, apart from the graph.
 pub(crate) struct BuildCx<'a> {
@@ -115,6 +115,8 @@ impl Program {
             check_deadline(cx.until, "compiling")?;
             builder
                 .node(NodeView { graph: &graph, node }, index, (claim, flow), cx)
+                // ONNX Runtime's kernels throw what they refuse, and that is a `Fail`.
+                .map_err(|problem| problem.reclassified(&REFUSALS, ErrorKind::Fail))
                 .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
                 .within(|| node.place())?;
         }
@@ -151,6 +153,9 @@ impl BuildCx<'_> {
         Ok(CompileCx { cache_dir: self.cache_dir, ..cx })
     }
 }
+
+/// The kinds in which a kernel refuses a node that it is compiled for.
+const REFUSALS: [ErrorKind; 2] = [ErrorKind::InvalidGraph, ErrorKind::InvalidArgument];
 
 /// The program under construction.
 struct Builder {

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 use parking_lot::Mutex;
 
-use crate::Result;
 use crate::ep::{Claim, Device, Executable, RunCx};
 use crate::ir::{Graph, ValueId};
 use crate::tensor::Tensor;
+use crate::{Error, ErrorKind, Result};
 
 pub(crate) use build::{BuildCx, ConstantStreaming, aligned};
 pub use placed::Partition;
@@ -114,6 +114,12 @@ impl Step {
     /// Names the step in errors.
     pub(crate) fn place(&self) -> String {
         format!("node '{}' ({})", self.name, self.op)
+    }
+
+    /// Adds the step to the error of a run that failed there. ONNX Runtime reports no invalid graph
+    /// at this stage.
+    pub(crate) fn failed(&self, problem: Error) -> Error {
+        problem.reclassified(&[ErrorKind::InvalidGraph], ErrorKind::Fail).at_node(&self.name, self.op)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::ep::{Device, RunControl};
 use crate::plan::{Action, PlanCaches, Planning, RunPlan, Storage};
 use crate::program::{Program, SlotId};
 use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
-use crate::{ErrorKind, Result, Within, error};
+use crate::{ErrorKind, Result, error};
 
 /// The environment that all frames of a run share.
 #[derive(Clone, Copy)]
@@ -157,7 +157,7 @@ impl<'a> Frame<'a> {
                         ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
                         _ => problem.help(self.inputs_in_words(index)),
                     })
-                    .within(|| self.program.steps[index].place())?;
+                    .map_err(|problem| self.program.steps[index].failed(problem))?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
                     profile.record(&self.program.steps[index], start, self.seen(index));
                 }

@@ -19,7 +19,7 @@ use crate::plan::Storage;
 use crate::program::{Origin, SlotId, Step};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count, in_words};
-use crate::{Result, ensure, error};
+use crate::{ErrorKind, Result, ensure, error};
 
 impl Frame<'_> {
     /// Copies an output of the run out of arena memory, so that it does not keep a region alive.
@@ -226,7 +226,8 @@ impl Frame<'_> {
         category: Category,
     ) -> Result<(Target, Option<(DType, Shape)>)> {
         let (dtype, shape) = known.ok_or_else(no_shape)?;
-        let bytes = byte_count(dtype, &shape)?;
+        let bytes = byte_count(dtype, &shape)
+            .map_err(|problem| problem.reclassified(&[ErrorKind::InvalidArgument], ErrorKind::Fail))?;
         let device = self.program.slots[slot.index()].memory;
         let memory = self.env.memory;
         let buffer = match category {

@@ -86,14 +86,14 @@ impl SparseTensor {
             // are.
             ensure!(
                 position < count,
-                InvalidGraph,
+                Fail,
                 help = "an index is the offset of an element in the dense tensor, or one coordinate for each axis",
                 "a sparse index points outside shape {:?}",
                 self.shape
             );
             // Files state values and indices separately, so their numbers may differ.
             let from = source.get(index * width..(index + 1) * width);
-            let from = from.ok_or_else(|| error!(InvalidGraph, "more sparse indices than values"))?;
+            let from = from.ok_or_else(|| error!(Fail, "more sparse indices than values"))?;
             let to = dense.get_mut(position * width..(position + 1) * width);
             to.into_iter().for_each(|to| to.copy_from_slice(from));
         }
@@ -105,7 +105,7 @@ impl SparseTensor {
         let indices = self.indices.view().to_ints()?;
         let rank = self.shape.len();
         let outside = || {
-            error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape).help(
+            error!(Fail, "a sparse index points outside shape {:?}", self.shape).help(
                 "an index is the offset of an element in the dense tensor, or one coordinate for each axis",
             )
         };

@@ -59,7 +59,7 @@ fn ranges_are_read_and_checked() {
         ("0", &huge, 4),
     ] {
         let error = at(offset, length, expected).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidGraph, "offset {offset} length {length}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Fail, "offset {offset} length {length}: {error}");
     }
     assert!(at("0", "99999999999999999999999999", 4).is_err());
 }
@@ -74,29 +74,29 @@ fn locations_that_lead_elsewhere_are_refused() {
     hard_link(top.path().join("secret"), folder.join("hard.data")).unwrap();
     symlink(folder.join("hard.data"), folder.join("link_to_hard.data")).unwrap();
     let absolute = top.path().join("secret").display().to_string();
-    let cases: &[(&str, ErrorKind, &str)] = &[
-        ("", ErrorKind::InvalidGraph, "has no location"),
-        (&absolute, ErrorKind::InvalidGraph, "not relative"),
-        ("../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("sub/../../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("sub/../../weights.data", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("link_folder/../../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("sub\\..\\weights.data", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("..\\secret", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("C:\\secret", ErrorKind::InvalidGraph, "not relative"),
-        ("\\\\host\\secret", ErrorKind::InvalidGraph, "not relative"),
-        ("a\0b", ErrorKind::InvalidGraph, "not relative"),
-        ("link.data", ErrorKind::InvalidGraph, "symbolic link"),
-        ("relative_link.data", ErrorKind::InvalidGraph, "symbolic link"),
-        ("link_folder/secret", ErrorKind::InvalidGraph, "symbolic link"),
-        ("hard.data", ErrorKind::InvalidGraph, "hard links"),
-        ("link_to_hard.data", ErrorKind::InvalidGraph, "hard links"),
-        ("missing.data", ErrorKind::NoSuchFile, "beside the model"),
-        ("sub", ErrorKind::NoSuchFile, "folder"),
+    let cases: &[(&str, &str)] = &[
+        ("", "has no location"),
+        (&absolute, "not relative"),
+        ("../secret", "out of the model's folder"),
+        ("sub/../../secret", "out of the model's folder"),
+        ("sub/../../weights.data", "out of the model's folder"),
+        ("link_folder/../../secret", "out of the model's folder"),
+        ("sub\\..\\weights.data", "out of the model's folder"),
+        ("..\\secret", "out of the model's folder"),
+        ("C:\\secret", "not relative"),
+        ("\\\\host\\secret", "not relative"),
+        ("a\0b", "not relative"),
+        ("link.data", "symbolic link"),
+        ("relative_link.data", "symbolic link"),
+        ("link_folder/secret", "symbolic link"),
+        ("hard.data", "hard links"),
+        ("link_to_hard.data", "hard links"),
+        ("missing.data", "beside the model"),
+        ("sub", "folder"),
     ];
-    for (location, kind, part) in cases {
+    for (location, part) in cases {
         let error = read(&model, &[("location", location)], 4).unwrap_err();
-        assert_eq!(error.kind(), *kind, "{location}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Fail, "{location}: {error}");
         assert!(error.to_string().contains(part), "{location}: {error}");
     }
 }
@@ -226,5 +226,5 @@ fn a_file_is_opened_once() {
 fn a_model_without_a_folder_has_no_external_data() {
     let location = Location::parse(&entries(&[("location", "weights.data")])).unwrap();
     let error = ExternalData::unavailable().read(&location, 4).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSuchFile, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Fail, "{error}");
 }

@@ -119,31 +119,41 @@ fn a_file_that_is_no_model_says_what_it_is() {
     let node = NodeProto { attribute: vec![body], ..NodeProto::default() };
     let function = FunctionProto { node: vec![node], ..FunctionProto::default() };
     let functions = ModelProto { functions: vec![function], ..no_graph };
-    use ErrorKind::{InvalidProtobuf, NoModel};
+    use ErrorKind::{InvalidArgument, InvalidProtobuf};
     let cases: Vec<(&str, Vec<u8>, ErrorKind, &str)> = vec![
-        ("empty", vec![], NoModel, "empty"),
-        ("git-lfs pointer", lfs.to_vec(), NoModel, "git lfs pull"),
-        ("page", b"<!DOCTYPE html><html>404</html>".to_vec(), NoModel, "web page"),
-        ("page after space", b"\n\n  <html lang=en>".to_vec(), NoModel, "web page"),
-        ("page with a byte order mark", b"\xef\xbb\xbf<!doctype html>".to_vec(), NoModel, "web page"),
-        ("JSON", b"{\"error\": \"not found\"}".to_vec(), NoModel, "JSON"),
-        ("text", b"Entry not found".to_vec(), NoModel, "text"),
-        ("gzip", b"\x1f\x8b\x08\0\0\0\0\0".to_vec(), NoModel, "gzip"),
-        ("zip", b"PK\x03\x04\x14\0\0\0".to_vec(), NoModel, "zip"),
-        ("zstd", b"\x28\xb5\x2f\xfd\x04\0".to_vec(), NoModel, "zstd"),
-        ("tar", tar(), NoModel, "tar"),
-        ("pickle", b"\x80\x02}q\x00.".to_vec(), NoModel, "pickle"),
-        ("safetensors", safetensors(), NoModel, "safetensors"),
-        ("GGUF", b"GGUF\x03\0\0\0".to_vec(), NoModel, "GGUF"),
-        ("HDF5", b"\x89HDF\r\n\x1a\n".to_vec(), NoModel, "HDF5"),
-        ("TensorFlow Lite", b"\x1c\0\0\0TFL3\0\0".to_vec(), NoModel, "TensorFlow Lite"),
-        ("NumPy", b"\x93NUMPY\x01\0".to_vec(), NoModel, "NumPy"),
-        ("zeros", vec![0; 4096], NoModel, "zeros"),
+        ("empty", vec![], InvalidArgument, "No graph was found in the protobuf: the file is empty"),
+        ("git-lfs pointer", lfs.to_vec(), InvalidProtobuf, "git lfs pull"),
+        ("page", b"<!DOCTYPE html><html>404</html>".to_vec(), InvalidProtobuf, "web page"),
+        ("page after space", b"\n\n  <html lang=en>".to_vec(), InvalidProtobuf, "web page"),
+        ("page with a byte order mark", b"\xef\xbb\xbf<!doctype html>".to_vec(), InvalidProtobuf, "web page"),
+        ("JSON", b"{\"error\": \"not found\"}".to_vec(), InvalidProtobuf, "JSON"),
+        ("text", b"Entry not found".to_vec(), InvalidProtobuf, "text"),
+        ("gzip", b"\x1f\x8b\x08\0\0\0\0\0".to_vec(), InvalidProtobuf, "gzip"),
+        ("zip", b"PK\x03\x04\x14\0\0\0".to_vec(), InvalidProtobuf, "zip"),
+        ("zstd", b"\x28\xb5\x2f\xfd\x04\0".to_vec(), InvalidProtobuf, "zstd"),
+        ("tar", tar(), InvalidProtobuf, "tar"),
+        ("pickle", b"\x80\x02}q\x00.".to_vec(), InvalidProtobuf, "pickle"),
+        ("safetensors", safetensors(), InvalidProtobuf, "safetensors"),
+        ("GGUF", b"GGUF\x03\0\0\0".to_vec(), InvalidProtobuf, "GGUF"),
+        ("HDF5", b"\x89HDF\r\n\x1a\n".to_vec(), InvalidProtobuf, "HDF5"),
+        ("TensorFlow Lite", b"\x1c\0\0\0TFL3\0\0".to_vec(), InvalidProtobuf, "TensorFlow Lite"),
+        ("NumPy", b"\x93NUMPY\x01\0".to_vec(), InvalidProtobuf, "NumPy"),
+        ("zeros", vec![0; 4096], InvalidProtobuf, "zeros"),
         ("cut in the graph", whole[..600].to_vec(), InvalidProtobuf, "cut short"),
         ("cut at the last byte", whole[..whole.len() - 1].to_vec(), InvalidProtobuf, "1 bytes are missing"),
-        ("no graph", b"\x08\x08".to_vec(), NoModel, "without an ONNX graph"),
-        ("no graph but that of training", training.encode_to_vec(), NoModel, "without an ONNX graph"),
-        ("no graph but one in a function", functions.encode_to_vec(), NoModel, "without an ONNX graph"),
+        ("no graph", b"\x08\x08".to_vec(), InvalidArgument, "No graph was found in the protobuf"),
+        (
+            "no graph but that of training",
+            training.encode_to_vec(),
+            InvalidArgument,
+            "No graph was found in the protobuf",
+        ),
+        (
+            "no graph but one in a function",
+            functions.encode_to_vec(),
+            InvalidArgument,
+            "No graph was found in the protobuf",
+        ),
         ("damaged", flipped, InvalidProtobuf, "damaged"),
         (
             "length of 2^63",
@@ -173,17 +183,20 @@ fn what_is_no_file_is_not_opened() {
     let missing = folder.path().join("missing.onnx");
     let pipe = folder.path().join("pipe.onnx");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success());
-    let mut cases = vec![(missing, "there is no such file"), (folder.path().to_path_buf(), "a folder")];
+    let mut cases = vec![
+        (missing, ErrorKind::NoSuchFile, "there is no such file"),
+        (folder.path().to_path_buf(), ErrorKind::InvalidProtobuf, "a folder"),
+    ];
     if made {
-        cases.push((pipe, "a pipe"));
+        cases.push((pipe, ErrorKind::Fail, "a pipe"));
     }
     if cfg!(target_os = "linux") {
-        cases.push((PathBuf::from("/dev/zero"), "a pipe, socket or device"));
+        cases.push((PathBuf::from("/dev/zero"), ErrorKind::Fail, "a pipe, socket or device"));
     }
-    for (path, part) in cases {
+    for (path, kind, part) in cases {
         for access in [READ, MAP] {
             let error = Source::open(&path, access).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::NoSuchFile, "{error}");
+            assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(part), "{error}");
         }
     }

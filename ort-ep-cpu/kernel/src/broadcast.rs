@@ -322,16 +322,12 @@ pub fn chunk_len(threads: usize, len: usize) -> usize {
 
 fn strides_under(output: &[usize], shape: &[usize]) -> Result<Sizes> {
     let mut strides: Sizes = SmallVec::from_elem(0, output.len());
-    ensure!(shape.len() <= output.len(), InvalidArgument, "shape {shape:?} does not broadcast to {output:?}");
+    ensure!(shape.len() <= output.len(), Fail, "shape {shape:?} does not broadcast to {output:?}");
     let start = output.len() - shape.len();
     let mut stride = 1;
     for dim in (0..shape.len()).rev() {
         let (size, wanted) = (shape[dim], output[start + dim]);
-        ensure!(
-            size == wanted || size == 1,
-            InvalidArgument,
-            "shape {shape:?} does not broadcast to {output:?}"
-        );
+        ensure!(size == wanted || size == 1, Fail, "shape {shape:?} does not broadcast to {output:?}");
         if size != 1 {
             strides[start + dim] = stride;
             stride = size.saturating_mul(stride);

@@ -15,7 +15,7 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     usize::try_from(from_front)
         .ok()
         .filter(|&axis| axis < rank)
-        .ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
+        .ok_or_else(|| error!(Fail, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// Splits a shape around one axis: the product of the sizes before it, its own size, and the

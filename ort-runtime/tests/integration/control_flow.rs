@@ -257,7 +257,7 @@ fn a_branch_that_contradicts_itself_is_an_error_only_when_it_is_taken() -> Resul
     let outputs = session.run(&inputs(false)?)?;
     assert_eq!(floats(&outputs[0].1)?, (vec![3], vec![1.0, 2.0, 3.0]));
     let problem = session.run(&inputs(true)?).expect_err("the branch adds three elements to four");
-    assert_eq!(problem.kind(), ErrorKind::InvalidGraph);
+    assert_eq!(problem.kind(), ErrorKind::Fail);
     assert!(problem.to_string().contains("then_branch"), "{problem}");
     Ok(())
 }

@@ -143,7 +143,8 @@ fn what_does_not_fit_is_a_typed_error() -> Result<()> {
         }
         let problem =
             result.err().unwrap_or_else(|| panic!("{op} of {given:?} with {attrs:?} is not refused"));
-        let kinds = [ErrorKind::InvalidGraph, ErrorKind::InvalidArgument, ErrorKind::OutOfMemory];
+        let kinds =
+            [ErrorKind::Fail, ErrorKind::InvalidGraph, ErrorKind::InvalidArgument, ErrorKind::OutOfMemory];
         assert!(kinds.contains(&problem.kind()), "{op} of {given:?}: {:?} {problem}", problem.kind());
         assert!(!problem.to_string().contains("panicked"), "{op} of {given:?}: {problem}");
     }

@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueInfo, ValueType};
 use crate::limits::check_deadline;
 use crate::tensor::{Shape, TensorView};
-use crate::{Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What inference knows about one input.
 #[derive(Clone, Debug, Default)]
@@ -266,7 +266,10 @@ fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [S
     let outputs = node.outputs.iter().map(|_| (ValueType::Unknown, None)).collect();
     let mut cx =
         InferCx { spec, attrs: &node.attrs, inputs, bound, wanted: &node.outputs, outputs, subgraphs };
-    (spec.infer)(&mut cx)?;
+    // Shapes that contradict each other are a `Fail` to ONNX Runtime, unlike types that an operator
+    // does not have.
+    let inferred = (spec.infer)(&mut cx);
+    inferred.map_err(|problem| problem.reclassified(&[ErrorKind::InvalidGraph], ErrorKind::Fail))?;
     Ok(cx.finish())
 }
 
@@ -324,6 +327,8 @@ fn infer_detached(
     let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
     let outputs = infer_node(node, &inputs, subgraphs)
+        // Before the run no caller has given an argument.
+        .map_err(|problem| problem.reclassified(&[ErrorKind::InvalidArgument], ErrorKind::Fail))
         .map_err(|problem| problem.help(inputs_in_words(graph, node)))
         .within(|| node.place())?;
     // The facts borrow the graph, which changes below.
@@ -399,7 +404,7 @@ pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<
                 let negative = sizes.iter().any(|&size| size < 0);
                 ensure!(
                     !negative,
-                    InvalidArgument,
+                    Fail,
                     help = "the sizes come from the elements of an input: give it sizes of 0 or more",
                     "an output of shape {sizes:?} would have a negative size"
                 );

@@ -154,7 +154,7 @@ fn bind_one<'a>(
             let same = same_element(earlier, ty);
             ensure!(
                 same,
-                InvalidGraph,
+                Fail,
                 help = format!(
                     "inputs of type {} must have the same element type: put a Cast before one",
                     var.name

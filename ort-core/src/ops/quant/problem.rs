@@ -64,16 +64,11 @@ impl Quantization {
         let rank = shape.len();
         let counted = if self.axis < 0 { self.axis.saturating_add_unsigned(rank as u64) } else { self.axis };
         let at = usize::try_from(counted).ok().filter(|axis| *axis < rank);
-        let at =
-            at.ok_or_else(|| error!(InvalidArgument, "axis {} is out of range for rank {rank}", self.axis))?;
+        let at = at.ok_or_else(|| error!(Fail, "axis {} is out of range for rank {rank}", self.axis))?;
         let axis = shape.get(at).copied().unwrap_or(1);
         let inner = shape.iter().skip(at + 1).product();
         if self.block_size == 0 {
-            ensure!(
-                *scales == [axis],
-                InvalidArgument,
-                "scales of shape {scales:?} do not fit axis {at} of {shape:?}"
-            );
+            ensure!(*scales == [axis], Fail, "scales of shape {scales:?} do not fit axis {at} of {shape:?}");
             return Ok(Granularity { kind: GranularityKind::Axis, axis, inner });
         }
         let size = usize::try_from(self.block_size).unwrap_or(0);
@@ -84,7 +79,7 @@ impl Quantization {
         let expected = shape.iter().enumerate().map(|(index, own)| if index == at { count } else { *own });
         ensure!(
             expected.eq(scales.iter().copied()),
-            InvalidArgument,
+            Fail,
             "scales of shape {scales:?} do not fit blocks of {size} on axis {at} of {shape:?}"
         );
         Ok(Granularity { kind: GranularityKind::Blocks { size, count }, axis, inner })

@@ -10,7 +10,7 @@ use crate::spec::{
     gradient, one, var,
 };
 use crate::tensor::Tensor;
-use crate::{Result, ensure};
+use crate::{ErrorKind, Result, ensure};
 
 use super::constant::fresh_dims;
 use super::geometry::Strided;
@@ -94,7 +94,8 @@ fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
         "the shape {target:?} has a negative size"
     );
     // The standard broadcasts both ways: a 1 in `shape` keeps the input's size.
-    let shape = broadcast::dims(&[input, &target])?;
+    let shape = broadcast::dims(&[input, &target])
+        .map_err(|problem| problem.reclassified(&[ErrorKind::InvalidGraph], ErrorKind::InvalidArgument))?;
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))
         && SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&to))
@@ -113,11 +114,11 @@ fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
     };
     ensure!(
         repeats.len() == input.len(),
-        InvalidGraph,
+        InvalidArgument,
         "repeats {repeats:?} do not have one value for each axis of shape {input:?}"
     );
     let negative = repeats.iter().any(|repeat| repeat.as_constant().is_some_and(|repeat| repeat < 0));
-    ensure!(!negative, InvalidGraph, "repeats {repeats:?} have a negative value");
+    ensure!(!negative, InvalidArgument, "repeats {repeats:?} have a negative value");
     let shape: Vec<Dim> = input.iter().zip(&repeats).map(|(size, repeat)| size * repeat).collect();
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))

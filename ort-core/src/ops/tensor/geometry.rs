@@ -5,7 +5,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::Attributes;
-use crate::{Result, ensure, error, unknown_name};
+use crate::{ErrorKind, Result, ensure, error, unknown_name};
 
 /// The axis counted from the front; negative axes count from the back.
 ///
@@ -31,7 +31,7 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
 pub fn kernel_axis(axis: i64, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
     let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
-    counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is out of range for rank {rank}"))
+    counted.ok_or_else(|| error!(Fail, "axis {axis} is out of range for rank {rank}"))
 }
 
 /// The product of sizes; `usize::MAX` on overflow. Next to a size of 0, the others may be
@@ -57,7 +57,7 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>>
         let index = normalize_axis(axis, rank)?;
         ensure!(
             !result.contains(&index),
-            InvalidGraph,
+            InvalidArgument,
             help = "name each axis once, counted from the front or from the end",
             "axis {axis} is named twice"
         );
@@ -71,7 +71,7 @@ pub fn permutation(attrs: &Attributes, rank: usize) -> Result<SmallVec<[usize; 6
     let Some(perm) = attrs.find_ints("perm") else { return Ok((0..rank).rev().collect()) };
     ensure!(
         perm.len() == rank,
-        InvalidGraph,
+        InvalidArgument,
         "perm {perm:?} is not a permutation of the axes of a tensor of rank {rank}"
     );
     normalize_axes(perm, rank)
@@ -121,7 +121,7 @@ impl SliceAxis {
 
     /// Resolves `start..end` with a step on a dimension of this size, clamping as ONNX does.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
-        ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "the step of a slice is 0");
+        ensure!(step != 0, InvalidArgument, help = SLICE_STEP, "the step of a slice is 0");
         // The bounds of the clamps below would be out of order, which panics.
         if size == 0 {
             return Ok(SliceAxis { start: 0, step, count: 0 });
@@ -190,7 +190,9 @@ pub fn slice_axes_and_steps(
     rank: usize,
 ) -> Result<AxesAndSteps> {
     let axes = match axes {
-        Some(axes) => normalize_axes(axes, rank)?,
+        Some(axes) => normalize_axes(axes, rank).map_err(|problem| {
+            problem.reclassified(&[ErrorKind::InvalidGraph], ErrorKind::InvalidArgument)
+        })?,
         // One more than the rank at most: the check below then fails without allocating `count`
         // axes.
         None => (0..count.min(rank + 1)).collect(),
@@ -198,7 +200,7 @@ pub fn slice_axes_and_steps(
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
     let steps: SmallVec<[i64; 6]> = steps.map_or_else(|| SmallVec::from_elem(1, count), SmallVec::from_slice);
     ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
-    ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "the step of a slice is 0");
+    ensure!(!steps.contains(&0), InvalidArgument, help = SLICE_STEP, "the step of a slice is 0");
     Ok(axes.into_iter().zip(steps).collect())
 }
 

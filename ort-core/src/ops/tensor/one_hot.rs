@@ -39,7 +39,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let depth = depth.unwrap_or_else(|| cx.fresh());
     ensure!(
         depth.as_constant().is_none_or(|depth| depth >= 0),
-        InvalidGraph,
+        InvalidArgument,
         "depth is {depth}, expected 0 or more"
     );
     let mut shape = indices.to_vec();

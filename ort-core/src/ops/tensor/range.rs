@@ -49,7 +49,7 @@ const STEP: &str = "the input 'delta' must not be 0";
 
 /// `max(ceil((limit - start) / delta), 0)`, or `None` if the sign of the step is unknown.
 fn integer_size(start: &Dim, limit: &Dim, delta: &Dim) -> Result<Option<Dim>> {
-    ensure!(delta.as_constant() != Some(0), InvalidGraph, help = STEP, "delta of Range is 0");
+    ensure!(delta.as_constant() != Some(0), InvalidArgument, help = STEP, "delta of Range is 0");
     let (distance, step) = if delta.is_known_positive() {
         (limit - start, delta.clone())
     } else if delta.upper_bound().is_some_and(|high| high < 0) {
@@ -78,7 +78,7 @@ fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
         return Ok(None);
     };
     let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
-    ensure!(delta != 0.0, InvalidGraph, help = STEP, "delta of Range is 0");
+    ensure!(delta != 0.0, InvalidArgument, help = STEP, "delta of Range is 0");
     // Of the integers only int16 comes here, which a double holds exactly.
     let size = ((limit - start) / delta).ceil();
     // Also fails for NaN and infinity.

@@ -63,7 +63,7 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
         ensure!(
             !negative && !differ,
-            InvalidGraph,
+            InvalidArgument,
             help = "the parts must be 0 or more and add up to the size",
             "split {parts:?} does not add up to size {size}"
         );

@@ -27,6 +27,6 @@ ops![TRILU];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
-    ensure!(shape.len() >= 2, InvalidGraph, "Trilu needs rank 2 or more, got rank {}", shape.len());
+    ensure!(shape.len() >= 2, InvalidArgument, "Trilu needs rank 2 or more, got rank {}", shape.len());
     cx.set_shape(0, shape.to_vec())
 }

@@ -185,7 +185,7 @@ fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 fn parse(strings: &[String], to: DType, target: &mut [u8]) -> Result<()> {
     parse_elements(strings, to, target, CastOptions::default())
-        .map_err(|error| error!(InvalidArgument, "{error}"))
+        .map_err(|error| error!(RuntimeException, "{error}"))
 }
 
 fn format(cx: &mut RunCx<'_>) -> Result<()> {

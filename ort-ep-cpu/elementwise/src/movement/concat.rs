@@ -30,7 +30,7 @@ impl Movement for Concat {
         let outer: usize = shape[..axis].iter().product();
         let to = only(to)?;
         let total: usize = from.iter().map(|cells| cells.len()).sum();
-        ensure!(total == to.len(), InvalidArgument, "{total} elements joined to shape {shape:?}");
+        ensure!(total == to.len(), Fail, "{total} elements joined to shape {shape:?}");
         if to.is_empty() {
             return Ok(());
         }

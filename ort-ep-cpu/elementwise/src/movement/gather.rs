@@ -26,10 +26,15 @@ movement![
 
 /// Returns the error for an index that an axis of this size does not have.
 fn outside_of(index: i64, size: i64) -> Error {
-    error!(InvalidArgument, "index {index} is out of range for size {size}").help(match size {
-        0 => "the axis is empty".to_string(),
-        _ => format!("indices go from {} to {}", -size, size - 1),
-    })
+    if size == 0 {
+        return error!(InvalidArgument, "indices element out of data bounds, idx={index}: the axis is empty");
+    }
+    error!(
+        InvalidArgument,
+        "indices element out of data bounds, idx={index} must be within the inclusive range [{},{}]",
+        -size,
+        size - 1
+    )
 }
 
 /// Indices of either integer type, read without conversion.

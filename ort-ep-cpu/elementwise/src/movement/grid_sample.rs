@@ -102,7 +102,7 @@ impl<'a> Sizes<'a> {
         let fits = rank > 0 && grid_shape.len() == shape.len() && grid_shape[grid_shape.len() - 1] == rank;
         ensure!(
             fits && grid_shape[0] == shape[0],
-            InvalidArgument,
+            Fail,
             "the image of shape {shape:?} does not match the grid of shape {grid_shape:?}"
         );
         let points = grid_shape[1..grid_shape.len() - 1].iter().product();

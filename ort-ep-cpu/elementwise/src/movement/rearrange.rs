@@ -51,10 +51,9 @@ impl Movement for Reverse {
             // Lengths are an input, and no inference has seen them.
             let fits = usize::try_from(length).ok().filter(|&length| length <= time);
             let length = fits.ok_or_else(|| {
-                error!(InvalidArgument, "sequence {sequence} has length {length}, there are {time} steps")
-                    .help(format!(
-                        "the lengths are 0 to {time}; batch_axis and time_axis say which axis is which"
-                    ))
+                error!(Fail, "sequence {sequence} has length {length}, there are {time} steps").help(format!(
+                    "the lengths are 0 to {time}; batch_axis and time_axis say which axis is which"
+                ))
             })?;
             for step in spending(4 + run / 4, 0..time) {
                 // Steps beyond a sequence's length keep their position.

@@ -34,14 +34,14 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
     else {
         let shapes = (boxes.shape(), scores.shape());
         return Err(error!(
-            InvalidArgument,
+            Fail,
             "boxes and scores have shapes {shapes:?}, expected [batch, boxes, 4] and [batch, classes, boxes]"
         ));
     };
     let fits = batches == score_batches && count == score_count;
     ensure!(
         fits,
-        InvalidArgument,
+        Fail,
         "boxes of shape {:?} do not match scores of shape {:?}, expected [batch, boxes, 4] and [batch, classes, boxes]",
         boxes.shape(),
         scores.shape()

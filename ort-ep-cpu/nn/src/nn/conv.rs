@@ -122,7 +122,8 @@ pub(super) fn geometry(
     let window = window_of(&windows.on(&image[2..])?)?;
     // The library checks channels and groups. We computed the windows from the node's attributes.
     let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
-    let mut geometry = ConvGeometry::new(image, weight, &attributes).map_err(refused)?;
+    let geometry = ConvGeometry::new(image, weight, &attributes);
+    let mut geometry = geometry.map_err(|problem| error!(Fail, "{problem}"))?;
     geometry.window = window;
     Ok(geometry)
 }

@@ -31,15 +31,11 @@ impl AxisParts {
         for (index, shape) in inputs.iter().enumerate() {
             let mut pairs = shape.iter().zip(whole).enumerate();
             let fits = shape.len() == whole.len() && pairs.all(|(at, (own, all))| at == axis || own == all);
-            ensure!(fits, InvalidArgument, "input {index} of shape {shape:?} joined to {whole:?}");
+            ensure!(fits, Fail, "input {index} of shape {shape:?} joined to {whole:?}");
             sizes.push(shape.get(axis).copied().unwrap_or(0));
         }
         let total = sizes.iter().copied().fold(0, usize::saturating_add);
-        ensure!(
-            whole.get(axis) == Some(&total),
-            InvalidArgument,
-            "{total} elements joined to shape {whole:?}"
-        );
+        ensure!(whole.get(axis) == Some(&total), Fail, "{total} elements joined to shape {whole:?}");
         Ok(AxisParts { axis, sizes, whole: whole.into() })
     }
 
