@@ -17,7 +17,7 @@ use crate::cancel::interruptibly;
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
-use crate::error::{OrRaise, exception, raised};
+use crate::error::{OrRaise, exception, raised, text_of};
 use crate::mismatch;
 use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, OrtValueVector, sizes_of};
 use crate::session::{InferenceSession, TERMINATED};
@@ -82,11 +82,14 @@ impl SessionIOBinding {
             if error.kind() == ErrorKind::Cancelled {
                 return exception(py, ErrorKind::Fail, &format!("Error in execution: {TERMINATED}"));
             }
-            let text = format!("Error in execution: {}", error.message());
-            match error.shortage() {
-                Some(_) => raised(py, &error),
-                None => exception(py, error.kind(), &text),
+            if error.shortage().is_some() {
+                return raised(py, &error);
             }
+            let text = match error.nodes().next() {
+                Some(_) => text_of(&error),
+                None => error.message().to_owned(),
+            };
+            exception(py, error.kind(), &format!("Error in execution: {text}"))
         })
     }
 

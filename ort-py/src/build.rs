@@ -1,7 +1,7 @@
 //! Building: what the options of a session say, for the engine.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{self, tensor_of};
 use crate::cancel::CancelToken;
-use crate::error::{OrRaise, exception};
+use crate::error::{OrRaise, exception, load_failed};
 use crate::ort_value::OrtValue;
 use crate::providers::request;
 
@@ -47,7 +47,9 @@ pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
         ));
     }
     let path = path.to_owned();
-    let source = py.detach(|| Source::open(path, FileAccess::default())).or_raise(py)?;
+    let source = py
+        .detach(|| Source::open(&path, FileAccess::default()))
+        .map_err(|error| load_failed(py, Some(Path::new(&path)), &error))?;
     in_folder(options, source)
 }
 
@@ -57,7 +59,7 @@ pub(crate) fn wrap(options: &Bound<'_, PyAny>, bytes: &Bound<'_, PyBytes>) -> Py
         return Err(exception(
             options.py(),
             ErrorKind::InvalidArgument,
-            "No graph was found in the protobuf.: the bytes of the model are empty",
+            "No graph was found in the protobuf: the bytes of the model are empty",
         ));
     }
     in_folder(options, Source::from_bytes(Bytes::from_owner(Borrowed::of(bytes))))
@@ -106,7 +108,9 @@ pub(crate) fn load(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Model
         external_initializers: items(options, "_external_initializers", weight)?,
         external_files: items(options, "_external_files", file)?,
     };
-    py.detach(|| Model::from_source_with(source, &changes)).or_raise(py)
+    let path = source.path().map(Path::to_path_buf);
+    py.detach(|| Model::from_source_with(source, &changes))
+        .map_err(|error| load_failed(py, path.as_deref(), &error))
 }
 
 /// Reads a dict of the options, in its order.

@@ -3,6 +3,8 @@
 //! The classes are Python's, in `ort_runtime/capi/_errors.py`: a class of several bases cannot be
 //! made here.
 
+use std::path::Path;
+
 use ort_runtime::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -54,11 +56,42 @@ fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
 
 /// Turns a failure of the engine into an exception.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    // The message begins with the kind in words, which the class and the code say already.
-    let text = error.to_string();
-    let text =
-        text.strip_prefix(error.kind().name()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text);
-    exception(py, error.kind(), text)
+    exception(py, error.kind(), &text_of(error))
+}
+
+/// Returns the text of an error without its kind, which the class and the code say already. The
+/// nodes that were running come first, in onnxruntime's words.
+pub(crate) fn text_of(error: &Error) -> String {
+    let running = |(name, op): (&str, &str)| {
+        format!("Non-zero status code returned while running {op} node. Name:'{name}' Status Message: ")
+    };
+    error.nodes().map(running).chain([error.without_nodes()]).collect()
+}
+
+/// The exception of a model that does not load: the engine's text behind onnxruntime's words, which
+/// programs look for. `path` is that of its file.
+pub(crate) fn load_failed(py: Python<'_>, path: Option<&Path>, error: &Error) -> PyErr {
+    let path = path.map(|path| path.display().to_string());
+    let text = error.without_nodes();
+    // The path stands in front.
+    let place = format!("model '{}'", path.as_deref().unwrap_or("(memory)"));
+    let rest = text.strip_prefix(&place);
+    let rest = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(" > ")));
+    let rest = rest.unwrap_or(&text);
+    let text = match (&path, error.kind()) {
+        (Some(path), ErrorKind::NoSuchFile) => {
+            format!("Load model from {path} failed:Load model {path} failed. File doesn't exist")
+        }
+        (Some(path), ErrorKind::InvalidProtobuf) => {
+            format!("Load model from {path} failed:Protobuf parsing failed. {rest}")
+        }
+        (Some(path), _) => format!("Load model from {path} failed:{rest}"),
+        (None, ErrorKind::InvalidProtobuf) => {
+            format!("Failed to load model because protobuf parsing failed. {rest}")
+        }
+        (None, _) => rest.to_owned(),
+    };
+    exception(py, error.kind(), &text)
 }
 
 /// [`raised`] for results.

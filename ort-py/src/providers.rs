@@ -130,7 +130,7 @@ pub(crate) fn unregister(py: Python<'_>, name: &str) -> PyResult<()> {
     let mut libraries = LIBRARIES.lock();
     let place = libraries.iter().position(|library| library.name == name);
     let Some(place) = place else {
-        let text = format!("the execution provider library '{name}' was not registered");
+        let text = format!("Execution provider library: {name} was not registered.");
         return Err(exception(py, ErrorKind::Fail, &text));
     };
     libraries.remove(place);

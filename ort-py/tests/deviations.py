@@ -71,6 +71,17 @@ _add(
     },
 )
 
+_add(
+    "The model runs all the same, and `ort_runtime.check` warns: exporters are ahead of runtimes.",
+    {
+        f"test_exceptions.py::test_faulty_{form}[{name}]": Raises(
+            "Fail", rf"^\[ONNXRuntimeError\] : 1 : FAIL : .*{word}"
+        )
+        for form in ("file", "bytes")
+        for name, word in (("type_clash", "int64"), ("future_opset", "999"), ("future_ir", "999"))
+    },
+)
+
 # test_inputs.py
 
 
