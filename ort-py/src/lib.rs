@@ -21,6 +21,7 @@ mod ort_value;
 mod plan;
 mod profile;
 mod providers;
+mod quantize;
 mod schemas;
 mod session;
 mod sparse;
@@ -43,6 +44,11 @@ mod onnxruntime_pybind11_state {
     use super::ort_value::{OrtValue, OrtValueVector};
     #[pymodule_export]
     use super::plan::Plan;
+    #[pymodule_export]
+    use super::quantize::{
+        quantize_matmul_2bits, quantize_matmul_4bits, quantize_matmul_8bits, quantize_matmul_bnb4,
+        quantize_qdq_matmul_2bits, quantize_qdq_matmul_4bits,
+    };
     #[pymodule_export]
     use super::session::InferenceSession;
     #[pymodule_export]

@@ -30,6 +30,7 @@ const ROOTS: &[&str] = &[
     "ort-ep-wgpu/src/lib.rs",
     "ort-gpu/src/lib.rs",
     "ort-numpy/src/lib.rs",
+    "ort-quant/src/lib.rs",
     "ort-report/src/lib.rs",
     "ort-runtime/src/lib.rs",
     "ort-testkit/src/lib.rs",

@@ -17,6 +17,7 @@ const CRATES: &[&str] = &[
     "ort-ep-wgpu/",
     "ort-gpu/",
     "ort-numpy/",
+    "ort-quant/",
     "ort-report/",
     "ort-runtime/",
     "ort-testkit/",

@@ -27,6 +27,7 @@ const SOURCES: &[&str] = &[
     "ort-ep-wgpu/src/",
     "ort-gpu/src/",
     "ort-numpy/src/",
+    "ort-quant/src/",
     "ort-report/src/",
     "ort-runtime/src/",
     "ort-testkit/src/",

@@ -22,6 +22,8 @@ from ._schemas import KernelDef, OpSchema
 from ._sparse_views import *
 from ._values import copy_tensors as copy_tensors
 
+_Weights = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
 ModelCompiler = NativeCompiler
 
 @final
@@ -257,6 +259,96 @@ def get_runtime_version() -> str:
 
 def get_version_string() -> str:
     """Returns the version of onnxruntime whose interface this is."""
+
+def quantize_matmul_2bits(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    scales: _Weights,
+    zero_points: npt.NDArray[np.uint8],
+    block_size: int,
+    n: int,
+    k: int,
+    is_symmetric: bool,
+    /,
+) -> None:
+    """Quantizes to 2 bits for `MatMulNBits`; see `quantize_matmul_4bits`."""
+
+def quantize_matmul_4bits(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    scales: _Weights,
+    zero_points: npt.NDArray[np.uint8],
+    block_size: int,
+    n: int,
+    k: int,
+    is_symmetric: bool,
+    /,
+) -> None:
+    """Quantizes to 4 bits for `MatMulNBits`.
+
+    `src` is [k, n]. Writes the inputs of the operator: `dst` [n, blocks, block_size * 4 / 8],
+    `scales` [n, blocks], `zero_points` [n, blocks] packed by rows. Blocks have 16, 32, 64, 128 or
+    256 rows. Raises ValueError if an array is too short, TypeError for other element types.
+    """
+
+def quantize_matmul_8bits(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    scales: _Weights,
+    zero_points: npt.NDArray[np.uint8],
+    block_size: int,
+    n: int,
+    k: int,
+    is_symmetric: bool,
+    /,
+) -> None:
+    """Quantizes to 8 bits for `MatMulNBits`; see `quantize_matmul_4bits`."""
+
+def quantize_matmul_bnb4(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    absmax: _Weights,
+    block_size: int,
+    quant_type: int,
+    n: int,
+    k: int,
+    /,
+) -> None:
+    """Quantizes to FP4 (type 0) or NF4 (type 1) for `MatMulBnb4`.
+
+    Writes `dst`, two values in a byte, and `absmax`, an element for each block of weights in the
+    order of memory.
+    """
+
+def quantize_qdq_matmul_2bits(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    scales: _Weights,
+    zero_points: npt.NDArray[np.uint8],
+    block_size: int,
+    n: int,
+    k: int,
+    is_symmetric: bool,
+    /,
+) -> bool:
+    """Quantizes to 2 bits for `DequantizeLinear`; see `quantize_qdq_matmul_4bits`."""
+
+def quantize_qdq_matmul_4bits(
+    dst: npt.NDArray[np.uint8],
+    src: _Weights,
+    scales: _Weights,
+    zero_points: npt.NDArray[np.uint8],
+    block_size: int,
+    n: int,
+    k: int,
+    is_symmetric: bool,
+    /,
+) -> bool:
+    """Quantizes to 4 bits for `DequantizeLinear`.
+
+    Writes the inputs of the operator: `dst` [k, n], `scales` and `zero_points` [blocks, n]. Returns
+    whether the values are signed, as those of symmetric blocks are.
+    """
 
 def register_execution_provider_library(name: str, path: str) -> None:
     """Loads a library that has a provider. Raises Fail if it cannot be loaded."""

@@ -1,0 +1,52 @@
+//! Element types of weights: float32 and float16, computed with in float32.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+}
+
+/// An element type of weights and scales: `f32` or `half::f16`.
+pub trait Weight: Copy + Send + Sync + sealed::Sealed {
+    /// Converts a slice to float32, into one of the same length.
+    fn widen(from: &[Self], to: &mut [f32]);
+
+    /// Rounds a float32 to this type.
+    fn narrow(value: f32) -> Self;
+
+    /// Converts an element to float32.
+    fn wide(self) -> f32;
+}
+
+impl Weight for f32 {
+    fn widen(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn narrow(value: f32) -> f32 {
+        value
+    }
+
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+impl Weight for f16 {
+    fn widen(from: &[f16], to: &mut [f32]) {
+        // By the slice, because `half` looks for the CPU's instructions once a call.
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+}
