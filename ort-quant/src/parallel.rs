@@ -25,7 +25,7 @@ pub(crate) fn for_each<J: Send>(jobs: Vec<J>, work: impl Fn(J) + Sync) {
     thread::scope(|scope| {
         // This thread is one of them. If the system refuses another, the rest do its jobs.
         for _ in 1..threads {
-            if thread::Builder::new().spawn_scoped(scope, &drain).is_err() {
+            if thread::Builder::new().spawn_scoped(scope, drain).is_err() {
                 break;
             }
         }

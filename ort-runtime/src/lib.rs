@@ -48,9 +48,9 @@ pub use ort_alloc::{
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::onnx::LoadOptions;
 pub use ort_core::session::{
-    ArenaDevice, BatchSplit, EventMemory, EventTensor, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
-    Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions, Session,
-    SessionBuilder, SessionOptions, SharedMemory, ValueSpec, open_devices, release_idle_memory,
+    ArenaDevice, BatchSplit, EventMemory, EventTensor, ExecutionMode, IdleMemory, InputSource, IoBinding,
+    MemoryUse, Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions,
+    Session, SessionBuilder, SessionOptions, SharedMemory, ValueSpec, open_devices, release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
