@@ -6,7 +6,7 @@ use numpy::npyffi::{
     _PyArray_GET_ITEM_DATA, NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, get_type_object,
     npy_intp,
 };
-use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::intern;
@@ -82,8 +82,8 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Other libraries call deleters of ours, where PyO3 does not know that the thread is attached.
-        // Without this it would let go of the object at its next call only.
+        // Other libraries call deleters of ours, where PyO3 does not know that the thread is
+        // attached. Without this it would let go of the object at its next call only.
         if let Some(object) = self.0.take() {
             Python::try_attach(|py| object.drop_ref(py));
         }
@@ -144,7 +144,9 @@ pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<
     let dtype = tensor.dtype();
     if dtype == DType::String {
         let strings = tensor.strings().or_raise(py)?;
-        return objects(py, PyList::new(py, strings)?, tensor.shape());
+        let objects = strings.iter().map(|text| PyString::new(py, text).into_any().unbind()).collect();
+        let array = PyArray1::from_vec(py, objects).into_any();
+        return array.call_method1(intern!(py, "reshape"), (tensor.shape().to_vec(),));
     }
     let bytes = tensor.bytes().ok_or_else(|| {
         PyRuntimeError::new_err(format!("the value is in the memory of {}; copy it first", tensor.memory()))
@@ -162,13 +164,6 @@ fn unpacked(bytes: &[u8], bits: usize, count: usize) -> Vec<u8> {
     let (per_byte, mask) = (8 / bits, (1_u8 << bits) - 1);
     let each = bytes.iter().flat_map(|byte| (0..per_byte).map(move |place| byte >> (place * bits) & mask));
     each.take(count).collect()
-}
-
-/// Returns an array of objects with this shape.
-fn objects<'py>(py: Python<'py>, list: Bound<'py, PyList>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
-    let array = numpy(py)?.call_method1(intern!(py, "empty"), (list.len(), "object"))?;
-    array.set_item(pyo3::types::PySlice::full(py), list)?;
-    array.call_method1(intern!(py, "reshape"), (shape.to_vec(),))
 }
 
 /// Returns an array over memory that `owner` keeps alive.
@@ -234,7 +229,7 @@ impl HostMemory {
         HostMemory { data: data_of(array), len, owner }
     }
 
-    /// The memory of a tensor on the host, which stays alive. Nobody else may write to it.
+    /// The memory of a tensor on the host, which stays alive. No one else may write to it.
     pub(crate) fn of_tensor(tensor: &Tensor) -> Option<HostMemory> {
         let bytes = tensor.bytes()?.clone();
         let (data, len) = (bytes.as_ptr().cast_mut(), bytes.len());

@@ -44,6 +44,8 @@ pub(crate) struct SessionIOBinding {
     /// What is bound and does not fit, by name. The next run says so, as in onnxruntime.
     misfits: BTreeMap<String, String>,
     has_run: bool,
+    /// Whether nothing was bound since the last check.
+    is_ready: bool,
 }
 
 impl SessionIOBinding {
@@ -54,8 +56,11 @@ impl SessionIOBinding {
 
     /// Runs the session. Without a bound output it binds all to host memory first.
     pub(crate) fn run(&mut self, py: Python<'_>, session: &Session, options: RunOptions<'_>) -> PyResult<()> {
-        self.check(py)?;
-        self.join_memory(py)?;
+        if !self.is_ready {
+            self.check(py)?;
+            self.join_memory(py)?;
+            self.is_ready = true;
+        }
         if self.order.is_empty() {
             for spec in session.outputs() {
                 self.binding.bind_output(&spec.name, DeviceId::HOST).or_raise(py)?;
@@ -114,8 +119,8 @@ impl SessionIOBinding {
                 && !matches!(spec.ty, ValueType::Optional(_))
                 && !self.inputs.contains_key(&spec.name)
         };
-        let specs = self.session.inputs();
-        let problem = match (self.misfits.values().next(), specs.iter().find(is_missing)) {
+        let built = self.owner.get().built(py)?;
+        let problem = match (self.misfits.values().next(), built.inputs().iter().find(is_missing)) {
             (Some(problem), _) => problem.clone(),
             (None, Some(spec)) => format!("Missing Input: {}", spec.name),
             (None, None) => return Ok(()),
@@ -158,8 +163,8 @@ impl SessionIOBinding {
         Ok(())
     }
 
-    /// Lets outputs be written in place of the inputs whose memory they have, as caches are. The plan
-    /// then knows of it.
+    /// Lets outputs be written in place of the inputs whose memory they have, as caches are. The
+    /// plan then knows of it.
     fn join_memory(&mut self, py: Python<'_>) -> PyResult<()> {
         let targets = self.targets.clone().into_iter().filter(|(name, _)| !self.copied.contains(name));
         for (name, host) in targets.collect::<Vec<_>>() {
@@ -208,6 +213,7 @@ impl SessionIOBinding {
 
     /// Binds an input to a value, unless it does not fit.
     fn set_input(&mut self, py: Python<'_>, spec: &ValueSpec, value: Value) -> PyResult<()> {
+        self.is_ready = false;
         self.misfits.remove(&spec.name);
         self.part_from(py, &spec.name)?;
         self.inputs.insert(spec.name.clone(), value.clone());
@@ -221,14 +227,15 @@ impl SessionIOBinding {
     }
 
     /// Returns the input of a name.
-    fn input(&self, name: &str, missing: &str) -> PyResult<ValueSpec> {
-        let spec = self.session.inputs().into_iter().find(|spec| spec.name == name);
-        spec.ok_or_else(|| PyRuntimeError::new_err(format!("{missing}: {name}")))
+    fn input(&self, py: Python<'_>, name: &str, missing: &str) -> PyResult<ValueSpec> {
+        let spec = self.owner.get().built(py)?.inputs().iter().find(|spec| spec.name == name);
+        spec.cloned().ok_or_else(|| PyRuntimeError::new_err(format!("{missing}: {name}")))
     }
 
     /// Returns memory for an output, unless it does not fit.
     fn target(&mut self, py: Python<'_>, name: &str, host: &HostTensor) -> PyResult<Option<OutputTarget>> {
-        let spec = self.session.outputs().into_iter().find(|spec| spec.name == name);
+        let built = self.owner.get().built(py)?;
+        let spec = built.outputs().iter().find(|spec| spec.name == name);
         let problem =
             spec.and_then(|spec| mismatch::of_tensor("output", name, &spec.ty, host.dtype, &host.shape));
         if let Some(problem) = problem {
@@ -299,6 +306,7 @@ impl SessionIOBinding {
             copied: BTreeSet::new(),
             misfits: BTreeMap::new(),
             has_run: false,
+            is_ready: false,
         })
     }
 
@@ -317,12 +325,12 @@ impl SessionIOBinding {
         let (spec, value) = match (element_type, shape, pointer) {
             (Some(element_type), Some(shape), Some(pointer)) => {
                 require_host(Some(source))?;
-                let spec = self.input(name, "Failed to find input name in the mapping")?;
+                let spec = self.input(py, name, "Failed to find input name in the mapping")?;
                 let host = at_pointer(py, element_type, &shape, pointer)?;
                 (spec, Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?))
             }
             (None, None, None) => {
-                let spec = self.input(name, "Failed to find NodeArg with name")?;
+                let spec = self.input(py, name, "Failed to find NodeArg with name")?;
                 let value = any_value_of(name, &spec.ty, source).map_err(|problem| {
                     let text = "Unable to create OrtValue from the given python object";
                     PyRuntimeError::new_err(format!("{text}: {}", problem.value(py)))
@@ -339,7 +347,7 @@ impl SessionIOBinding {
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_input() takes an OrtValue"))?;
-        let spec = self.input(name, "Failed to find input name in the mapping")?;
+        let spec = self.input(py, name, "Failed to find input name in the mapping")?;
         self.set_input(py, &spec, value.get().value(py)?)
     }
 
@@ -394,6 +402,7 @@ impl SessionIOBinding {
     /// Binds all inputs to what they are without a binding.
     fn clear_binding_inputs(&mut self) {
         self.binding.clear_binding_inputs();
+        self.is_ready = false;
         for name in std::mem::take(&mut self.inputs).into_keys() {
             self.misfits.remove(&name);
         }
@@ -403,6 +412,7 @@ impl SessionIOBinding {
     /// Unbinds all outputs.
     fn clear_binding_outputs(&mut self) {
         self.binding.clear_binding_outputs();
+        self.is_ready = false;
         for (name, _) in self.order.drain(..) {
             self.misfits.remove(&name);
         }
@@ -471,9 +481,10 @@ impl SessionIOBinding {
         given: Option<Py<OrtValue>>,
     ) -> PyResult<()> {
         self.bind_all_anew();
+        self.is_ready = false;
         self.in_place.remove(name);
         self.copied.remove(name);
-        if self.session.outputs().iter().any(|spec| spec.name == name) {
+        if self.owner.get().built(py)?.outputs().iter().any(|spec| spec.name == name) {
             self.binding.unbind_output(name).or_raise(py)?;
             if let Some(target) = target {
                 self.misfits.remove(name);

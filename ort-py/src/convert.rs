@@ -7,7 +7,7 @@ use ort_runtime::{DType, ErrorKind, Tensor, Value};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyString, PyTuple, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple, PyType};
 
 use crate::arrays::{self, array_of, tensor_of};
 use crate::dtypes;
@@ -15,11 +15,11 @@ use crate::error::{OrRaise, exception};
 use crate::mismatch;
 use crate::ort_value::OrtValue;
 
-/// Reads what a caller gives for an input of this type, and checks that it fits. `None` stands for an
-/// absent optional.
+/// Reads what a caller gives for an input of this type, and checks that it fits. `None` stands for
+/// an absent optional.
 ///
-/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays of
-/// the model's type.
+/// Arrays are never cast: an array of another element type is refused. Nested lists become arrays
+/// of the model's type.
 pub(crate) fn value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
     let value = any_value_of(name, ty, given)?;
     match mismatch::of_value(name, ty, &value) {
@@ -104,18 +104,11 @@ fn as_array<'py>(name: &str, given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
             }
         }
         let is_text = given.is_instance_of::<PyBytes>() || given.is_instance_of::<PyByteArray>();
-        if !is_text && has_buffer(given) {
-            let view = py.import(intern!(py, "builtins"))?.getattr("memoryview")?.call1((given,))?;
+        if !is_text && let Ok(view) = PyMemoryView::from(given) {
             return Ok(numpy.call_method1(intern!(py, "asarray"), (view,))?.cast_into()?);
         }
     }
     Err(not_a_value(name, given)?)
-}
-
-/// Whether an object gives its memory by Python's buffer protocol.
-fn has_buffer(given: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the object is alive.
-    unsafe { pyo3::ffi::PyObject_CheckBuffer(given.as_ptr()) == 1 }
 }
 
 /// The refusal of an object that is no value, in onnxruntime's words.

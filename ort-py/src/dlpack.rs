@@ -69,8 +69,8 @@ fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<Managed> {
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
         return Err(PyErr::fetch(capsule.py()));
     }
-    // SAFETY: a capsule of this name holds a valid struct, and the new name hands it over. Who lends
-    // memory of Python's makes its deleter safe on any thread, as DLPack asks.
+    // SAFETY: a capsule of this name holds a valid struct, and the new name hands it over. Who
+    // lends memory of Python's makes its deleter safe on any thread, as DLPack asks.
     unsafe { Managed::from_raw(raw) }.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))
 }
 

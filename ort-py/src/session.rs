@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
+use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{ErrorKind, Model, RunOptions, Session, Value, ValueSpec};
@@ -46,9 +47,29 @@ pub(crate) struct Built {
     places: [HashMap<String, usize>; 2],
     providers: Vec<(String, HashMap<String, String>)>,
     profiling: Option<Profiling>,
+    /// The token of runs without options: a new one for each would be an allocation.
+    idle_token: Token,
 }
 
+/// The values of a run by the names of inputs.
+type Given<'a> = SmallVec<[(&'a str, Value); 4]>;
+
 impl Built {
+    /// The inputs.
+    pub(crate) fn inputs(&self) -> &[ValueSpec] {
+        &self.inputs
+    }
+
+    /// The outputs.
+    pub(crate) fn outputs(&self) -> &[ValueSpec] {
+        &self.outputs
+    }
+
+    /// The token of a caller's options, or one that no caller has.
+    fn token(&self, options: Option<&Bound<'_, CancelToken>>) -> Token {
+        options.map_or_else(|| self.idle_token.clone(), |token| token.get().token())
+    }
+
     fn new(session: Session, providers: Vec<(String, HashMap<String, String>)>, profiles: bool) -> Built {
         let (inputs, outputs) = (session.inputs(), session.outputs());
         let places = [&inputs, &outputs]
@@ -57,7 +78,8 @@ impl Built {
             |spec: &&ValueSpec| matches!(spec.ty, ValueType::Optional(_)) && !spec.has_default;
         let optional = inputs.iter().filter(may_be_absent).map(|spec| spec.name.clone()).collect();
         let profiling = profiles.then(Profiling::start);
-        Built { session: Arc::new(session), inputs, outputs, optional, places, providers, profiling }
+        let (session, idle_token) = (Arc::new(session), Token::default());
+        Built { session, inputs, outputs, optional, places, providers, profiling, idle_token }
     }
 
     fn input(&self, py: Python<'_>, name: &str) -> PyResult<&ValueSpec> {
@@ -70,8 +92,24 @@ impl Built {
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
     }
 
+    /// Reads a feed, and adds the optional inputs that it leaves out.
+    fn values<'a>(&'a self, feed: &Bound<'_, PyDict>) -> PyResult<Given<'a>> {
+        // Taken out at once: reading a value may run code that changes the dict.
+        let entries: SmallVec<[(Bound<'_, PyAny>, Bound<'_, PyAny>); 4]> = feed.iter().collect();
+        let mut given = Given::new();
+        for (name, object) in &entries {
+            let spec = self.input(feed.py(), name.cast::<PyString>()?.to_str()?)?;
+            // An input that may be left out may be `None`, too.
+            if !(object.is_none() && spec.has_default) {
+                given.push((&spec.name, value_of(&spec.name, &spec.ty, object)?));
+            }
+        }
+        self.add_absent(&mut given);
+        Ok(given)
+    }
+
     /// Adds the optional inputs that a caller left out.
-    fn add_absent<'a>(&'a self, given: &mut SmallVec<[(&'a str, Value); 4]>) {
+    fn add_absent<'a>(&'a self, given: &mut Given<'a>) {
         for name in &self.optional {
             let Some(spec) = self.places[0].get(name).and_then(|place| self.inputs.get(*place)) else {
                 continue;
@@ -93,19 +131,19 @@ impl Built {
         options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Value>> {
         let token = CancelToken::of_options(options)?;
-        let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
+        let cancel = self.token(token.as_ref());
         let profile = self.profiling.as_ref().map(Profiling::profile);
-        let run =
-            RunOptions { profile, shrink_arenas: build::shrinkage(py, options)?, ..RunOptions::default() };
-        let done =
-            interruptibly(py, cancel, |cancel| self.session.run_with(given, &RunOptions { cancel, ..run }))?;
+        let shrink_arenas = build::shrinkage(py, options)?;
+        let done = interruptibly(py, cancel, |cancel| {
+            self.session.run_values(given, &RunOptions { cancel, deadline: None, profile, shrink_arenas })
+        })?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
                 exception(py, ErrorKind::Fail, TERMINATED)
             }
             _ => raised(py, &error),
         })?;
-        let value = |place: &usize| outputs.get(*place).map(|(_, value)| value.clone());
+        let value = |place: &usize| outputs.get(*place).cloned();
         let values = wanted.iter().map(value).collect::<Option<_>>();
         values.ok_or_else(|| PyRuntimeError::new_err("the run has fewer outputs than the model"))
     }
@@ -190,20 +228,7 @@ impl InferenceSession {
         run_options: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let built = self.built(py)?;
-        let names: SmallVec<[Bound<'_, PyString>; 4]> =
-            input_feed.keys().iter().map(|name| Ok(name.cast_into()?)).collect::<PyResult<_>>()?;
-        let mut given: SmallVec<[(&str, Value); 4]> = SmallVec::new();
-        for (name, object) in names.iter().zip(input_feed.values()) {
-            let name = name.to_str()?;
-            let spec = built.input(py, name)?;
-            // An input that may be left out may be `None`, too.
-            if object.is_none() && spec.has_default {
-                continue;
-            }
-            let value = value_of(name, &spec.ty, &object)?;
-            given.push((name, value));
-        }
-        built.add_absent(&mut given);
+        let given = built.values(input_feed)?;
         let wanted = built.wanted(py, &output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         drop(given);
@@ -224,16 +249,7 @@ impl InferenceSession {
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValueVector> {
         let built = self.built(py)?;
-        let mut given: SmallVec<[(String, Value); 4]> = SmallVec::new();
-        for (name, object) in input_feed.iter() {
-            let name: String = name.extract()?;
-            let spec = built.input(py, &name)?;
-            let value = value_of(&name, &spec.ty, &object)?;
-            given.push((name, value));
-        }
-        let mut given: SmallVec<[(&str, Value); 4]> =
-            given.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        built.add_absent(&mut given);
+        let given = built.values(input_feed)?;
         let wanted = built.wanted(py, &output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
@@ -253,9 +269,10 @@ impl InferenceSession {
         }
         let built = slf.get().built(py)?;
         let token = CancelToken::of_options(run_options)?;
-        let cancel = token.as_ref().map(|token| token.get().token()).unwrap_or_default();
+        let cancel = built.token(token.as_ref());
         let profile = built.profiling.as_ref().map(Profiling::profile);
-        let run = RunOptions { cancel, profile, ..RunOptions::default() };
+        let run =
+            RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
         binding.borrow_mut().run(py, &built.session, run)
     }
 

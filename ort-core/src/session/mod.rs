@@ -147,6 +147,14 @@ impl Session {
         inputs: &[(&str, Value)],
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
+        let values = self.run_values(inputs, options)?;
+        let names = self.model.graph();
+        let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
+        Ok(names.zip(values).collect())
+    }
+
+    /// [`Self::run_with`], for the outputs alone, in the order of [`Self::outputs`].
+    pub fn run_values(&self, inputs: &[(&str, Value)], options: &RunOptions<'_>) -> Result<Vec<Value>> {
         // Only a binding has the buffers in which inputs are updated in place.
         ensure!(
             self.executor.compiled.program.updates.is_empty(),
@@ -159,14 +167,11 @@ impl Session {
         let mut bindings = Bindings::new();
         // One dimension name with two sizes: this program assumes equal sizes.
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
-            return self.independent(conflict)?.run_with(inputs, options);
+            return self.independent(conflict)?.run_values(inputs, options);
         }
         let (plan, bindings) =
             self.executor.plan_fitting(bindings, &given, &self.executor.given_values(&given))?;
-        let outputs = self.executor.run(RunRequest { plan: &plan, bindings: &bindings }, &given, options)?;
-        let names = self.model.graph();
-        let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
-        Ok(names.zip(outputs).collect())
+        self.executor.run(RunRequest { plan: &plan, bindings: &bindings }, &given, options)
     }
 
     /// Makes inputs readable as typed slices: copies those that are not aligned for their type, and

@@ -206,8 +206,8 @@ impl Model {
         all.into_iter().collect()
     }
 
-    /// The hash of the model's files and of what loading changed, for the compiled cache; `None` for
-    /// a graph that was built by hand. `stamps` is the folder in which known hashes are stored.
+    /// The hash of the model's files and of what loading changed, for the compiled cache; `None`
+    /// for a graph that was built by hand. `stamps` is the folder in which known hashes are stored.
     pub(super) fn content_hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Option<String>> {
         // Clones share the hashes that are known.
         let all: Vec<Content> = self.file.contents.iter().chain(&self.file.changes).cloned().collect();

@@ -8,7 +8,7 @@ const ROOT: &str = "ort-core/src/";
 /// Folders and files of `ort-core/src`, the lowest layer first. Two in one layer may import each
 /// other: a node refers to its operator's record, and the rewrite engine to the table of rules.
 const LAYERS: &[&[&str]] = &[
-    &["dim", "dtype", "files", "seeded", "text"],
+    &["dim", "dtype", "files", "random", "seeded", "text"],
     &["error"],
     &["limits", "suggest"],
     &["interrupt"],

@@ -64,6 +64,7 @@ const UNSAFE_PLACES: &[&str] = &[
     // Memory that numpy and Python's bytes own.
     "ort-py/src/arrays.rs",
     "ort-py/src/build.rs",
+    "ort-py/src/dlpack.rs",
 ];
 
 /// Text that must not be in code, and why.
