@@ -111,7 +111,7 @@ class InferenceSession(Session):
                 f"EP Error: {error} using {names}. "
                 f"Falling back to {self._fallback_providers} and retrying."
             )
-            without = [{} for _ in self._fallback_providers]
+            without: list[dict[str, str]] = [{} for _ in self._fallback_providers]
             names, options = usable(self._fallback_providers, without, strict=False)
             self._build(given, names, options, disabled)
 

@@ -203,4 +203,5 @@ for _name in (
     _kind.__qualname__ = f"OpSchema.{_name}"
 
 # For type checkers; programs find the classes in the submodules.
-OpSchema, KernelDef = _OpSchema, _KernelDef
+OpSchema = _OpSchema
+KernelDef = _KernelDef

@@ -15,7 +15,7 @@ from . import _logging
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
 from ._errors import Fail, NotImplemented, status
-from ._fields import str_dict, to_size
+from ._fields import refuse, str_dict, to_size
 from ._profiling import Profile
 from ._providers import CPU, warn
 from ._public_devices import OrtDeviceVendorId, native_device
@@ -287,7 +287,10 @@ class Session:
 
         Example: `session.largest_batch("batch", "512 MiB")`
         """
-        return self._sess.largest_batch(dim, to_size(budget, "budget"))
+        size = to_size(budget, "budget")
+        if size is None:
+            refuse("budget", "a number of bytes", budget)
+        return self._sess.largest_batch(dim, size)
 
     def trim(self) -> None:
         """Gives memory that waits for the next run back to the system."""
