@@ -71,8 +71,21 @@ pub(crate) fn available() -> Vec<String> {
     registered.into_iter().chain(working.iter().map(|name| (*name).to_owned())).collect()
 }
 
+/// Where Linux shows GPUs: the direct rendering manager, NVIDIA's driver, Windows' subsystem, and
+/// the GPUs of Qualcomm and Arm.
+const GPU_NODES: [&str; 5] = ["/dev/dri", "/dev/nvidiactl", "/dev/dxg", "/dev/kgsl-3d0", "/dev/mali0"];
+
+/// Whether the machine may have a GPU. Without one no driver is loaded, which takes time, and some
+/// print what they miss.
+fn may_have_gpu() -> bool {
+    !cfg!(target_os = "linux") || GPU_NODES.iter().any(|node| Path::new(node).exists())
+}
+
 /// Whether a provider has a device that is worth its use: drivers that compute on the CPU are not.
 fn has_device(provider: &dyn ExecutionProvider) -> bool {
+    if provider.name() != "cpu" && !may_have_gpu() {
+        return false;
+    }
     let is_software = |device: &DeviceInfo| {
         provider.name() != "cpu" && device.facts.iter().any(|(name, kind)| name == "kind" && kind == "Cpu")
     };

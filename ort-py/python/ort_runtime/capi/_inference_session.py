@@ -139,6 +139,7 @@ class InferenceSession(Session):
         self._profiling_start_time_ns = 0
         if self._sess_options.enable_profiling:
             self._profile, self._profiling_start_time_ns = profile, profile.start_ns
+            self._is_plain = False
             profile.follow(native)
             weakref.finalize(self, profile.finish_quietly)
         self._log_warnings()
@@ -193,6 +194,7 @@ _OWN_STATE = frozenset(
         "_enable_fallback",
         "_fallback_providers",
         "_has_sparse_output",
+        "_is_plain",
         "_inputs_meta",
         "_model_bytes",
         "_model_meta",

@@ -129,6 +129,15 @@ class Session:
 
         Example: `(y,) = session.run(None, {"x": np.zeros((1, 3), np.float32)})`
         """
+        # Most calls are like this one, and need nothing that is below.
+        if output_names is run_options is None and type(input_feed) is dict and self._is_plain:
+            try:
+                return self._sess.run(self._output_names, input_feed)
+            except RuntimeError as error:
+                feed = self._feed(input_feed)
+                if feed is input_feed and not isinstance(error, C.EPFail):
+                    self._log_failure(error, None)
+                    raise
         names, feed = self._names(output_names), self._feed(input_feed)
         if run_options is not None:
             feed = _with_adapters(feed, run_options)
@@ -209,9 +218,12 @@ class Session:
         """
         if iobinding._session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
+        if run_options is None and self._profile is None:
+            # No fallback, here and below: the binding belongs to the native session.
+            self._sess.run_with_iobinding(iobinding._iobinding)
+            return
         if _with_adapters({}, run_options):
             raise status(NotImplemented, "adapters are not applied to a binding; use run()")
-        # No fallback: the binding belongs to the native session.
         self._profiled("run_with_iobinding", iobinding._iobinding, run_options)
 
     def io_binding(self) -> IOBinding:
@@ -378,6 +390,7 @@ class Session:
         self._provider_options = native.get_provider_options()
         self._output_names = [output.name for output in self._outputs_meta]
         self._has_sparse_output = any("sparse" in output.type for output in self._outputs_meta)
+        self._is_plain = self._profile is None and not self._has_sparse_output
         self._required_names = [
             arg.name for arg in self._inputs_meta if not arg.type.startswith("optional")
         ]
