@@ -301,6 +301,9 @@ impl From<AllocError> for Error {
             AllocError::Failed { reason } => {
                 return Error::new(ErrorKind::RuntimeException, reason).help(DEFECT);
             }
+            AllocError::Unsupported { .. } => {
+                return Error::new(ErrorKind::InvalidArgument, error.to_string());
+            }
             AllocError::Interrupted { reason } => return Error::new(ErrorKind::Cancelled, reason),
             _ => {}
         }

@@ -43,7 +43,25 @@ thread_local! {
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken {
     is_cancelled: Arc<AtomicBool>,
-    poll: Option<fn() -> bool>,
+    poll: Option<Poll>,
+}
+
+/// A function that a run asks whether it is over, and whether it said so. Only the thread that asks
+/// may get the answer, so it is noted for the others.
+#[derive(Clone, Debug)]
+struct Poll {
+    ask: fn() -> bool,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Poll {
+    fn is_over(&self) -> bool {
+        let is_over = self.is_over.load(Ordering::Relaxed) || (self.ask)();
+        if is_over {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+        is_over
+    }
 }
 
 impl CancelToken {
@@ -57,10 +75,10 @@ impl CancelToken {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the same token with a function that cancels the run once it returns true, on the
-    /// thread that asks. Steps and long kernels ask often and on all threads of a run, so that the
-    /// function has to be cheap, and must not panic. It suits hosts that handle signals on the
-    /// calling thread, such as an interpreter.
+    /// Returns the same token with a function that ends the run once it returns true on one of its
+    /// threads. Steps and long kernels ask often and on all threads of a run, so that the function
+    /// has to be cheap, and must not panic. It may run another session. It suits hosts that handle
+    /// signals on the calling thread, such as an interpreter.
     ///
     /// ```
     /// use ort_core::ep::CancelToken;
@@ -70,11 +88,11 @@ impl CancelToken {
     /// ```
     #[must_use]
     pub fn polling(self, poll: fn() -> bool) -> CancelToken {
-        CancelToken { poll: Some(poll), ..self }
+        CancelToken { poll: Some(Poll { ask: poll, is_over: Arc::default() }), ..self }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed) || self.poll.is_some_and(|poll| poll())
+        self.is_cancelled.load(Ordering::Relaxed) || self.poll.as_ref().is_some_and(Poll::is_over)
     }
 
     /// Returns whether both are the same token.
@@ -146,7 +164,8 @@ pub fn spend(units: usize) {
 #[inline(never)]
 pub fn look() {
     LEFT.set(UNITS_PER_LOOK);
-    let is_over = CURRENT.with_borrow(|watch| watch.as_ref().is_some_and(Watch::is_over));
+    // A copy, because what the watch asks may enter a watch of its own.
+    let is_over = CURRENT.with_borrow(Clone::clone).is_some_and(|watch| watch.is_over());
     // A destructor that works while the thread unwinds must not unwind again.
     if is_over && cfg!(panic = "unwind") && !std::thread::panicking() {
         resume_unwind(Box::new(Interrupted));

@@ -1,6 +1,8 @@
 //! Arrays: numpy's memory as tensors, and tensors as numpy arrays, without a copy where it can be.
 
+use std::alloc::Layout;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 use numpy::npyffi::{
     _PyArray_GET_ITEM_DATA, NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, get_type_object,
@@ -115,7 +117,9 @@ fn packed(
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
     let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
-    let flat = array.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
+    // Subclasses have methods of their own: a masked array would hide elements.
+    let base = numpy(py)?.call_method1(intern!(py, "asarray"), (array,))?;
+    let flat = base.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
     Tensor::from_strings(&shape, texts_of(flat.cast::<PyList>()?)?).or_raise(py)
 }
 
@@ -154,10 +158,10 @@ pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<
     let descr = dtypes::descr_of(py, dtype)?;
     if let Some(bits) = dtype.bits().filter(|bits| *bits < 8) {
         let unpacked = unpacked(bytes, bits as usize, tensor.element_count());
-        return over(py, descr, tensor.shape(), unpacked.as_ptr().cast_mut(), unpacked);
+        return over(py, descr, tensor.shape(), unpacked.as_ptr().cast_mut(), true, unpacked);
     }
     // Outputs have memory of their own, so the array may be written.
-    over(py, descr, tensor.shape(), bytes.as_ptr().cast_mut(), bytes.clone())
+    over(py, descr, tensor.shape(), bytes.as_ptr().cast_mut(), true, bytes.clone())
 }
 
 fn unpacked(bytes: &[u8], bits: usize, count: usize) -> Vec<u8> {
@@ -172,8 +176,10 @@ pub(crate) fn over<'py>(
     descr: Bound<'py, PyArrayDescr>,
     shape: &[usize],
     data: *mut u8,
+    is_writable: bool,
     owner: impl Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let flags = if is_writable { NPY_ARRAY_WRITEABLE } else { 0 };
     let mut dims: SmallVec<[npy_intp; 8]> = SmallVec::new();
     for size in shape {
         dims.push(npy_intp::try_from(*size).map_err(|_| PyMemoryError::new_err("a size is too large"))?);
@@ -190,7 +196,7 @@ pub(crate) fn over<'py>(
             dims.as_mut_ptr(),
             std::ptr::null_mut(),
             data.cast::<c_void>(),
-            NPY_ARRAY_WRITEABLE,
+            flags,
             std::ptr::null_mut(),
         );
         let array = Bound::from_owned_ptr_or_err(py, array)?;
@@ -202,6 +208,15 @@ pub(crate) fn over<'py>(
     }
 }
 
+/// Whether numpy lets an array be written.
+fn is_writable(array: &Bound<'_, PyUntypedArray>) -> bool {
+    // SAFETY: the pointer is that of a live array, which `array` borrows.
+    unsafe { (*_PyArray_GET_ITEM_DATA(array.as_array_ptr())).flags & NPY_ARRAY_WRITEABLE != 0 }
+}
+
+/// What is wrong with memory that a run or a copy is to write.
+pub(crate) const READ_ONLY: &str = "the memory of the value is read-only";
+
 /// What a capsule keeps. Its drop frees memory, and touches no Python object without the
 /// interpreter's lock.
 struct Kept<T>(#[allow(dead_code, reason = "it is there to be dropped")] T);
@@ -211,6 +226,7 @@ struct Kept<T>(#[allow(dead_code, reason = "it is there to be dropped")] T);
 pub(crate) struct HostMemory {
     data: *mut u8,
     len: usize,
+    is_writable: bool,
     #[allow(dead_code, reason = "it is there to be dropped")]
     owner: std::sync::Arc<dyn Send + Sync>,
 }
@@ -226,30 +242,33 @@ impl HostMemory {
     pub(crate) fn of_array(array: &Bound<'_, PyUntypedArray>) -> HostMemory {
         let len = array.len() * array.dtype().itemsize();
         let owner = std::sync::Arc::new(Owner::of(array.clone().into_any().unbind()));
-        HostMemory { data: data_of(array), len, owner }
+        HostMemory { data: data_of(array), len, is_writable: is_writable(array), owner }
     }
 
-    /// The memory of a tensor on the host, which stays alive. No one else may write to it.
-    pub(crate) fn of_tensor(tensor: &Tensor) -> Option<HostMemory> {
+    /// The memory of a tensor on the host, which stays alive.
+    pub(crate) fn of_tensor(tensor: &Tensor, is_writable: bool) -> Option<HostMemory> {
         let bytes = tensor.bytes()?.clone();
         let (data, len) = (bytes.as_ptr().cast_mut(), bytes.len());
-        Some(HostMemory { data, len, owner: std::sync::Arc::new(bytes) })
+        Some(HostMemory { data, len, is_writable, owner: std::sync::Arc::new(bytes) })
     }
 
-    /// Zeroed memory of `len` bytes.
+    /// Whether the owner lets it be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Zeroed memory of `len` bytes. Its pages are the system's until they are written.
     pub(crate) fn new(len: usize) -> PyResult<HostMemory> {
-        let refused = || PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len)));
-        let mut bytes: Vec<Line> = Vec::new();
-        bytes.try_reserve_exact(len.div_ceil(size_of::<Line>())).map_err(|_| refused())?;
-        bytes.resize(len.div_ceil(size_of::<Line>()), Line([0; 64]));
-        let data = bytes.as_mut_ptr().cast();
-        Ok(HostMemory { data, len, owner: std::sync::Arc::new(bytes) })
+        let memory = Zeroed::new(len)
+            .ok_or_else(|| PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len))))?;
+        let data = memory.first_byte();
+        Ok(HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(memory) })
     }
 
     /// Memory at an address that the caller keeps valid.
     pub(crate) fn at(pointer: usize, len: usize) -> HostMemory {
         let data = std::ptr::with_exposed_provenance_mut(pointer);
-        HostMemory { data, len, owner: std::sync::Arc::new(()) }
+        HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(()) }
     }
 
     /// Memory at an address that an object keeps valid.
@@ -267,6 +286,9 @@ impl HostMemory {
 
     /// The memory as a buffer that a run may write.
     pub(crate) fn buffer(&self) -> PyResult<Buffer> {
+        if !self.is_writable {
+            return Err(PyRuntimeError::new_err(READ_ONLY));
+        }
         // SAFETY: the owner keeps the bytes valid; the caller does not touch them during a run.
         let buffer = unsafe { Buffer::foreign(self.data, self.len, self.clone()) };
         buffer.map_err(|problem| PyRuntimeError::new_err(problem.to_string()))
@@ -282,7 +304,7 @@ impl HostMemory {
 
     /// Copies bytes of the same number into it.
     pub(crate) fn fill(&self, from: &[u8]) -> bool {
-        if from.len() != self.len {
+        if from.len() != self.len || !self.is_writable {
             return false;
         }
         // SAFETY: both are valid for `len` bytes; they may overlap if the caller copies a value
@@ -292,10 +314,40 @@ impl HostMemory {
     }
 }
 
-/// A cache line, to which new memory is aligned.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code, reason = "its bytes are reached through a pointer")] [u8; 64]);
+/// Memory of the C library that begins with zeros.
+struct Zeroed {
+    memory: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it only frees the memory, which any thread may do.
+unsafe impl Send for Zeroed {}
+// SAFETY: a shared reference gives nothing but the address.
+unsafe impl Sync for Zeroed {}
+
+impl Zeroed {
+    /// Kernels read whole cache lines.
+    const ALIGNMENT: usize = 64;
+
+    fn new(len: usize) -> Option<Zeroed> {
+        // A layout of a larger alignment would be cleared by hand, and so touched.
+        let layout = Layout::from_size_align(len.checked_add(Zeroed::ALIGNMENT)?, 16).ok()?;
+        // SAFETY: the layout is not empty.
+        let memory = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Zeroed { memory, layout })
+    }
+
+    fn first_byte(&self) -> *mut u8 {
+        self.memory.as_ptr().map_addr(|address| address.next_multiple_of(Zeroed::ALIGNMENT))
+    }
+}
+
+impl Drop for Zeroed {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and is freed once.
+        unsafe { std::alloc::dealloc(self.memory.as_ptr(), self.layout) }
+    }
+}
 
 /// Whether a tensor is in host memory.
 pub(crate) fn is_on_host(tensor: &Tensor) -> bool {

@@ -8,12 +8,12 @@ use ort_runtime::{
     DType, DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, TensorBuffer,
     Value, ValueSpec, tensor,
 };
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::arrays::HostMemory;
-use crate::cancel::interruptibly;
+use crate::cancel::{detached, interruptibly};
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
@@ -332,6 +332,10 @@ impl SessionIOBinding {
             (None, None, None) => {
                 let spec = self.input(py, name, "Failed to find NodeArg with name")?;
                 let value = any_value_of(name, &spec.ty, source).map_err(|problem| {
+                    // Ctrl-C and the like are no fault of the object.
+                    if !problem.is_instance_of::<PyException>(py) {
+                        return problem;
+                    }
                     let text = "Unable to create OrtValue from the given python object";
                     PyRuntimeError::new_err(format!("{text}: {}", problem.value(py)))
                 })?;
@@ -460,7 +464,7 @@ impl SessionIOBinding {
         if !self.has_run {
             return Ok(PyList::empty(py));
         }
-        let copies = py.detach(|| self.binding.copy_outputs_to_cpu()).or_raise(py)?;
+        let copies = detached(py, || self.binding.copy_outputs_to_cpu()).or_raise(py)?;
         let list = PyList::empty(py);
         for (name, _) in &self.order {
             if let Some((_, value)) = copies.iter().find(|(other, _)| other == name) {

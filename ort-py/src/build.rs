@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{self, tensor_of};
-use crate::cancel::CancelToken;
+use crate::cancel::{CancelToken, detached};
 use crate::error::{OrRaise, exception, load_failed};
 use crate::ort_value::OrtValue;
 use crate::providers::request;
@@ -47,8 +47,7 @@ pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
         ));
     }
     let path = path.to_owned();
-    let source = py
-        .detach(|| Source::open(&path, FileAccess::default()))
+    let source = detached(py, || Source::open(&path, FileAccess::default()))
         .map_err(|error| load_failed(py, Some(Path::new(&path)), &error))?;
     in_folder(options, source)
 }
@@ -109,7 +108,7 @@ pub(crate) fn load(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Model
         external_files: items(options, "_external_files", file)?,
     };
     let path = source.path().map(Path::to_path_buf);
-    py.detach(|| Model::from_source_with(source, &changes))
+    detached(py, || Model::from_source_with(source, &changes))
         .map_err(|error| load_failed(py, path.as_deref(), &error))
 }
 

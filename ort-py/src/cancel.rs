@@ -1,7 +1,7 @@
 //! What ends runs early: the flag behind `RunOptions.terminate`, and signals such as Ctrl-C.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ort_runtime::ep::CancelToken as Token;
@@ -69,11 +69,32 @@ impl CancelToken {
 /// How often a call of the engine lets Python handle its signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long the interpreter waits at its end for calls that are on their way back.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whether the interpreter is about to end.
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
+
+/// The calls that have left the engine and wait for the interpreter's lock.
+static RETURNING: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
     /// When signals are handled next; `None` on threads that made no call.
     static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
     /// What the handler of a signal raised.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// Whether Python handles signals on this thread.
+    static IS_MAIN: bool = is_main_thread();
+}
+
+#[cfg(target_os = "linux")]
+fn is_main_thread() -> bool {
+    u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()) == Ok(std::process::id())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_main_thread() -> bool {
+    true
 }
 
 /// Calls the engine without the interpreter's lock. A signal whose handler raises, as Ctrl-C does,
@@ -83,32 +104,73 @@ pub(crate) fn interruptibly<T: Send>(
     token: Token,
     call: impl FnOnce(Token) -> T + Send,
 ) -> PyResult<T> {
-    // The function asks on the thread of this call only, so that no other needs the lock.
-    NEXT.set(Some(Instant::now() + SIGNAL_INTERVAL));
-    let done = py.detach(|| call(token.polling(is_interrupted)));
-    NEXT.set(None);
+    // The handler of a signal may make a call of its own, inside of this one.
+    let outer = NEXT.replace(Some(Instant::now() + SIGNAL_INTERVAL));
+    let done = detached(py, || call(token.polling(is_interrupted)));
+    NEXT.set(outer);
     match RAISED.take() {
         Some(error) => Err(error),
         None => Ok(done),
     }
 }
 
+/// Calls the engine without the interpreter's lock.
+pub(crate) fn detached<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> T {
+    let done = py.detach(|| {
+        park_at_exit();
+        let done = call();
+        RETURNING.fetch_add(1, Ordering::AcqRel);
+        if ends_with_interpreter() {
+            RETURNING.fetch_sub(1, Ordering::AcqRel);
+            park_at_exit();
+        }
+        done
+    });
+    RETURNING.fetch_sub(1, Ordering::AcqRel);
+    done
+}
+
+/// Whether this thread must not go back to Python.
+fn ends_with_interpreter() -> bool {
+    IS_EXITING.load(Ordering::Acquire) && !IS_MAIN.with(|is_main| *is_main)
+}
+
+/// Stops a thread that the interpreter does not join, once the interpreter is about to end. CPython
+/// would end it by unwinding, which Rust does not allow.
+fn park_at_exit() {
+    while ends_with_interpreter() {
+        std::thread::park();
+    }
+}
+
+/// Called when the interpreter is about to end: from now on calls of threads that it does not join
+/// do not return. Those that are on their way do.
+pub(crate) fn leave(py: Python<'_>) {
+    IS_EXITING.store(true, Ordering::Release);
+    py.detach(|| {
+        let last = Instant::now() + PATIENCE;
+        while RETURNING.load(Ordering::Acquire) > 0 && Instant::now() < last {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
 /// Handles the signals that came since, if it is time. Python does so on its main thread alone.
 fn is_interrupted() -> bool {
-    let Some(next) = NEXT.get() else { return false };
+    let Some(next) = NEXT.get().filter(|_| IS_MAIN.with(|is_main| *is_main)) else { return false };
     if RAISED.with_borrow(|raised| raised.is_some()) {
         return true;
     }
-    let now = Instant::now();
-    if now < next {
+    if Instant::now() < next {
         return false;
     }
-    NEXT.set(Some(now + SIGNAL_INTERVAL));
-    match Python::attach(|py| py.check_signals()) {
-        Ok(()) => false,
-        Err(error) => {
+    let handled = Python::try_attach(|py| py.check_signals());
+    NEXT.set(Some(Instant::now() + SIGNAL_INTERVAL));
+    match handled {
+        Some(Err(error)) => {
             RAISED.set(Some(error));
             true
         }
+        _ => false,
     }
 }

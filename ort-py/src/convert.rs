@@ -4,7 +4,7 @@ use numpy::PyUntypedArray;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Tensor, Value};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple, PyType};
@@ -83,7 +83,11 @@ fn tensor_for(name: &str, dtype: DType, given: &Bound<'_, PyAny>) -> PyResult<Te
 /// Converts nested lists to the model's type: integers become floats, and floats are truncated.
 fn from_list(dtype: DType, list: &Bound<'_, PyList>) -> PyResult<Tensor> {
     let py = list.py();
-    let refused = |_: PyErr| PyRuntimeError::new_err("Could not create tensor from given input list");
+    // Ctrl-C and the like are no fault of the list.
+    let refused = |problem: PyErr| match problem.is_instance_of::<PyException>(py) {
+        true => PyRuntimeError::new_err("Could not create tensor from given input list"),
+        false => problem,
+    };
     let descr = dtypes::descr_of(py, dtype)?;
     let array = arrays::numpy(py)?.call_method1(intern!(py, "array"), (list, descr)).map_err(refused)?;
     tensor_of(array.cast::<PyUntypedArray>()?)
@@ -177,10 +181,18 @@ fn map_of(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> {
         let text = "Size of dictionary is empty, unable to run the prediction.";
         return Err(PyRuntimeError::new_err(text));
     }
+    if keys.len() != values.len() {
+        let text =
+            format!("the mapping for input '{name}' has {} keys and {} values", keys.len(), values.len());
+        return Err(PyRuntimeError::new_err(text));
+    }
     let mut numbers = Vec::with_capacity(values.len());
     for value in values.iter() {
         let number: PyResult<f32> = value.extract();
-        numbers.push(number.map_err(|_| {
+        numbers.push(number.map_err(|problem| {
+            if !problem.is_instance_of::<PyTypeError>(given.py()) {
+                return problem;
+            }
             let class = value.get_type();
             let text = format!(
                 "Unexpected value type  {class}, it cannot be linked to C type float for input '{name}'."
@@ -212,6 +224,49 @@ fn map_keys(name: &str, keys: &Bound<'_, PyList>) -> PyResult<MapKeys> {
     }
     let numbers = keys.iter().map(|key| key.extract().map_err(|_| unexpected(&key)));
     Ok(MapKeys::Ints(DType::I64, numbers.collect::<PyResult<_>>()?))
+}
+
+/// Copies the tensors in a sequence or an optional that are in the memory of inputs: results never
+/// share it. Those of tensors do not, as the engine copies them.
+pub(crate) fn apart_from_inputs(value: Value, inputs: &[(&str, Value)]) -> ort_runtime::Result<Value> {
+    match value {
+        Value::Sequence(mut sequence) => {
+            let elements = sequence.elements.into_iter().map(|element| copied(element, inputs));
+            sequence.elements = elements.collect::<ort_runtime::Result<_>>()?;
+            Ok(Value::Sequence(sequence))
+        }
+        Value::Optional(mut optional) => {
+            let element = optional.element.map(|element| copied(*element, inputs)).transpose()?;
+            optional.element = element.map(Box::new);
+            Ok(Value::Optional(optional))
+        }
+        other => Ok(other),
+    }
+}
+
+fn copied(value: Value, inputs: &[(&str, Value)]) -> ort_runtime::Result<Value> {
+    match value {
+        Value::Tensor(tensor) if inputs.iter().any(|(_, input)| holds(input, &tensor)) => {
+            Ok(Value::Tensor(tensor.to_owned_copy()?))
+        }
+        other => apart_from_inputs(other, inputs),
+    }
+}
+
+/// Whether a tensor is in the memory of a value.
+fn holds(value: &Value, tensor: &Tensor) -> bool {
+    match value {
+        Value::Tensor(other) => match (other.bytes(), tensor.bytes()) {
+            (Some(whole), Some(part)) => {
+                let range = whole.as_ptr_range();
+                !part.is_empty() && range.contains(&part.as_ptr())
+            }
+            _ => false,
+        },
+        Value::Sequence(sequence) => sequence.elements.iter().any(|element| holds(element, tensor)),
+        Value::Optional(optional) => optional.element.as_ref().is_some_and(|element| holds(element, tensor)),
+        _ => false,
+    }
 }
 
 /// Returns a result as programs expect it: arrays, lists, dicts, `None`.

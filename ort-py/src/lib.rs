@@ -29,7 +29,7 @@ mod sparse;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyCFunction, PyList};
 
 /// The version of onnxruntime whose interface the package has.
 const INTERFACE_VERSION: &str = "1.31.1";
@@ -76,7 +76,7 @@ mod onnxruntime_pybind11_state {
     /// Returns the names of the providers that work here, CPU last.
     #[pyfunction]
     fn get_available_providers(py: Python<'_>) -> Vec<String> {
-        py.detach(providers::available)
+        cancel::detached(py, providers::available)
     }
 
     /// Returns the names of all providers that any build has, CPU last.
@@ -88,7 +88,7 @@ mod onnxruntime_pybind11_state {
     /// Returns `GPU` if a provider of GPUs works here, otherwise `CPU`.
     #[pyfunction]
     fn get_device(py: Python<'_>) -> &'static str {
-        py.detach(providers::device)
+        cancel::detached(py, providers::device)
     }
 
     /// Lets only the engine's log lines of this severity on be written.
@@ -99,8 +99,12 @@ mod onnxruntime_pybind11_state {
 
     /// Called when the module is imported.
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         log::install();
+        // numpy's functions are looked up at the first use, which may be too late at exit.
+        let _ = numpy::PyArrayDescr::of::<u8>(module.py());
+        let leave = PyCFunction::new_closure(module.py(), None, None, |args, _| cancel::leave(args.py()))?;
+        module.py().import("atexit")?.call_method1("register", (leave,))?;
         Ok(())
     }
 

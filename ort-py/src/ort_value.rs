@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
-use ort_runtime::{DType, DeviceId, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
+use ort_runtime::{DType, DeviceId, ErrorKind, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -11,10 +11,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use smallvec::SmallVec;
 
-use crate::arrays::{HostMemory, array_of, is_on_host, over, readable, tensor_of};
+use crate::arrays::{HostMemory, READ_ONLY, array_of, is_on_host, over, readable, tensor_of};
+use crate::cancel::detached;
 use crate::convert::object_of;
 use crate::device::require_host;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, exception};
 use crate::metadata::type_text;
 use crate::{dlpack, dtypes};
 
@@ -210,7 +211,11 @@ impl OrtValue {
         let dtype = dtypes::of_code(onnx_element_type).ok_or_else(|| {
             PyRuntimeError::new_err(format!("tensor type {onnx_element_type} is not supported"))
         })?;
-        let (wanted, actual) = (dtype.byte_size(), array.dtype().itemsize());
+        let descr = array.dtype();
+        if descr.has_object() || dtype == DType::String {
+            return Err(PyRuntimeError::new_err("an array of Python objects cannot be read as numbers"));
+        }
+        let (wanted, actual) = (dtype.byte_size(), descr.itemsize());
         if wanted != Some(actual) {
             let name = dtypes::type_name(dtype);
             return Err(PyRuntimeError::new_err(format!(
@@ -256,7 +261,7 @@ impl OrtValue {
             }
             false => borrowed.tensor,
         };
-        match HostMemory::of_tensor(&tensor).filter(|_| !borrowed.is_read_only) {
+        match HostMemory::of_tensor(&tensor, !borrowed.is_read_only) {
             Some(memory) => {
                 let shape = SmallVec::from_slice(tensor.shape());
                 Ok(OrtValue(Held::Host(HostTensor { dtype: tensor.dtype(), shape, memory })))
@@ -283,7 +288,7 @@ impl OrtValue {
             Held::Host(host) => host.clone(),
             _ => {
                 let tensor = self.tensor(py, "to_dlpack()")?;
-                let memory = HostMemory::of_tensor(&tensor).ok_or_else(|| {
+                let memory = HostMemory::of_tensor(&tensor, true).ok_or_else(|| {
                     PyRuntimeError::new_err("only tensors in host memory are lent; take numpy() of the value")
                 })?;
                 let shape = SmallVec::from_slice(tensor.shape());
@@ -305,12 +310,16 @@ impl OrtValue {
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.0 {
             Held::Host(host) => {
-                let descr = dtypes::descr_of(py, host.dtype)?;
-                over(py, descr, &host.shape, host.memory.data(), host.memory.clone())
+                // Elements of fewer than 8 bits have a byte each in numpy.
+                if host.dtype.bits().is_some_and(|bits| bits < 8) {
+                    return array_of(py, &host.memory.tensor(py, host.dtype, &host.shape)?);
+                }
+                let (descr, memory) = (dtypes::descr_of(py, host.dtype)?, host.memory.clone());
+                over(py, descr, &host.shape, memory.data(), memory.is_writable(), memory)
             }
             Held::Device(device) => {
                 let value = device.value(py)?;
-                let copy = py.detach(|| device.session.to_host(&value)).or_raise(py)?;
+                let copy = detached(py, || device.session.to_host(&value)).or_raise(py)?;
                 object_of(py, &copy)
             }
             Held::Value(Value::Tensor(tensor)) if is_on_host(tensor) => array_of(py, tensor),
@@ -324,6 +333,11 @@ impl OrtValue {
             Held::Value(value) => object_of(py, value),
             _ => self.numpy(py),
         }
+    }
+
+    /// Whether the memory may be written from outside of runs.
+    fn is_writable(&self) -> bool {
+        self.host().is_some_and(|host| host.memory.is_writable())
     }
 
     /// Returns the address of the first element.
@@ -419,6 +433,9 @@ impl OrtValue {
         let Some(host) = self.host() else {
             return Err(PyRuntimeError::new_err("the value is not in memory that can be written"));
         };
+        if !host.memory.is_writable() {
+            return Err(PyRuntimeError::new_err(READ_ONLY));
+        }
         let is_alike = from.dtype() == host.dtype;
         if !is_alike || !from.bytes().is_some_and(|bytes| host.memory.fill(bytes)) {
             return Err(PyRuntimeError::new_err(format!(
@@ -510,6 +527,9 @@ impl OrtValueVector {
             let dtype = dtypes::named(py, &element_type)?;
             let shape = sizes_of(&shape)?;
             let len = byte_count(dtype, &shape).or_raise(py)?;
+            if pointer == 0 && len > 0 {
+                return Err(exception(py, ErrorKind::InvalidArgument, "the address of a tensor is 0"));
+            }
             let memory = HostMemory::owned_at(pointer, len, owner);
             self.0.push(Py::new(py, OrtValue(Held::Host(HostTensor { dtype, shape, memory })))?);
         }

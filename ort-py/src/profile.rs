@@ -14,22 +14,28 @@ use crate::providers::name_of;
 pub(crate) struct Profiling {
     profile: Profile,
     start_ns: u64,
-    has_ended: AtomicBool,
+    is_over: AtomicBool,
 }
 
 impl Profiling {
     pub(crate) fn start() -> Profiling {
         let start_ns = monotonic_ns();
-        Profiling { profile: Profile::new(), start_ns, has_ended: AtomicBool::new(false) }
+        Profiling { profile: Profile::new(), start_ns, is_over: AtomicBool::new(false) }
     }
 
-    /// Whether this call is the first that ends it.
-    pub(crate) fn end(&self) -> bool {
-        !self.has_ended.swap(true, Ordering::AcqRel)
+    /// What collects the events of a run; `None` once it is over.
+    pub(crate) fn profile(&self) -> Option<&Profile> {
+        (!self.is_over()).then_some(&self.profile)
     }
 
-    pub(crate) fn profile(&self) -> &Profile {
-        &self.profile
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Drops the events, and collects no more.
+    pub(crate) fn stop(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.profile.clear();
     }
 
     pub(crate) fn start_ns(&self) -> u64 {

@@ -13,6 +13,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::readable;
+use crate::cancel::detached;
 use crate::dtypes;
 use crate::error::OrRaise;
 
@@ -122,7 +123,7 @@ impl BlockArrays<'_, '_> {
                 None => &mut [],
             },
         };
-        py.detach(|| quantizer.quantize(weights, out)).or_raise(py)
+        detached(py, || quantizer.quantize(weights, out)).or_raise(py)
     }
 }
 
@@ -141,7 +142,7 @@ fn fill_bnb4<T: Weight + Element>(
     let mut absmax = writable::<T>("absmax", absmax)?;
     let codes = prefix("dst", &mut dst, sizes.codes)?;
     let absmax = prefix("absmax", &mut absmax, sizes.absmax)?;
-    py.detach(|| quantizer.quantize(weights, codes, absmax)).or_raise(py)
+    detached(py, || quantizer.quantize(weights, codes, absmax)).or_raise(py)
 }
 
 /// The element types of weights.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::OptionalValue;
-use ort_runtime::{ErrorKind, Model, RunOptions, Session, Value, ValueSpec};
+use ort_runtime::{ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
-use crate::cancel::{CancelToken, interruptibly};
-use crate::convert::{object_of, value_of};
+use crate::cancel::{CancelToken, detached, interruptibly};
+use crate::convert::{apart_from_inputs, object_of, value_of};
 use crate::device::memory_of;
 use crate::dtypes;
 use crate::error::{OrRaise, exception, load_cancelled, raised};
@@ -63,6 +63,11 @@ impl Built {
     /// The outputs.
     pub(crate) fn outputs(&self) -> &[ValueSpec] {
         &self.outputs
+    }
+
+    /// What collects events, until the profile has ended.
+    fn profile(&self) -> Option<&Profile> {
+        self.profiling.as_ref().and_then(Profiling::profile)
     }
 
     /// The token of a caller's options, or one that no caller has.
@@ -132,7 +137,7 @@ impl Built {
     ) -> PyResult<Vec<Value>> {
         let token = CancelToken::of_options(options)?;
         let cancel = self.token(token.as_ref());
-        let profile = self.profiling.as_ref().map(Profiling::profile);
+        let profile = self.profile();
         let shrink_arenas = build::shrinkage(py, options)?;
         let done = interruptibly(py, cancel, |cancel| {
             self.session.run_values(given, &RunOptions { cancel, deadline: None, profile, shrink_arenas })
@@ -143,9 +148,12 @@ impl Built {
             }
             _ => raised(py, &error),
         })?;
-        let value = |place: &usize| outputs.get(*place).cloned();
-        let values = wanted.iter().map(value).collect::<Option<_>>();
-        values.ok_or_else(|| PyRuntimeError::new_err("the run has fewer outputs than the model"))
+        let missing = || PyRuntimeError::new_err("the run has fewer outputs than the model");
+        let value = |place: &usize| {
+            let value = outputs.get(*place).cloned().ok_or_else(missing)?;
+            apart_from_inputs(value, given).or_raise(py)
+        };
+        wanted.iter().map(value).collect()
     }
 
     /// Returns the places of the outputs asked for.
@@ -209,7 +217,7 @@ impl InferenceSession {
                 return load_cancelled(py);
             }
             // A provider that cannot be opened is what sessions fall back from.
-            match py.detach(|| providers::failing(&requests)) {
+            match detached(py, || providers::failing(&requests)) {
                 Some(problem) => exception(py, ErrorKind::EpFail, &problem),
                 None => raised(py, &error),
             }
@@ -264,16 +272,18 @@ impl InferenceSession {
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let py = slf.py();
-        if !binding.borrow().is_of(slf) {
+        let in_use = || PyRuntimeError::new_err("another call uses the binding; make one for each thread");
+        let mut binding = binding.try_borrow_mut().map_err(|_| in_use())?;
+        if !binding.is_of(slf) {
             return Err(PyValueError::new_err("IOBinding must be used with the session that created it."));
         }
         let built = slf.get().built(py)?;
         let token = CancelToken::of_options(run_options)?;
         let cancel = built.token(token.as_ref());
-        let profile = built.profiling.as_ref().map(Profiling::profile);
+        let profile = built.profile();
         let run =
             RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
-        binding.borrow_mut().run(py, &built.session, run)
+        binding.run(py, &built.session, run)
     }
 
     /// Makes a tensor in the memory of one of the session's devices.
@@ -347,7 +357,7 @@ impl InferenceSession {
     /// Ends the profile, if the package's session does not write it, and returns the file's name.
     fn end_profiling(slf: &Bound<'_, Self>) -> PyResult<String> {
         let py = slf.py();
-        if !slf.get().built(py)?.profiling.as_ref().is_some_and(Profiling::end) {
+        if slf.get().built(py)?.profile().is_none() {
             return Ok(String::new());
         }
         let profile = py.import("ort_runtime.capi._profiling")?.getattr("of_native")?.call1((slf,))?;
@@ -378,18 +388,30 @@ impl InferenceSession {
         }
     }
 
+    /// Drops the events, and collects no more.
+    fn stop_profiling(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(profiling) = &self.built(py)?.profiling {
+            profiling.stop();
+        }
+        Ok(())
+    }
+
     /// What a run with these sizes allocates.
     #[pyo3(signature = (dims))]
-    fn plan(&self, py: Python<'_>, dims: HashMap<String, i64>) -> PyResult<Plan> {
+    fn plan(&self, py: Python<'_>, dims: &Bound<'_, PyDict>) -> PyResult<Plan> {
         let built = self.built(py)?;
+        // Taken out at once: reading a size may run code that changes the dict.
+        let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = dims.iter().collect();
+        let dims = entries.iter().map(|(name, size)| Ok((name.extract()?, size.extract()?)));
+        let dims: Vec<(String, i64)> = dims.collect::<PyResult<_>>()?;
         let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        py.detach(|| Plan::of(&built.session, &dims)).or_raise(py)
+        detached(py, || Plan::of(&built.session, &dims)).or_raise(py)
     }
 
     /// The bytes that the session holds, by purpose.
     fn memory_use<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let built = self.built(py)?;
-        let memory = py.detach(|| built.session.memory());
+        let memory = detached(py, || built.session.memory());
         let dict = PyDict::new(py);
         for (name, bytes) in [
             ("weights", memory.weights),
@@ -419,13 +441,13 @@ impl InferenceSession {
     /// The largest size of a dimension with which a run stays within a budget in bytes.
     fn largest_batch(&self, py: Python<'_>, dim: &str, budget: usize) -> PyResult<Option<i64>> {
         let built = self.built(py)?;
-        py.detach(|| built.session.largest_batch(dim, budget)).or_raise(py)
+        detached(py, || built.session.largest_batch(dim, budget)).or_raise(py)
     }
 
     /// Gives idle memory back to the system.
     fn trim(&self, py: Python<'_>) -> PyResult<()> {
         let built = self.built(py)?;
-        py.detach(|| built.session.trim());
+        detached(py, || built.session.trim());
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! `SparseTensor`: the format COO of ONNX, and CSR as callers may give it.
 
 use numpy::PyUntypedArray;
-use ort_runtime::{Tensor, tensor};
+use ort_runtime::{Error, ErrorKind, Tensor, tensor};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -25,6 +25,41 @@ impl SparseTensor {
 
     pub(crate) fn inner(&self) -> &tensor::SparseTensor {
         &self.inner
+    }
+}
+
+/// Refuses places outside of the shape.
+fn check_places(sparse: &tensor::SparseTensor) -> ort_runtime::Result<()> {
+    let places = sparse.indices.to_vec::<i64>()?;
+    let refused = |place: &[i64]| {
+        let text = format!("place {place:?} is outside of shape {:?}", sparse.shape);
+        Error::new(ErrorKind::InvalidArgument, text)
+    };
+    let is_inside = |place: i64, size: usize| usize::try_from(place).is_ok_and(|place| place < size);
+    let rank = sparse.shape.len();
+    match sparse.indices.shape() {
+        [_] => {
+            let size = sparse.shape.iter().try_fold(1_usize, |size, dim| size.checked_mul(*dim));
+            let size = size.ok_or_else(|| {
+                Error::new(ErrorKind::InvalidArgument, format!("shape {:?} is too large", sparse.shape))
+            })?;
+            match places.iter().find(|place| !is_inside(**place, size)) {
+                Some(place) => Err(refused(&[*place])),
+                None => Ok(()),
+            }
+        }
+        [_, columns] if *columns == rank && rank > 0 => {
+            let fits =
+                |row: &&[i64]| row.iter().zip(&sparse.shape).all(|(place, size)| is_inside(*place, *size));
+            match places.chunks(rank).find(|row| !fits(row)) {
+                Some(row) => Err(refused(row)),
+                None => Ok(()),
+            }
+        }
+        other => {
+            let text = format!("places of shape {other:?} do not name elements of rank {rank}");
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
     }
 }
 
@@ -55,8 +90,7 @@ impl SparseTensor {
             return Err(PyRuntimeError::new_err(text));
         }
         let inner = tensor::SparseTensor { values, indices, shape: dense_shape.into_iter().collect() };
-        // It checks that the places are inside of the shape.
-        inner.to_dense().or_raise(py)?;
+        check_places(&inner).or_raise(py)?;
         Ok(SparseTensor::new(inner))
     }
 
@@ -81,7 +115,8 @@ impl SparseTensor {
         // A tensor without elements needs no rows.
         let is_empty = places.is_empty() && starts.is_empty();
         if !is_empty
-            && (starts.len() != rows + 1 || starts.last().copied() != i64::try_from(places.len()).ok())
+            && (Some(starts.len()) != rows.checked_add(1)
+                || starts.last().copied() != i64::try_from(places.len()).ok())
         {
             return Err(refused());
         }
@@ -89,12 +124,21 @@ impl SparseTensor {
         for (row, pair) in starts.windows(2).enumerate() {
             let range = usize::try_from(pair[0]).and_then(|first| Ok(first..usize::try_from(pair[1])?));
             let columns_of = range.ok().and_then(|range| places.get(range)).ok_or_else(refused)?;
-            linear.extend(columns_of.iter().map(|column| (row * columns) as i64 + column));
+            for column in columns_of {
+                let column = usize::try_from(*column).ok().filter(|column| *column < columns);
+                let place = row.checked_mul(columns).zip(column);
+                let place = place.and_then(|(start, column)| i64::try_from(start.checked_add(column)?).ok());
+                linear.push(place.ok_or_else(refused)?);
+            }
         }
         let indices = Tensor::from_slice(&[linear.len()], &linear).or_raise(py)?;
         let shape = dense_shape.into_iter().collect();
-        let inner = tensor::SparseTensor { values: tensor_of(values)?, indices, shape };
-        inner.to_dense().or_raise(py)?;
+        let values = tensor_of(values)?;
+        if values.shape() != indices.shape() {
+            return Err(refused());
+        }
+        let inner = tensor::SparseTensor { values, indices, shape };
+        check_places(&inner).or_raise(py)?;
         Ok(SparseTensor { inner, csr: Some(csr) })
     }
 

@@ -37,9 +37,9 @@ X = f32(1, 2, 3)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def fault(label: str, *values: Any, why: str) -> Any:
-    """A row that fails today, and why. When it holds, pytest says so: turn it into a `case`."""
-    return pytest.param(*values, id=label, marks=pytest.mark.xfail(strict=True, reason=why))
+def chance(label: str, *values: Any, why: str) -> Any:
+    """A row that fails now and then, and why."""
+    return pytest.param(*values, id=label, marks=pytest.mark.xfail(strict=False, reason=why))
 
 
 def times(few: int, full: int) -> int:
@@ -215,11 +215,6 @@ def test_shapes_are_forgotten() -> None:
     assert growth(lambda: opened.plan(n=next(sizes)), times(1200, 100_000)) <= times(4, 8) * MIB
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_session.py _profiled and session.rs Built::run record events after end_profiling() too: "
-    "860 bytes for each run, for ever",
-)
 def test_profile_that_has_ended() -> None:
     """A session that goes on after end_profiling() records nothing."""
     prefix = os.path.join(models.folder(), "ended")
@@ -372,9 +367,6 @@ def _quiet(action: Callable[[], Any]) -> None:
         action()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="session.rs run_with_iobinding: borrow() and borrow_mut() panic; use try_borrow_mut()"
-)
 def test_one_binding_two_runs() -> None:
     """A second run of a binding that runs is a RuntimeError."""
     opened = ort.InferenceSession(endless(), providers=[CPU])
@@ -480,20 +472,20 @@ INTERRUPTS = [
     case("handler_drops", "kept = [ort.InferenceSession(models.data('scale'))]\n"
          "    every(.1, kept.clear); interrupt(.4); print(ended(lambda: opened.run(None, FEED)))\n"
          "    signal.setitimer(signal.ITIMER_REAL, 0)" + USABLE, "KeyboardInterrupt\n[2.0] [3.0]"),
-    fault("handler_runs", "begin = time.time(); give_up(3)\n"
+    case("handler_runs", "begin = time.time(); give_up(3)\n"
           "    once(.1, lambda: other.run(None, X)); interrupt(.4)\n"
           "    print(ended(lambda: opened.run(None, FEED, stop)), time.time() - begin < 2)",
-          "KeyboardInterrupt True", why=NESTED),
-    fault("handler_runs_in_kernel", "M, seen = np.ones((2500, 2500), np.float32), set()\n"
+          "KeyboardInterrupt True"),
+    case("handler_runs_in_kernel", "M, seen = np.ones((2500, 2500), np.float32), set()\n"
           "    end = time.time() + 1\n"
           "    every(.1, lambda: seen.add(ended(lambda: other.run(None, X))))\n"
           "    while time.time() < end: product.run(None, {'x': M})\n"
           "    signal.setitimer(signal.ITIMER_REAL, 0)\n"
-          "    print(*sorted(seen))", "returned", why=POLLS),
-    fault("handler_runs_the_binding", BIND + "    seen = set(); give_up(1)\n"
+          "    print(*sorted(seen))", "returned"),
+    case("handler_runs_the_binding", BIND + "    seen = set(); give_up(1)\n"
           "    once(.1, lambda: seen.add(ended(lambda: opened.run_with_iobinding(binding, stop))))\n"
           "    ended(lambda: opened.run_with_iobinding(binding, stop))\n"
-          "    print(*sorted(seen))", "RuntimeError", why="session.rs run_with_iobinding: borrow() panics"),
+          "    print(*sorted(seen))", "RuntimeError"),
 ]  # fmt: skip
 
 
@@ -516,7 +508,6 @@ def test_signal(code: str, expected: str) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two threads at work")
-@pytest.mark.xfail(strict=True, reason=OTHERS)
 def test_interrupt_of_all_threads() -> None:
     """A product that takes seconds on two threads ends at once on Ctrl-C."""
     code = """
@@ -638,18 +629,16 @@ ENDS = [
     case("destructor", "class Last:\n    s = load('scale')\n"
          "    def __del__(self): self.s.run(None, dict(x=X))\n"
          "sys.kept = Last()\nLast.s.run(None, dict(x=X))", times(2, 200)),
-    fault("first_run_in_destructor", "class Last:\n    s = load('scale')\n"
-          "    def __del__(self): self.s.run(None, dict(x=X))\nsys.kept = Last()", 1,
-          why="the crate numpy loads numpy's C interface at its first use and panics if numpy is gone by "
-          "then: use it once when the module is made"),
+    case("first_run_in_destructor", "class Last:\n    s = load('scale')\n"
+          "    def __del__(self): self.s.run(None, dict(x=X))\nsys.kept = Last()", 1),
     case("finalizer", "s = load('scale')\ny = s.run(None, dict(x=X))[0]\n"
          "weakref.finalize(y, lambda: s.run(None, dict(x=X)))\nsys.kept = s, y", times(2, 200)),
-    fault("array_protocol", "s = load('scale')\nclass Given:\n"
+    chance("array_protocol", "s = load('scale')\nclass Given:\n"
           "    def __array__(self, dtype=None, copy=None): return X\n"
           "sys.setswitchinterval(1e-5)\n"
           "daemons(16, ever(lambda: s.run(None, dict(x=Given()))))\ntime.sleep(.1)",
           times(8, 200), why=UNWINDS),
-    fault("loads", "sys.setswitchinterval(1e-5)\n"
+    chance("loads", "sys.setswitchinterval(1e-5)\n"
           "daemons(8, ever(lambda: load('scale')))\ntime.sleep(.1)", times(8, 200), why=UNWINDS),
 ]  # fmt: skip
 
@@ -662,11 +651,6 @@ def test_end(code: str, count: int) -> None:
         assert (done.returncode, done.stderr) == (0, ""), f"at {seed}: {done.returncode} {done.stderr}"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="cancel.rs is_interrupted: Python::attach panics after the interpreter is gone; poll on the "
-    "main thread alone, with try_attach",
-)
 def test_end_is_slow() -> None:
     """A run of a daemon thread goes on while other libraries end: it must leave Python alone."""
     done = program(

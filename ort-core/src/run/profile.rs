@@ -103,6 +103,11 @@ impl Profile {
         self.events.lock().push(event);
     }
 
+    /// Drops the events so far.
+    pub fn clear(&self) {
+        *self.events.lock() = Vec::new();
+    }
+
     /// Returns the events so far, in the order in which they ended.
     pub fn events(&self) -> Vec<ProfileEvent> {
         self.events.lock().clone()

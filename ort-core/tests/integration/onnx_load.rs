@@ -277,7 +277,7 @@ fn unknown_operators_are_all_named_at_once() {
         unknown.iter().map(|operator| (&*operator.op, operator.count, &*operator.first_node)).collect();
     assert_eq!(found, [("Foo", 2, "foo_a"), ("Bar", 1, "bar_b")]);
     let error = load(model).unwrap_err();
-    assert_eq!(error.kind(), ort_core::ErrorKind::Fail);
+    assert_eq!(error.kind(), ort_core::ErrorKind::InvalidGraph);
     let text = error.to_string();
     for part in ["Foo of domain com.example (2 nodes, first 'foo_a')", "Bar of domain com.example (1 node"] {
         assert!(text.contains(part), "{text}");

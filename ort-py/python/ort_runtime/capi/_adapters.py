@@ -222,8 +222,8 @@ def value_from_bytes(shape: list[int], element_type: int, content: bytes) -> Any
     from .onnxruntime_pybind11_state import OrtValue
 
     # Checked before anything is allocated: the shape may come from any file. The smallest elements
-    # have four bits.
-    if min(shape, default=0) < 0 or math.prod(shape) > 2 * len(content) or element_type == _STRING:
+    # have two bits.
+    if min(shape, default=0) < 0 or math.prod(shape) > 4 * len(content) or element_type == _STRING:
         raise RuntimeError(
             f"{len(content)} bytes do not fill a tensor of type {element_type} and shape {shape}"
         )

@@ -52,7 +52,13 @@ def log(severity: int, text: str, *, logid: str = "", threshold: int = -1) -> No
     date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now // 10**9))
     place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
     origin = f"{_LETTERS[severity]}:onnxruntime:{logid}, {place} {caller.f_code.co_name}"
-    print(f"{date}.{now % 10**9:09} [{origin}] {text}", file=sys.stderr, flush=True)
+    try:
+        # One write, so that lines of several threads do not mix.
+        sys.stderr.write(f"{date}.{now % 10**9:09} [{origin}] {text}\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        # There is no standard error, or it is closed: a log line is no reason to fail.
+        pass
 
 
 set_default_logger_severity.__module__ = set_default_logger_verbosity.__module__ = _NATIVE

@@ -39,7 +39,9 @@ class Profile:
         try:
             yield
         finally:
-            self._spans.append((name, start, time.monotonic_ns(), threading.get_native_id()))
+            if not self._is_finished:
+                thread = threading.get_native_id()
+                self._spans.append((name, start, time.monotonic_ns(), thread))
 
     def follow(self, native: C.InferenceSession) -> None:
         """Takes the nodes' events from a native session."""
@@ -56,6 +58,7 @@ class Profile:
         with open(self._path, "w", encoding="utf-8") as file:
             file.write("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n")
         # A session that goes on keeps no events.
+        self._native.stop_profiling()
         self._native = None
         self._spans.clear()
         return self._path

@@ -159,7 +159,8 @@ class Session:
         If the run fails, `results` is empty and `error` says why; otherwise `error` is empty. The
         arguments are checked before the call returns. The feed is kept alive.
         """
-        names, feed = self._names(output_names), self._feed(input_feed)
+        # A copy: the caller may go on with the dict.
+        names, feed = self._names(output_names), dict(self._feed(input_feed))
         _check_options(run_options)
         if not callable(callback):
             raise TypeError(f"callback must be a function, not {type(callback).__name__}")
@@ -167,7 +168,7 @@ class Session:
         def work() -> None:
             try:
                 results, error = self.run(names, feed, run_options), ""
-            except Exception as raised:
+            except BaseException as raised:
                 results, error = [], _message(raised)
             try:
                 callback(results, user_data, error)
@@ -433,9 +434,12 @@ def host_memory() -> C.OrtMemoryInfo:
     return C.OrtMemoryInfo("Cpu", kind, 0, memory)
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """Returns the text of an exception without its code."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:
+        text = type(error).__name__
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
     return text

@@ -259,6 +259,8 @@ def _copy_tensor(source: C.OrtValue, target: C.OrtValue) -> None:
             f"{given[0]} of {given[1]} bytes, and {wanted[0]} of {wanted[1]} bytes"
         )
     if source.device_name().lower() == target.device_name().lower() == "cpu":
+        if not target.is_writable():
+            raise RuntimeError("the memory of the value is read-only")
         ctypes.memmove(target.data_ptr(), source.data_ptr(), given[1])
     else:
         target.update_inplace(source.numpy())
