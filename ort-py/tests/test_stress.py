@@ -419,7 +419,10 @@ SIGNALS = """
     X = {{"x": np.ones(1, np.float32)}}
     stop = ort.RunOptions()
 
-    def interrupt(after):
+    # A shell's background jobs ignore it, and their children, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def interrupt(after):
         threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
     def give_up(after):
