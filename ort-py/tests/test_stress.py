@@ -420,9 +420,9 @@ SIGNALS = """
     stop = ort.RunOptions()
 
     # A shell's background jobs ignore it, and their children, too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def interrupt(after):
+    def interrupt(after):
         threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
     def give_up(after):
