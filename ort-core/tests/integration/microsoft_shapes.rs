@@ -611,7 +611,8 @@ fn what_does_not_fit_is_refused() {
             Ok(_) => panic!("{op} of {inputs:?} is not refused"),
             Err(error) => error,
         };
-        // Where ONNX Runtime checks an attribute before it infers, its absence is a fault of the graph.
+        // Where ONNX Runtime checks an attribute before it infers, its absence is a fault of the
+        // graph.
         let is_of_model = matches!(error.kind(), ErrorKind::Fail | ErrorKind::InvalidGraph);
         assert!(is_of_model, "{op} of {inputs:?}: {error}");
         assert!(error.to_string().contains(part), "{op} of {inputs:?}: {error}");
