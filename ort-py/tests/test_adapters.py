@@ -1,4 +1,4 @@
-"""LoRA adapters: the file and its use (spec 14)."""
+"""LoRA adapters: the file and its use."""
 
 from __future__ import annotations
 

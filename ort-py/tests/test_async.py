@@ -1,4 +1,4 @@
-"""`run_async`, threads, the GIL and the terminate flag (spec 12)."""
+"""`run_async`, threads, the GIL and the terminate flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelCompiler (spec 14)."""
+"""ModelCompiler."""
 
 from __future__ import annotations
 

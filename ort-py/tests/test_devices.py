@@ -1,4 +1,4 @@
-"""Devices, memory infos and arenas (spec 11)."""
+"""Devices, memory infos and arenas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DLPack in both directions (spec 8)."""
+"""DLPack in both directions."""
 
 from __future__ import annotations
 

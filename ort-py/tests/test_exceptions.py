@@ -1,4 +1,4 @@
-"""Exception classes: names, codes, bases, texts (section 2)."""
+"""Exception classes: names, codes, bases, texts."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def test_matrix_of_strings() -> None:
     ],
 )  # fmt: skip
 def test_bool_of_other_bits(model: tuple[str, ...], expected: Any) -> None:
-    """Truth values are bytes, of which any but 0 is true (spec 12)."""
+    """Truth values are bytes, of which any but 0 is true."""
     given = np.array([0, 2, 255], np.uint8).view(np.bool_)
     got = session(*model).run(None, {"x": given})[0]
     assert got.tolist() == expected
@@ -682,7 +682,7 @@ SHARES = "convert.rs object_of: a sequence or optional that is passed through ke
     ],
 )
 def test_output_is_apart(model: str, given: Any) -> None:
-    """An output never has the memory of an input (spec 6)."""
+    """An output never has the memory of an input."""
     array = given[0] if isinstance(given, list) else given
     result = session(model).run(None, {"x": given})[0]
     result = result[0] if isinstance(result, list) else result
@@ -979,7 +979,7 @@ def test_async_is_told(error: type[BaseException], monkeypatch: pytest.MonkeyPat
 
 
 def test_async_feed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The feed is read before run_async returns: a caller may use its dict again (spec 12)."""
+    """The feed is read before run_async returns: a caller may use its dict again."""
     started: list[threading.Thread] = []
 
     class Late(threading.Thread):

@@ -1,4 +1,4 @@
-"""Values given for tensor inputs: element types, containers, coercions, refusals (section 6)."""
+"""Values given for tensor inputs: element types, containers, coercions, refusals."""
 
 from __future__ import annotations
 

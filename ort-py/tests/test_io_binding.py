@@ -1,4 +1,4 @@
-"""IO binding (spec 9)."""
+"""IO binding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are no tensors: sequences, maps, optionals (section 6)."""
+"""Values that are no tensors: sequences, maps, optionals."""
 
 from __future__ import annotations
 

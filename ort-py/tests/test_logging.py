@@ -1,4 +1,4 @@
-"""Log lines and their severity (spec 13)."""
+"""Log lines and their severity."""
 
 from __future__ import annotations
 

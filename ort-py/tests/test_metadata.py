@@ -1,4 +1,4 @@
-"""What a session tells about its model (section 5)."""
+"""What a session tells about its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of the package (spec 14) and what its backend permits."""
+"""The functions of the package and what its backend permits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SessionOptions, RunOptions, their keys, and the enums (section 7)."""
+"""SessionOptions, RunOptions, their keys, and the enums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OrtValue: making, reading, changing values (spec 8)."""
+"""OrtValue: making, reading, changing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What run returns: kinds, memory, lifetime (section 6)."""
+"""What run returns: kinds, memory, lifetime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names outside the public ones that packages import, and the low-level session (spec 1, 3, 15)."""
+"""Names outside the public ones that packages import, and the low-level session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fork, pickle and the end of the process (spec 12, 23)."""
+"""Fork, pickle and the end of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles (spec 13)."""
+"""Profiles."""
 
 from __future__ import annotations
 

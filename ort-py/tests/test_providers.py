@@ -1,4 +1,4 @@
-"""Execution providers: arguments, fallback, queries (section 4)."""
+"""Execution providers: arguments, fallback, queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run and its relatives: names, feeds, run options, threads, termination (section 6)."""
+"""run and its relatives: names, feeds, run options, threads, termination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator schemas and kernel records (spec 14)."""
+"""Operator schemas and kernel records."""
 
 from __future__ import annotations
 

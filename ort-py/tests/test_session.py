@@ -1,4 +1,4 @@
-"""Making a session: sources, arguments, attributes, identity, weights from outside (section 3)."""
+"""Making a session: sources, arguments, attributes, identity, weights from outside."""
 
 from __future__ import annotations
 

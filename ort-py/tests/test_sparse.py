@@ -1,4 +1,4 @@
-"""Sparse tensors (spec 10)."""
+"""Sparse tensors."""
 
 from __future__ import annotations
 

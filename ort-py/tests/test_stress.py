@@ -1,4 +1,4 @@
-"""Many sessions, runs, threads, signals, forks and ends of the process (spec 12).
+"""Many sessions, runs, threads, signals, forks and ends of the process.
 
 The numbers are small, so that the file takes less than a minute. `ORT_STRESS=full` has those that a
 release is held to: 1,000 sessions, 100,000 runs, 200 ends of the process. A row that is `chance(...)`
