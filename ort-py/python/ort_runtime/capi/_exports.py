@@ -6,36 +6,25 @@ and the like are in the modules listed here.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from . import (
-    _adapters,
-    _devices,
-    _enums,
-    _environment,
-    _ep_context,
-    _errors,
-    _logging,
-    _metadata,
-    _option_values,
-    _options,
-    _schemas,
-    _sparse_views,
-)
-
-_MODULES = (
-    _adapters,
-    _devices,
-    _enums,
-    _environment,
-    _ep_context,
-    _errors,
-    _logging,
-    _metadata,
-    _option_values,
-    _options,
-    _schemas,
-    _sparse_views,
+_MODULES = tuple(
+    importlib.import_module(f"{__package__}.{name}")
+    for name in (
+        "_adapters",
+        "_devices",
+        "_enums",
+        "_environment",
+        "_ep_context",
+        "_errors",
+        "_logging",
+        "_metadata",
+        "_option_values",
+        "_options",
+        "_schemas",
+        "_sparse_views",
+    )
 )
 
 
