@@ -37,11 +37,21 @@ pub(crate) fn round_up(value: usize, alignment: usize) -> Option<usize> {
     Some(value.checked_add(alignment - 1)? & !(alignment - 1))
 }
 
+/// The alignment that heaps give to every region of more than a few bytes.
+const HEAP_ALIGNMENT: usize = 16;
+
+/// Smaller regions are aligned within a larger one. C's `posix_memalign` allocates more as well, but
+/// frees both ends again, which takes longer than a small kernel.
+const LEAST_ALIGNED_BYTES: usize = 4096;
+
 /// A zeroed heap region.
 pub(crate) struct HeapRegion {
     pub(crate) pointer: NonNull<u8>,
-    pub(crate) layout: Layout,
-    pub(crate) counters: Arc<Counters>,
+    bytes: usize,
+    /// What the heap gave, with `layout`.
+    base: NonNull<u8>,
+    layout: Layout,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: heap memory may be freed from any thread, and the pointer is only used for that here.
@@ -51,20 +61,29 @@ unsafe impl Sync for HeapRegion {}
 
 impl HeapRegion {
     pub(crate) fn allocate(bytes: usize, alignment: usize, counters: Arc<Counters>) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes, alignment).ok()?;
+        let is_small = bytes < LEAST_ALIGNED_BYTES && alignment > HEAP_ALIGNMENT;
+        let layout = match is_small {
+            true => Layout::from_size_align(bytes + alignment - HEAP_ALIGNMENT, HEAP_ALIGNMENT),
+            false => Layout::from_size_align(bytes, alignment),
+        };
+        let layout = layout.ok()?;
         // SAFETY: the size is not 0, because `HostAllocator::allocate` answers empty requests
         // before.
-        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let offset = if is_small { base.align_offset(alignment) } else { 0 };
+        // SAFETY: `base` is a multiple of the heap's alignment, so that the next multiple of
+        // `alignment` is at most their difference away, by which the layout is larger.
+        let pointer = unsafe { base.add(offset) };
         counters.allocated(bytes);
-        Some(Self { pointer, layout, counters })
+        Some(Self { pointer, bytes, base, layout, counters })
     }
 }
 
 impl Drop for HeapRegion {
     fn drop(&mut self) {
-        // SAFETY: `pointer` came from `alloc_zeroed` with this layout, and is freed only here.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
-        self.counters.freed(self.layout.size());
+        // SAFETY: `base` came from `alloc_zeroed` with this layout, and is freed only here.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        self.counters.freed(self.bytes);
     }
 }
 

@@ -41,27 +41,22 @@ thread_local! {
 
 /// Cancels a run from another thread, or by a function that the run asks now and then.
 #[derive(Clone, Debug, Default)]
-pub struct CancelToken {
-    is_cancelled: Arc<AtomicBool>,
+pub struct CancelToken(Arc<Shared>);
+
+/// What the clones of a token share.
+#[derive(Debug, Default)]
+struct Shared {
+    is_cancelled: AtomicBool,
     poll: Option<Poll>,
 }
 
-/// A function that a run asks whether it is over, and whether it said so. Only the thread that asks
-/// may get the answer, so it is noted for the others.
-#[derive(Clone, Debug)]
+/// A function that a run asks whether it is over. Only the thread that asks may get the answer, so
+/// it is noted in `is_cancelled` for the others.
+#[derive(Debug)]
 struct Poll {
     ask: fn() -> bool,
-    is_over: Arc<AtomicBool>,
-}
-
-impl Poll {
-    fn is_over(&self) -> bool {
-        let is_over = self.is_over.load(Ordering::Relaxed) || (self.ask)();
-        if is_over {
-            self.is_over.store(true, Ordering::Relaxed);
-        }
-        is_over
-    }
+    /// The token without the function. Cancelling one cancels both.
+    of: CancelToken,
 }
 
 impl CancelToken {
@@ -72,7 +67,10 @@ impl CancelToken {
 
     /// Ends every run that holds this token, even inside a kernel.
     pub fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
+        match &self.0.poll {
+            Some(poll) => poll.of.cancel(),
+            None => self.0.is_cancelled.store(true, Ordering::Relaxed),
+        }
     }
 
     /// Returns the same token with a function that ends the run once it returns true on one of its
@@ -88,16 +86,25 @@ impl CancelToken {
     /// ```
     #[must_use]
     pub fn polling(self, poll: fn() -> bool) -> CancelToken {
-        CancelToken { poll: Some(Poll { ask: poll, is_over: Arc::default() }), ..self }
+        let poll = Some(Poll { ask: poll, of: self });
+        CancelToken(Arc::new(Shared { is_cancelled: AtomicBool::new(false), poll }))
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed) || self.poll.as_ref().is_some_and(Poll::is_over)
+        let Shared { is_cancelled, poll } = &*self.0;
+        if is_cancelled.load(Ordering::Relaxed) {
+            return true;
+        }
+        let is_over = poll.as_ref().is_some_and(|poll| poll.of.is_cancelled() || (poll.ask)());
+        if is_over {
+            is_cancelled.store(true, Ordering::Relaxed);
+        }
+        is_over
     }
 
     /// Returns whether both are the same token.
     pub(crate) fn is(&self, other: &CancelToken) -> bool {
-        Arc::ptr_eq(&self.is_cancelled, &other.is_cancelled)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -294,6 +301,17 @@ mod tests {
         assert!(ends(Watch { what, cancel, deadline }));
         assert!(current().is_none(), "the watch left with its guard");
         look();
+    }
+
+    #[test]
+    fn a_token_that_polls_ends_with_its_function_or_its_first_token() {
+        let first = CancelToken::new();
+        let (never, always) = (first.clone().polling(|| false), first.clone().polling(|| true));
+        assert!(always.is_cancelled() && !never.is_cancelled() && !first.is_cancelled());
+        // The answer stays with the call that asked: the next call's token is another one.
+        assert!(!always.is(&first.clone().polling(|| false)));
+        never.cancel();
+        assert!(first.is_cancelled() && never.is_cancelled());
     }
 
     #[test]

@@ -80,7 +80,7 @@ static RETURNING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// When signals are handled next; `None` on threads that made no call.
-    static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
+    static NEXT: Cell<Option<Duration>> = const { Cell::new(None) };
     /// What the handler of a signal raised.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// Whether Python handles signals on this thread.
@@ -105,7 +105,7 @@ pub(crate) fn interruptibly<T: Send>(
     call: impl FnOnce(Token) -> T + Send,
 ) -> PyResult<T> {
     // The handler of a signal may make a call of its own, inside of this one.
-    let outer = NEXT.replace(Some(Instant::now() + SIGNAL_INTERVAL));
+    let outer = NEXT.replace(Some(uptime() + SIGNAL_INTERVAL));
     let done = detached(py, || call(token.polling(is_interrupted)));
     NEXT.set(outer);
     match RAISED.take() {
@@ -155,17 +155,32 @@ pub(crate) fn leave(py: Python<'_>) {
     });
 }
 
+/// The time since some moment. On Linux it is exact to a few milliseconds, and takes a few
+/// nanoseconds to read: runs ask between all steps.
+fn uptime() -> Duration {
+    #[cfg(target_os = "linux")]
+    {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        Duration::try_from(now).unwrap_or_default()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
+}
+
 /// Handles the signals that came since, if it is time. Python does so on its main thread alone.
 fn is_interrupted() -> bool {
     let Some(next) = NEXT.get().filter(|_| IS_MAIN.with(|is_main| *is_main)) else { return false };
     if RAISED.with_borrow(|raised| raised.is_some()) {
         return true;
     }
-    if Instant::now() < next {
+    if uptime() < next {
         return false;
     }
     let handled = Python::try_attach(|py| py.check_signals());
-    NEXT.set(Some(Instant::now() + SIGNAL_INTERVAL));
+    NEXT.set(Some(uptime() + SIGNAL_INTERVAL));
     match handled {
         Some(Err(error)) => {
             RAISED.set(Some(error));

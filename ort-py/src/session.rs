@@ -44,7 +44,7 @@ pub(crate) struct Built {
     /// The inputs that may be absent.
     optional: Vec<String>,
     /// Places of inputs and outputs by name.
-    places: [HashMap<String, usize>; 2],
+    places: [Places; 2],
     providers: Vec<(String, HashMap<String, String>)>,
     profiling: Option<Profiling>,
     /// The token of runs without options: a new one for each would be an allocation.
@@ -77,8 +77,7 @@ impl Built {
 
     fn new(session: Session, providers: Vec<(String, HashMap<String, String>)>, profiles: bool) -> Built {
         let (inputs, outputs) = (session.inputs(), session.outputs());
-        let places = [&inputs, &outputs]
-            .map(|specs| specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect());
+        let places = [&inputs, &outputs].map(|specs| Places::of(specs));
         let may_be_absent =
             |spec: &&ValueSpec| matches!(spec.ty, ValueType::Optional(_)) && !spec.has_default;
         let optional = inputs.iter().filter(may_be_absent).map(|spec| spec.name.clone()).collect();
@@ -88,12 +87,12 @@ impl Built {
     }
 
     fn input(&self, py: Python<'_>, name: &str) -> PyResult<&ValueSpec> {
-        let place = self.places[0].get(name).and_then(|place| self.inputs.get(*place));
+        let place = self.places[0].find(&self.inputs, name).and_then(|place| self.inputs.get(place));
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid input name: {name}")))
     }
 
     fn output(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
-        let place = self.places[1].get(name).copied();
+        let place = self.places[1].find(&self.outputs, name);
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
     }
 
@@ -116,9 +115,8 @@ impl Built {
     /// Adds the optional inputs that a caller left out.
     fn add_absent<'a>(&'a self, given: &mut Given<'a>) {
         for name in &self.optional {
-            let Some(spec) = self.places[0].get(name).and_then(|place| self.inputs.get(*place)) else {
-                continue;
-            };
+            let place = self.places[0].find(&self.inputs, name);
+            let Some(spec) = place.and_then(|place| self.inputs.get(place)) else { continue };
             let ValueType::Optional(element) = &spec.ty else { continue };
             if !given.iter().any(|(other, _)| other == name) {
                 let absent = OptionalValue { element_type: (**element).clone(), element: None };
@@ -148,21 +146,52 @@ impl Built {
             }
             _ => raised(py, &error),
         })?;
+        let apart = |value| apart_from_inputs(value, given).or_raise(py);
+        // All of them, in the model's order, as most calls ask.
+        if wanted.iter().copied().eq(0..outputs.len()) {
+            return outputs.into_iter().map(apart).collect();
+        }
         let missing = || PyRuntimeError::new_err("the run has fewer outputs than the model");
-        let value = |place: &usize| {
-            let value = outputs.get(*place).cloned().ok_or_else(missing)?;
-            apart_from_inputs(value, given).or_raise(py)
-        };
-        wanted.iter().map(value).collect()
+        wanted.iter().map(|place| apart(outputs.get(*place).cloned().ok_or_else(missing)?)).collect()
     }
 
     /// Returns the places of the outputs asked for.
-    fn wanted(&self, py: Python<'_>, names: &[String]) -> PyResult<SmallVec<[usize; 4]>> {
-        if names.is_empty() {
+    fn wanted(&self, names: &Bound<'_, PyAny>) -> PyResult<SmallVec<[usize; 4]>> {
+        let py = names.py();
+        let place = |name: Bound<'_, PyAny>| self.output(py, name.cast::<PyString>()?.to_str()?);
+        let places: SmallVec<[usize; 4]> = match names.cast::<PyList>() {
+            Ok(names) => names.iter().map(place).collect::<PyResult<_>>()?,
+            // Any other sequence, but not a text, which is one of letters.
+            Err(_) => {
+                names.extract::<Vec<Bound<'_, PyAny>>>()?.into_iter().map(place).collect::<PyResult<_>>()?
+            }
+        };
+        if places.is_empty() {
             let text = "At least one output should be requested.";
             return Err(exception(py, ErrorKind::InvalidArgument, text));
         }
-        names.iter().map(|name| self.output(py, name)).collect()
+        Ok(places)
+    }
+}
+
+/// Finds values by name. Few are searched one by one, which is faster than a hash.
+struct Places(HashMap<String, usize>);
+
+impl Places {
+    /// The most values that are searched one by one.
+    const FEW: usize = 8;
+
+    fn of(specs: &[ValueSpec]) -> Places {
+        let named = specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place));
+        Places(if specs.len() > Places::FEW { named.collect() } else { HashMap::new() })
+    }
+
+    /// The place of a name among the values that these are the places of.
+    fn find(&self, specs: &[ValueSpec], name: &str) -> Option<usize> {
+        match specs.len() > Places::FEW {
+            true => self.0.get(name).copied(),
+            false => specs.iter().position(|spec| spec.name == name),
+        }
     }
 }
 
@@ -231,13 +260,13 @@ impl InferenceSession {
     fn run<'py>(
         &self,
         py: Python<'py>,
-        output_names: Vec<String>,
+        output_names: &Bound<'py, PyAny>,
         input_feed: &Bound<'py, PyDict>,
         run_options: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
-        let wanted = built.wanted(py, &output_names)?;
+        let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         drop(given);
         let list = PyList::empty(py);
@@ -253,12 +282,12 @@ impl InferenceSession {
         &self,
         py: Python<'_>,
         input_feed: &Bound<'_, PyDict>,
-        output_names: Vec<String>,
+        output_names: &Bound<'_, PyAny>,
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValueVector> {
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
-        let wanted = built.wanted(py, &output_names)?;
+        let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))

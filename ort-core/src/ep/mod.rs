@@ -34,7 +34,7 @@ pub use node::NodeView;
 pub use packed::PackedWeights;
 pub(crate) use packed::{Owner, SharedBytes};
 pub use registry::{ProviderEntry, provider, providers};
-pub(crate) use run::LEAST_TENSOR;
+pub(crate) use run::{InputViews, LEAST_TENSOR, OutputSlots};
 pub use run::{NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
 pub use crate::cache::{DeviceCache, Fingerprint};

@@ -68,6 +68,12 @@ pub enum OutputSlot<'a> {
     Handed(Option<Value>),
 }
 
+/// The inputs of a step. Few steps have more, and what is inline is moved with the context.
+pub(crate) type InputViews<'a> = SmallVec<[Option<ValueView<'a>>; 4]>;
+
+/// The outputs of a step.
+pub(crate) type OutputSlots<'a> = SmallVec<[OutputSlot<'a>; 2]>;
+
 /// The elements of an input and an output that may alias.
 pub enum Unary<'a, T> {
     /// Separate memory: read the first, write the second.
@@ -78,8 +84,8 @@ pub enum Unary<'a, T> {
 
 /// The context of one kernel invocation.
 pub struct RunCx<'a> {
-    pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 16]>,
-    pub(crate) outputs: SmallVec<[OutputSlot<'a>; 4]>,
+    pub(crate) inputs: InputViews<'a>,
+    pub(crate) outputs: OutputSlots<'a>,
     pub(crate) workspace: Option<&'a mut [u8]>,
     pub(crate) device_workspace: Option<DeviceRange<'a>>,
     pub(crate) control: &'a RunControl,

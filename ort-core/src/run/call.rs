@@ -16,7 +16,7 @@ use super::views::DeviceSlab;
 use super::views::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use crate::dtype::DType;
 use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
-use crate::ep::{IoShapes, NodeView, OutputSlot, OutputsFrom, RunCx, guard};
+use crate::ep::{InputViews, IoShapes, NodeView, OutputSlot, OutputSlots, OutputsFrom, RunCx, guard};
 use crate::ir::Graph;
 use crate::plan::{StepPlan, Storage};
 use crate::program::{Origin, SlotId, Step, Work};
@@ -57,14 +57,16 @@ impl Frame<'_> {
             poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
         }
         let mut inputs = input_views(&sources, &read, reads, self.slabs.devices)?;
-        // `read_slots` lists the captures of subgraphs behind the step's own inputs.
-        let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
         let mut writes = writes.into_iter();
-        let mut outputs: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
+        let mut outputs: OutputSlots<'_> = SmallVec::new();
         for (target, shape) in targets.iter_mut().zip(shapes) {
             outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
         }
-        let planned_scratch = writes.next();
+        // An empty workspace is not among the parts, so that the kernel gets an empty slice for it.
+        let planned_scratch = match plan.workspace.is_empty() && plan.workspace_slab == 0 {
+            true => Some(&mut [][..]),
+            false => writes.next(),
+        };
         // The iterator must not outlive the memory that the kernel's context borrows.
         drop(writes);
         let workspace = match &mut scratch {
@@ -75,17 +77,18 @@ impl Frame<'_> {
             Some(buffer) => Some(DeviceRange { buffer, offset: 0, len: buffer.len() }),
             None => planned_device_workspace(plan, self.slabs.devices),
         };
-        let env = RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env };
-        let mut nested = NestedFrames {
+        // `read_slots` lists the captures of subgraphs behind the step's own inputs.
+        let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
+        let mut nested = (!step.nested.is_empty()).then(|| NestedFrames {
             plans: &plan.nested,
             nested: &step.nested,
             captures,
             bindings: self.bindings,
-            env,
+            env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
             workspace: None,
             slabs: planned_slabs(plan, self.slabs.devices),
-        };
-        let cx = RunCx {
+        });
+        let mut cx = RunCx {
             inputs,
             outputs,
             workspace: None,
@@ -96,12 +99,13 @@ impl Frame<'_> {
             copies: Some(&self.env.devices),
         };
         let at = StepAt { graph: &self.program.graph, index, step };
-        run_work(at, self.env, cx, &mut nested, workspace)
+        run_work(at, &self.env, &mut cx, nested.as_mut(), workspace)?;
+        Ok(handed_over(cx.outputs))
     }
 
     /// Returns the ranges of host memory that a step reads. An input whose memory an output takes
     /// over is left out, because the step borrows that memory for writing.
-    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
+    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 8]> {
         let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
             let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].storage
             else {
@@ -177,12 +181,16 @@ impl Frame<'_> {
 
 /// The slots that a step reads: its inputs, then its captures. Each comes with whether an output
 /// takes over its memory.
-fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
+fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 8]> {
     let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
-    let inputs = step.inputs.iter().enumerate();
-    let inputs = inputs.map(|(position, slot)| (*slot, is_taken(position)));
-    let captures = step.nested.iter().flat_map(|nested| &nested.captures);
-    inputs.chain(captures.map(|slot| (Some(*slot), false))).collect()
+    let mut read = SmallVec::new();
+    for (position, slot) in step.inputs.iter().enumerate() {
+        read.push((*slot, is_taken(position)));
+    }
+    for slot in step.nested.iter().flat_map(|nested| &nested.captures) {
+        read.push((Some(*slot), false));
+    }
+    read
 }
 
 /// Returns the ranges of host memory that a step writes: its outputs, then its workspace if that is
@@ -194,7 +202,7 @@ fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
             parts.push((*region, range.clone()));
         }
     }
-    if plan.workspace_slab == 0 {
+    if plan.workspace_slab == 0 && !plan.workspace.is_empty() {
         parts.push((0, plan.workspace.clone()));
     }
     parts
@@ -207,19 +215,23 @@ fn input_views<'v>(
     read: &[(Option<SlotId>, bool)],
     reads: ReadSlices<'v>,
     devices: &'v [Option<DeviceSlab>],
-) -> Result<SmallVec<[Option<ValueView<'v>>; 16]>> {
+) -> Result<InputViews<'v>> {
     let mut reads = reads.into_iter();
-    let view = |&(slot, is_taken): &(Option<SlotId>, bool)| {
-        let Some(slot) = slot.filter(|_| !is_taken) else { return Ok(None) };
+    let mut views = InputViews::new();
+    for &(slot, is_taken) in read {
+        let Some(slot) = slot.filter(|_| !is_taken) else {
+            views.push(None);
+            continue;
+        };
         let is_consumed = matches!(sources.program.slots[slot.index()].origin, Origin::Consumed);
-        match view_of(sources, slot, &mut |_, _| reads.next()) {
-            Some(view) => view.map(Some),
+        views.push(match view_of(sources, slot, &mut |_, _| reads.next()) {
+            Some(view) => Some(view?),
             // The kernel packed this weight when it was compiled and does not read it.
-            None if is_consumed => Ok(None),
-            None => Ok(device_view(sources.plan, devices, slot)),
-        }
-    };
-    read.iter().map(view).collect()
+            None if is_consumed => None,
+            None => device_view(sources.plan, devices, slot),
+        });
+    }
+    Ok(views)
 }
 
 /// A step of a program, with its index and the program's graph.
@@ -233,19 +245,15 @@ struct StepAt<'a> {
 /// Runs the kernel or transfer of a step.
 fn run_work<'a, 'n: 'a>(
     StepAt { graph, index, step }: StepAt<'a>,
-    env: RunEnv<'_>,
-    mut cx: RunCx<'a>,
-    nested: &'a mut NestedFrames<'n>,
+    env: &RunEnv<'_>,
+    cx: &mut RunCx<'a>,
+    nested: Option<&'a mut NestedFrames<'n>>,
     workspace: Option<&'n mut [u8]>,
-) -> Result<HandedOver> {
+) -> Result<()> {
     match &step.work {
         Work::Copy => {
             let (from, to) = (cx.input(0)?, cx.output(0)?);
             guard::copy(&*env.devices[step.device], from, to)?;
-        }
-        Work::Kernel(kernel) if step.nested.is_empty() => {
-            cx.workspace = workspace;
-            kernel.run(&mut cx)?;
         }
         Work::Streamed(kernel) => {
             cx.workspace = workspace;
@@ -253,19 +261,33 @@ fn run_work<'a, 'n: 'a>(
             let missing = || error!(Fail, "a streamed kernel outside of its session");
             let (node, streaming) = node.zip(env.streaming).ok_or_else(missing)?;
             let (view, device) = (NodeView { graph, node }, &*env.devices[step.device]);
-            kernel.run(streaming.keeps(index), || streaming.make(view, device), &mut cx)?;
+            kernel.run(streaming.keeps(index), || streaming.make(view, device), cx)?;
         }
         Work::Kernel(kernel) => {
-            nested.workspace = workspace;
-            cx.nested = Some(nested);
-            kernel.run(&mut cx)?;
+            match nested {
+                // The slab of the subgraphs.
+                Some(nested) => {
+                    nested.workspace = workspace;
+                    cx.nested = Some(nested);
+                }
+                None => cx.workspace = workspace,
+            }
+            kernel.run(cx)?;
         }
     }
-    let handed = cx.outputs.into_iter().map(|slot| match slot {
+    Ok(())
+}
+
+/// Returns the values that a kernel handed over, by output. Empty if there are none.
+fn handed_over(outputs: OutputSlots<'_>) -> HandedOver {
+    if !outputs.iter().any(|slot| matches!(slot, OutputSlot::Handed(_))) {
+        return HandedOver::new();
+    }
+    let value = |slot| match slot {
         OutputSlot::Handed(value) => value,
         _ => None,
-    });
-    Ok(handed.collect())
+    };
+    outputs.into_iter().map(value).collect()
 }
 
 /// The planned scratch memory of a step on a device with memory of its own.

@@ -81,6 +81,15 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    /// The most slots of tables that wait for the next run. Larger models run for so long that
+    /// making them anew does not count.
+    const MOST_IDLE_SLOTS: usize = 256;
+
+    /// Whether they are small enough to wait for the next run.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.owned.capacity() <= Tables::MOST_IDLE_SLOTS
+    }
+
     /// Drops the values.
     pub(crate) fn clear(&mut self) {
         self.owned.fill(None);

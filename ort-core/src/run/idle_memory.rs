@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ort_alloc::{Allocator, Buffer, Recycler};
 use parking_lot::Mutex;
 
+use super::frame::Tables;
 use crate::ep::dynamic::DynamicMemory;
 
 /// How much idle memory a session keeps, and for how long.
@@ -45,6 +46,8 @@ impl Default for IdleMemory {
 pub(crate) struct SessionIdleMemory {
     /// Slabs of finished runs, roughly oldest first.
     pub(crate) slabs: Mutex<Vec<Buffer>>,
+    /// Tables of finished runs, which hold no values.
+    tables: Mutex<Vec<Tables>>,
     /// Arenas for values whose size is known only at run time.
     pub(crate) dynamic: DynamicMemory,
     /// Recycles the memory of outputs that callers have dropped. `None` under a memory limit, which
@@ -58,7 +61,28 @@ pub(crate) struct SessionIdleMemory {
 }
 
 /// The sessions of the process that free idle memory after some time.
-static ALL: Mutex<Vec<Weak<SessionIdleMemory>>> = Mutex::new(Vec::new());
+static ALL: Mutex<All> = Mutex::new(All { sessions: Vec::new(), shortest: Duration::MAX, looked: None });
+
+struct All {
+    sessions: Vec<Weak<SessionIdleMemory>>,
+    /// The shortest time after which one of them frees its idle memory.
+    shortest: Duration,
+    /// When a run last looked whether one is due.
+    looked: Option<Instant>,
+}
+
+impl All {
+    /// Whether it is time to look. Runs would spend longer on thousands of sessions than on small
+    /// models, and being late by an eighth does not matter.
+    fn looks(&mut self, now: Instant) -> bool {
+        let is_time =
+            self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= self.shortest / 8);
+        if is_time {
+            self.looked = Some(now);
+        }
+        is_time
+    }
+}
 
 impl SessionIdleMemory {
     pub(crate) fn new(
@@ -66,20 +90,22 @@ impl SessionIdleMemory {
         outputs: Option<Arc<Recycler>>,
         policy: IdleMemory,
     ) -> Arc<SessionIdleMemory> {
-        let (slabs, last_run) = (Mutex::default(), Mutex::new(Instant::now()));
+        let (slabs, tables, last_run) = (Mutex::default(), Mutex::default(), Mutex::new(Instant::now()));
         let kept = Arc::new(SessionIdleMemory {
             slabs,
+            tables,
             dynamic,
             outputs,
             evicted: AtomicUsize::new(0),
             policy,
             last_run,
         });
-        if policy.after.is_some() {
+        if let Some(after) = policy.after {
             let mut all = ALL.lock();
             // Nothing else removes sessions that were dropped.
-            all.retain(|kept| kept.strong_count() > 0);
-            all.push(Arc::downgrade(&kept));
+            all.sessions.retain(|kept| kept.strong_count() > 0);
+            all.sessions.push(Arc::downgrade(&kept));
+            all.shortest = all.shortest.min(after);
         }
         kept
     }
@@ -99,6 +125,19 @@ impl SessionIdleMemory {
         self.outputs.as_ref().map_or(0, |recycler| recycler.waiting_bytes())
     }
 
+    /// Returns tables for a run.
+    pub(crate) fn take_tables(&self) -> Tables {
+        self.tables.lock().pop().unwrap_or_default()
+    }
+
+    /// Keeps the tables of a run for the next one.
+    pub(crate) fn keep_tables(&self, mut tables: Tables) {
+        if tables.may_wait() {
+            tables.clear();
+            self.tables.lock().push(tables);
+        }
+    }
+
     /// Keeps the slab of a run that has ended, if it may be reused, and frees what has been idle
     /// too long.
     pub(crate) fn run_ended(&self, slab: Option<Buffer>) {
@@ -111,8 +150,10 @@ impl SessionIdleMemory {
         let now = Instant::now();
         *self.last_run.lock() = now;
         // If another run is looking already, it finds the same.
-        if let Some(all) = ALL.try_lock() {
-            release(&all, now);
+        if let Some(mut all) = ALL.try_lock()
+            && all.looks(now)
+        {
+            release(&all.sessions, now);
         }
     }
 
@@ -138,6 +179,7 @@ impl SessionIdleMemory {
     pub(crate) fn release(&self) -> usize {
         let bytes = self.idle_bytes();
         self.slabs.lock().clear();
+        self.tables.lock().clear();
         self.dynamic.trim();
         self.trim_outputs();
         bytes
@@ -166,5 +208,5 @@ fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
 /// [`IdleMemory::after`]. Returns the bytes freed. Runs do the same when they end, so only a
 /// process that may go long without a run needs to call this.
 pub fn release_idle_memory() -> usize {
-    release(&ALL.lock(), Instant::now())
+    release(&ALL.lock().sessions, Instant::now())
 }

@@ -285,18 +285,14 @@ impl Executor {
         let layout = std::cell::OnceCell::new();
         // The host cannot slice what is in the memory of a device.
         let can_split = !given.iter().any(is_on_device);
-        let fits_whole = |available: usize| {
-            let needed = MemoryDemand::of(&self.compiled.program, asked.plan)
-                .total()
-                .saturating_add(self.compiled.streams.total_bytes());
-            needed <= available
-        };
+        let whole = MemoryDemand::of(&self.compiled.program, asked.plan);
+        let packed = self.compiled.streams.total_bytes();
         let choose = |available: usize| {
             // A run that fits whole does not need the proof.
-            let layout = match fits_whole(available) {
-                true => None,
-                false => layout.get_or_init(|| self.items(asked).filter(|_| can_split)).as_ref(),
-            };
+            if whole.total().saturating_add(packed) <= available {
+                return Ok((whole.clone(), None));
+            }
+            let layout = layout.get_or_init(|| self.items(asked).filter(|_| can_split)).as_ref();
             Ok(match self.way(asked, layout, available)? {
                 Strategy::Whole(need) => (need, None),
                 Strategy::Split(split) => (split.need.clone(), Some(split)),
@@ -307,7 +303,12 @@ impl Executor {
             Some(split) => self.run_parts(&split, given, &mut grant, options)?,
             None => {
                 let work = RunWork { plan: asked.plan, bindings: asked.bindings, given: Given::Views(given) };
-                self.frame(&mut grant, work, (&mut [], &mut Tables::default()), options, |frame| frame.run())?
+                // On an error they are dropped instead of kept.
+                let mut tables = self.kept.take_tables();
+                let outputs =
+                    self.frame(&mut grant, work, (&mut [], &mut tables), options, |frame| frame.run())?;
+                self.kept.keep_tables(tables);
+                outputs
             }
         };
         self.end(grant, options);

@@ -83,7 +83,9 @@ impl Frame<'_> {
         (targets, shapes): (&mut [Target], &[Option<(DType, Shape)>]),
         handed: HandedOver,
     ) -> Result<()> {
-        for (position, (target, value)) in targets.iter_mut().zip(handed).enumerate() {
+        let mut handed = handed.into_iter();
+        for (position, target) in targets.iter_mut().enumerate() {
+            let value = handed.next().flatten();
             let Some(slot) = step.outputs[position] else { continue };
             // Bound buffers stay in `targets`, from where `Frame::step` puts them back.
             if matches!(target, Target::Bound { .. }) {

@@ -12,8 +12,8 @@ use crate::tensor::{Shape, TensorBuffer, Value};
 /// The type and shape of each output, if they are known before the kernel runs.
 pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
 
-/// The values that a kernel hands over, by output.
-pub(crate) type HandedOver = SmallVec<[Option<Value>; 4]>;
+/// The values that a kernel hands over, by output. Empty if it hands over none.
+pub(crate) type HandedOver = SmallVec<[Option<Value>; 1]>;
 
 /// Where the memory of an output comes from in this run.
 pub(crate) enum Target {

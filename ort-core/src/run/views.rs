@@ -164,6 +164,10 @@ pub(crate) fn split_regions<'s>(
     reads: &[Part],
     writes: &[Part],
 ) -> Result<(ReadSlices<'s>, WriteSlices<'s>)> {
+    // Steps whose values all have memory of their own, as in models of one node.
+    if reads.is_empty() && writes.is_empty() {
+        return Ok(Default::default());
+    }
     let mut read: SmallVec<[Option<&'s [u8]>; 8]> = reads.iter().map(|_| None).collect();
     let mut written: SmallVec<[Option<&'s mut [u8]>; 4]> = writes.iter().map(|_| None).collect();
     let homes = homes.iter_mut().map(|home| home.as_mut().and_then(Buffer::bytes_mut));

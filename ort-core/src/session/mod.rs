@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ort_alloc::{DeviceId, Stats};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub use crate::ep::dynamic::ArenaDevice;
 pub use crate::placement::NodePlacement;
@@ -52,6 +53,7 @@ pub use providers::{ProviderRequest, open_devices};
 pub use value_spec::ValueSpec;
 
 use crate::dim::Bindings;
+use crate::ir::ValueId;
 use crate::placement;
 use crate::plan::{BatchProof, BatchRefusal};
 use crate::program::{Program, SlotId, Step, Work};
@@ -63,9 +65,9 @@ pub use crate::run::{
     EventMemory, EventTensor, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory,
     release_idle_memory,
 };
-use crate::seeded::HashMap;
+use crate::seeded::{HashMap, HashSet};
 use crate::tensor::{Value, ValueView};
-use crate::{Result, Within, advise, ensure, error};
+use crate::{Error, Result, Within, advise, ensure, error};
 use shared::Shared;
 use signature::Signature;
 use value_spec::check_type;
@@ -163,7 +165,7 @@ impl Session {
             "the session updates inputs in place, which needs a binding"
         );
         let readable = self.readable(inputs)?;
-        let given = self.arrange(&readable)?;
+        let given = self.arrange(readable.as_deref().unwrap_or(inputs))?;
         let mut bindings = Bindings::new();
         // One dimension name with two sizes: this program assumes equal sizes.
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
@@ -175,42 +177,32 @@ impl Session {
     }
 
     /// Makes inputs readable as typed slices: copies those that are not aligned for their type, and
-    /// moves the parts of sequences, optionals, maps and sparse tensors to the host.
-    fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
+    /// moves the parts of sequences, optionals, maps and sparse tensors to the host. `None` if they
+    /// are readable as they are.
+    fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Option<Vec<(&'n str, Value)>>> {
+        let is_readable = |value: &Value| matches!(value, Value::Tensor(tensor) if tensor.is_aligned());
+        if inputs.iter().all(|(_, value)| is_readable(value)) {
+            return Ok(None);
+        }
         let readable = |value: &Value| transfers::readable(value, self.executor.transfers());
-        inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect()
+        inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect::<Result<_>>().map(Some)
     }
 
     /// Puts named inputs into the model's order and fills in the defaults of omitted ones.
-    fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
+    fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<SmallVec<[ValueView<'v>; 4]>> {
         let graph = &self.executor.compiled.program.graph;
         let by_name = ByName::new(inputs);
-        for (index, (name, _)) in inputs.iter().enumerate() {
-            // `find` returns the first input of a name, so a repeated name finds another index.
-            ensure!(by_name.find(name) == Some(index), InvalidArgument, "input '{name}' is given twice");
-        }
+        let find = |&id: &ValueId| by_name.find(&graph.value(id).name);
+        let found: SmallVec<[Option<usize>; 8]> = graph.inputs.iter().map(find).collect();
         // Unknown names are errors. Otherwise an input with a misspelled name would run with its
         // default.
-        let mut is_known = vec![false; inputs.len()];
-        for &id in &graph.inputs {
-            let index = by_name.find(&graph.value(id).name);
-            index.and_then(|index| is_known.get_mut(index)).into_iter().for_each(|known| *known = true);
+        if found.iter().flatten().count() < inputs.len() {
+            return Err(self.stray(inputs));
         }
-        for ((name, _), is_known) in inputs.iter().zip(is_known) {
-            if !is_known {
-                let names: Vec<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
-                return Err(error!(InvalidArgument, "the model has no input '{name}'").help(advise(
-                    "inputs",
-                    name,
-                    names.iter().copied(),
-                )));
-            }
-        }
-        let mut given = Vec::with_capacity(graph.inputs.len());
-        for &id in &graph.inputs {
+        let mut given = SmallVec::with_capacity(graph.inputs.len());
+        for (&id, found) in graph.inputs.iter().zip(found) {
             let info = graph.value(id);
-            let found = by_name.find(&info.name).and_then(|index| inputs.get(index));
-            let found = found.map(|(_, value)| value.view());
+            let found = found.and_then(|index| inputs.get(index)).map(|(_, value)| value.view());
             let default = || graph.input_defaults.get(&id).map(|tensor| ValueView::Tensor(tensor.view()));
             let value = found.or_else(default).ok_or_else(|| {
                 error!(InvalidArgument, "input '{}' ({}) is not given", info.name, info.ty)
@@ -221,6 +213,21 @@ impl Session {
             given.push(value);
         }
         Ok(given)
+    }
+
+    /// The error for inputs of which one is given twice, or has a name that the model lacks.
+    #[cold]
+    fn stray(&self, inputs: &[(&str, Value)]) -> Error {
+        let graph = &self.executor.compiled.program.graph;
+        let mut names = HashSet::default();
+        if let Some((name, _)) = inputs.iter().find(|(name, _)| !names.insert(*name)) {
+            return error!(InvalidArgument, "input '{name}' is given twice");
+        }
+        let known: HashSet<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
+        let stray =
+            inputs.iter().map(|(name, _)| *name).find(|name| !known.contains(name)).unwrap_or_default();
+        let advice = advise("inputs", stray, known.iter().copied());
+        error!(InvalidArgument, "the model has no input '{stray}'").help(advice)
     }
 
     /// Allocation counters of the session's arenas: one for the host and one for each device with

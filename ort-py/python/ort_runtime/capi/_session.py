@@ -130,13 +130,16 @@ class Session:
         Example: `(y,) = session.run(None, {"x": np.zeros((1, 3), np.float32)})`
         """
         # Most calls are like this one, and need nothing that is below.
-        if output_names is run_options is None and type(input_feed) is dict and self._is_plain:
+        names = self._output_names if output_names is None else output_names
+        is_list = type(names) is list and names and run_options is None
+        if is_list and type(input_feed) is dict and self._is_plain:
             try:
-                return self._sess.run(self._output_names, input_feed)
-            except RuntimeError as error:
-                feed = self._feed(input_feed)
-                if feed is input_feed and not isinstance(error, C.EPFail):
-                    self._log_failure(error, None)
+                return self._sess.run(names, input_feed)
+            except (RuntimeError, TypeError) as error:
+                is_same = self._names(names) == names and self._feed(input_feed) is input_feed
+                if is_same and not isinstance(error, C.EPFail):
+                    if isinstance(error, RuntimeError):
+                        self._log_failure(error, None)
                     raise
         names, feed = self._names(output_names), self._feed(input_feed)
         if run_options is not None:

@@ -15,7 +15,10 @@ use crate::ep::abi::tables::{
 };
 use crate::ep::compile::{Account, CompileSettings, Packing};
 use crate::ep::packed::Owner;
-use crate::ep::{CancelToken, CompileCx, Executable, IoShapes, OutputSlot, Precision, RunControl, RunCx};
+use crate::ep::{
+    CancelToken, CompileCx, Executable, InputViews, IoShapes, OutputSlot, OutputSlots, Precision, RunControl,
+    RunCx,
+};
 use crate::tensor::{Shape, ValueView};
 use crate::{Result, ensure, error};
 
@@ -156,7 +159,7 @@ unsafe fn run_on(
             .iter()
             .any(|output| output.kind != ORT_PROVIDER_ABSENT && usize::try_from(output.in_place) == Ok(index))
     };
-    let mut given: SmallVec<[Option<ValueView<'_>>; 16]> = SmallVec::new();
+    let mut given: InputViews<'_> = SmallVec::new();
     for (index, (tensor, shape)) in inputs.iter().zip(&input_shapes).enumerate() {
         // A view of an in-place input would alias the output's mutable view.
         if tensor.kind == ORT_PROVIDER_ABSENT || in_place(index) {
@@ -167,7 +170,7 @@ unsafe fn run_on(
         // are skipped.
         given.push(Some(ValueView::Tensor(unsafe { read_view(tensor, shape, &kernel.nothing) }?)));
     }
-    let mut taken: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
+    let mut taken: OutputSlots<'_> = SmallVec::new();
     for (tensor, shape) in outputs.iter().zip(&output_shapes) {
         if tensor.kind == ORT_PROVIDER_ABSENT {
             taken.push(OutputSlot::Unwanted);
