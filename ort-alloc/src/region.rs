@@ -61,7 +61,7 @@ unsafe impl Sync for HeapRegion {}
 
 impl HeapRegion {
     pub(crate) fn allocate(bytes: usize, alignment: usize, counters: Arc<Counters>) -> Option<Self> {
-        let is_small = bytes < LEAST_ALIGNED_BYTES && alignment > HEAP_ALIGNMENT;
+        let is_small = bytes < LEAST_ALIGNED_BYTES && alignment == HOST_ALIGNMENT;
         let layout = match is_small {
             true => Layout::from_size_align(bytes + alignment - HEAP_ALIGNMENT, HEAP_ALIGNMENT),
             false => Layout::from_size_align(bytes, alignment),
