@@ -62,9 +62,10 @@ impl Frame<'_> {
         for (target, shape) in targets.iter_mut().zip(shapes) {
             outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
         }
-        // An empty workspace is not among the parts, so that the kernel gets an empty slice for it.
+        // An empty workspace is not among the parts. Kernels read it as elements, so that even then
+        // it is aligned for all types.
         let planned_scratch = match plan.workspace.is_empty() && plan.workspace_slab == 0 {
-            true => Some(&mut [][..]),
+            true => Some(bytemuck::cast_slice_mut::<u128, u8>(&mut [])),
             false => writes.next(),
         };
         // The iterator must not outlive the memory that the kernel's context borrows.
