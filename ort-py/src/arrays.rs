@@ -117,10 +117,32 @@ fn packed(
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
     let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    if let Some(texts) = plain_texts(array) {
+        return Tensor::from_strings(&shape, texts).or_raise(py);
+    }
     // Subclasses have methods of their own: a masked array would hide elements.
     let base = numpy(py)?.call_method1(intern!(py, "asarray"), (array,))?;
     let flat = base.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
     Tensor::from_strings(&shape, texts_of(flat.cast::<PyList>()?)?).or_raise(py)
+}
+
+/// Returns the texts of an array of objects that holds nothing but texts.
+fn plain_texts(array: &Bound<'_, PyUntypedArray>) -> Option<Vec<String>> {
+    let (py, descr) = (array.py(), array.dtype());
+    if descr.kind() != b'O' || !array.is_c_contiguous() || !array.is_aligned() {
+        return None;
+    }
+    let mut texts = Vec::with_capacity(array.len());
+    for place in 0..array.len() {
+        // SAFETY: the array is contiguous and has `len` pointers to objects, or null. Nothing in
+        // this loop runs code of Python's, which could change the array.
+        let object = unsafe {
+            let object = *data_of(array).cast::<*mut pyo3::ffi::PyObject>().add(place);
+            Borrowed::from_ptr_or_opt(py, object)
+        }?;
+        texts.push(object.cast_exact::<PyString>().ok()?.to_str().ok()?.to_owned());
+    }
+    Some(texts)
 }
 
 /// Returns the texts of a list's elements.

@@ -24,6 +24,10 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
+    pub(crate) fn all(&self) -> &[String] {
+        &self.texts
+    }
+
     pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
         // `from_held_strings` and `slice` keep the range inside the list, so the fallback is never
         // taken.

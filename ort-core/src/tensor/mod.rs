@@ -337,10 +337,14 @@ impl Tensor {
 }
 
 impl TensorView<'_> {
-    /// Copies the elements into a new tensor in host memory.
+    /// Copies the elements into a new tensor in host memory. Strings are shared if they are those
+    /// of a whole tensor.
     pub fn to_tensor(&self) -> Result<Tensor> {
         match self.dtype() {
-            DType::String => Tensor::from_strings(self.shape(), self.strings()?.to_vec()),
+            DType::String => match self.shared_strings() {
+                Some(shared) => Ok(shared),
+                None => Tensor::from_strings(self.shape(), self.strings()?.to_vec()),
+            },
             dtype => {
                 let bytes = Bytes::copy_from_slice(self.bytes()?);
                 Tensor::from_bytes(dtype, self.shape(), bytes)?.to_owned_copy()

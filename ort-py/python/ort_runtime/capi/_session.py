@@ -131,8 +131,13 @@ class Session:
         """
         # Most calls are like this one, and need nothing that is below.
         names = self._output_names if output_names is None else output_names
-        is_list = type(names) is list and names and run_options is None
-        if is_list and type(input_feed) is dict and self._is_plain:
+        if (
+            isinstance(names, list)
+            and names
+            and run_options is None
+            and type(input_feed) is dict
+            and self._is_plain
+        ):
             try:
                 return self._sess.run(names, input_feed)
             except (RuntimeError, TypeError) as error:

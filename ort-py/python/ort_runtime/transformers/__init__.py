@@ -1,0 +1,1 @@
+"""What packages for transformer models take from `onnxruntime.transformers`."""
