@@ -123,8 +123,8 @@ pub struct Graph {
     pub input_defaults: HashMap<ValueId, Tensor>,
     /// The inference error of a broken branch. It is raised only if the branch is taken.
     pub broken: Option<Error>,
-    /// What the nodes that a model was loaded with demand of symbolic sizes. Rewrites keep the
-    /// list, because it holds whatever becomes of the nodes.
+    /// What the nodes that a model was loaded with require of sizes that inference did not compare.
+    /// Rewrites keep the list, because it holds whatever becomes of the nodes.
     pub requirements: Vec<NodeRequirement>,
 }
 

@@ -58,7 +58,7 @@ pub struct InferCx<'a> {
     /// The outputs of the node; `None` without a reader.
     wanted: &'a [Option<ValueId>],
     outputs: Outputs,
-    /// What the rule requires of symbolic sizes.
+    /// What the rule requires of sizes that it did not compare.
     requirements: RefCell<Vec<Requirement>>,
     subgraphs: &'a mut [Subgraph],
 }
@@ -157,17 +157,18 @@ impl<'a> InferCx<'a> {
     }
 
     /// Requires an input, if it is given, to have this shape. `kind` is the error of a run that
-    /// contradicts it.
+    /// contradicts it. Loading does not compare sizes that are constants, because ONNX Runtime
+    /// compares the shapes of most inputs only in its kernels.
     pub fn require_shape(&self, index: usize, expected: &[Dim], kind: ErrorKind) -> Result<()> {
         let Some(shape) = self.shape(index) else { return Ok(()) };
         let name = self.spec.input_param(index).map_or("", |param| param.name);
         let (rank, given) = (expected.len(), shape.len());
         ensure!(rank == given, InvalidGraph, "input '{name}' has rank {given}, expected {rank}");
         for (axis, (size, expected)) in shape.iter().zip(expected).enumerate() {
-            let what = || format!("size {axis} of input '{name}'");
             // Most sizes agree already, and need no text.
             if size != expected {
-                self.require(Requirement::equal(what(), size, expected).of_kind(kind))?;
+                let what = format!("size {axis} of input '{name}'");
+                self.requirements.borrow_mut().push(Requirement::equal(what, size, expected).of_kind(kind));
             }
         }
         Ok(())
@@ -397,16 +398,13 @@ fn infer_detached(
     Ok(())
 }
 
-/// Finds what the nodes of an inferred graph, and of its subgraphs, require of symbolic sizes.
+/// Finds what the nodes of an inferred graph, and of its subgraphs, require of sizes that inference
+/// has not compared.
 pub(crate) fn find_requirements(graph: &mut Graph) {
     let (mut found, mut known) = (Vec::new(), HashSet::default());
     for node in &graph.nodes {
-        // Control flow requires nothing of sizes itself. Constant sizes were checked by inference.
-        let is_symbolic = |id: &ValueId| match graph.value(*id).ty.shape() {
-            Some(shape) => shape.iter().any(|size| size.as_constant().is_none()),
-            None => false,
-        };
-        if !node.subgraphs.is_empty() || !node.inputs.iter().flatten().any(is_symbolic) {
+        // Control flow requires nothing of sizes itself.
+        if !node.subgraphs.is_empty() {
             continue;
         }
         let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
@@ -472,7 +470,10 @@ pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
 /// inference sees.
 pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
     // Without subgraphs: callers handle control flow, whose output shapes only running it tells.
-    let (outputs, _) = infer_node(node, inputs, &mut [])?;
+    let (outputs, requirements) = infer_node(node, inputs, &mut [])?;
+    requirements.iter().try_for_each(|requirement| {
+        requirement.constants().map_or(Ok(()), |sizes| requirement.check(sizes))
+    })?;
     let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {
         let Some(tensor) = ty.as_tensor() else { return Ok(None) };
         let sizes: Option<Vec<i64>> =

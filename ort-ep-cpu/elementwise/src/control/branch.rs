@@ -20,7 +20,11 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let condition = cx.input(0)?;
         let &[holds] = condition.bytes()? else {
-            return Err(error!(Fail, "the condition has shape {:?}, expected one element", condition.shape()));
+            return Err(error!(
+                Fail,
+                "the condition has shape {:?}, expected one element",
+                condition.shape()
+            ));
         };
         let branch = if holds != 0 { then } else { otherwise };
         // Branches have no inputs; what they read of the graph around are captures.
