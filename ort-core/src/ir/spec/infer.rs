@@ -300,7 +300,8 @@ type Outputs = SmallVec<[(ValueType, Option<Arc<SymTensor>>); 1]>;
 /// The type of an input without facts.
 static UNKNOWN: ValueType = ValueType::Unknown;
 
-/// Infers one node from the facts about its inputs. Returns also what it requires of symbolic sizes.
+/// Infers one node from the facts about its inputs. Also returns what it requires of sizes that it
+/// did not compare.
 fn infer_node(
     node: &Node,
     inputs: &[Option<InputFacts<'_>>],

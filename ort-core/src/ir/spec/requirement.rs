@@ -141,7 +141,7 @@ pub struct NodeRequirement {
 }
 
 impl NodeRequirement {
-    /// Checks the requirement under the bindings of a plan. A size that these do not tell is left to
+    /// Checks the requirement under the bindings of a plan. A size that these leave open is left to
     /// the run.
     pub(crate) fn check(&self, bindings: &Bindings) -> Result<()> {
         let Some(sizes) = self.requirement.evaluate(bindings) else { return Ok(()) };
