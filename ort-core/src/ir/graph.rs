@@ -8,7 +8,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use super::{Attribute, Attributes, ValueType};
-use crate::spec::{OpSpec, SymTensor};
+use crate::spec::{NodeRequirement, OpSpec, SymTensor};
 use crate::tensor::Tensor;
 use crate::{Error, Result, Within, error};
 
@@ -123,6 +123,9 @@ pub struct Graph {
     pub input_defaults: HashMap<ValueId, Tensor>,
     /// The inference error of a broken branch. It is raised only if the branch is taken.
     pub broken: Option<Error>,
+    /// What the nodes that a model was loaded with require of sizes that inference did not compare.
+    /// Rewrites keep the list, because it holds whatever becomes of the nodes.
+    pub requirements: Vec<NodeRequirement>,
 }
 
 impl Graph {

@@ -85,6 +85,7 @@ impl Planner<'_> {
             outputs: self.ends.outputs,
             has_dynamic,
             can_shrink: self.can_shrink,
+            contradiction: None,
         })
     }
 

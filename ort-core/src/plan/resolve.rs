@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 use super::bound::{BoundValues, Boundary, OutputMemory, Planning};
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
-use crate::Result;
 use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
@@ -22,6 +21,7 @@ use crate::ir::Graph;
 use crate::program::{Origin, Program, SlotId, Step};
 use crate::spec::SymTensor;
 use crate::tensor::{Shape, Tensor, byte_count};
+use crate::{Error, Result};
 
 /// Plans a program under `bindings`. Only in-place updates are bound to buffers.
 pub(super) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
@@ -71,7 +71,20 @@ pub(super) fn resolve_given(
 ) -> Result<RunPlan> {
     let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    plan(|| Planner::new((program, graph), bindings, threads, around.bound))
+    let plan = plan(|| Planner::new((program, graph), bindings, threads, around.bound));
+    match contradiction(program, bindings) {
+        // Sizes that contradict each other may also be what a kernel cannot plan for.
+        Some(problem) => match plan {
+            Ok(plan) => Ok(RunPlan { contradiction: Some(problem), ..plan }),
+            Err(_) => Err(problem),
+        },
+        None => plan,
+    }
+}
+
+/// Returns the error of the first node whose requirements the sizes do not meet.
+fn contradiction(program: &Program, bindings: &Bindings) -> Option<Error> {
+    program.graph.requirements.iter().find_map(|requirement| requirement.check(bindings).err())
 }
 
 /// Plans with and without concat in place, and returns the plan with the lower peak. Concat in

@@ -152,6 +152,9 @@ impl<'a> Frame<'a> {
 
     /// Runs every step.
     pub(crate) fn run_steps(&mut self) -> Result<()> {
+        if let Some(problem) = &self.plan.contradiction {
+            return Err(problem.clone());
+        }
         self.open_homes()?;
         self.copy_given()?;
         for index in 0..self.program.steps.len() {

@@ -197,6 +197,14 @@ impl Frame<'_> {
             targets.push(target);
             shapes.push(shape);
         }
+        // Where the plan knows the outputs but not the inputs, nothing has checked the inputs yet.
+        let is_open = |slot: &SlotId| plan.slots[slot.index()].shape.is_none();
+        if inferred.is_none()
+            && step.claim.outputs == OutputsFrom::Plan
+            && step.inputs.iter().flatten().any(is_open)
+        {
+            self.infer(step)?;
+        }
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::onnx::{
     FileAccess, LoadOptions, LoadedModel, ModelInfo, ModelWarning, Source, Warnings, load_warning,
 };
 use crate::pass::{expand_gradients, holds_gradient};
-use crate::spec::infer_comparing;
+use crate::spec::{find_requirements, infer_comparing};
 use crate::tensor::Tensor;
 use crate::{Result, Within};
 
@@ -114,6 +114,7 @@ impl Model {
         infer_comparing(&mut loaded.graph, until, &mut compare)
             .and_then(|()| expand_gradients(&mut loaded.graph))
             .within(|| format!("model '{name}'"))?;
+        find_requirements(&mut loaded.graph);
         warnings.log();
         loaded.warnings = warnings.into_list();
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
@@ -127,13 +128,15 @@ impl Model {
     }
 
     /// Wraps a graph that was built by hand.
-    pub fn from_graph(graph: Graph) -> Model {
+    pub fn from_graph(mut graph: Graph) -> Model {
+        find_requirements(&mut graph);
         let (file, compiled) = (Arc::default(), Arc::default());
         Model { graph: Arc::new(graph), file, compiled, dims: DimNames::Binding, _trim: None }
     }
 
     /// The same model with a graph in which all dimensions are independent.
-    pub(super) fn with_graph(&self, graph: Graph) -> Model {
+    pub(super) fn with_graph(&self, mut graph: Graph) -> Model {
+        find_requirements(&mut graph);
         // Programs compiled for the named graph rely on its names, so none is shared.
         let (graph, compiled) = (Arc::new(graph), Arc::default());
         Model { graph, compiled, dims: DimNames::Independent, ..self.clone() }

@@ -60,6 +60,7 @@ mod rewrite_support;
 mod separable;
 mod session_options;
 mod shared_weights;
+mod size_requirements;
 mod step_order;
 mod streamed_weights;
 #[path = "../support/mod.rs"]

@@ -4,17 +4,20 @@
 //! concrete shapes, for values whose shape depends on data.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::requirement::{NodeRequirement, Requirement};
 use super::typing::{Bound, bind_types, bound_dtype};
 use super::{OpSpec, SymTensor, broadcast};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueInfo, ValueType};
 use crate::limits::check_deadline;
+use crate::seeded::HashSet;
 use crate::tensor::{Shape, TensorView};
 use crate::{ErrorKind, Result, Within, ensure, error};
 
@@ -55,6 +58,8 @@ pub struct InferCx<'a> {
     /// The outputs of the node; `None` without a reader.
     wanted: &'a [Option<ValueId>],
     outputs: Outputs,
+    /// What the rule requires of sizes that it did not compare.
+    requirements: RefCell<Vec<Requirement>>,
     subgraphs: &'a mut [Subgraph],
 }
 
@@ -127,6 +132,46 @@ impl<'a> InferCx<'a> {
     /// Returns the elements of a float input, if they are known.
     pub fn floats(&self, index: usize) -> Option<Vec<f32>> {
         self.known(index).and_then(|view| view.to_vec::<f32>().ok())
+    }
+
+    /// Checks constant sizes now, and records what is required of others for the plans.
+    ///
+    /// Only for what no kernel checks.
+    pub fn require(&self, requirement: Requirement) -> Result<()> {
+        match requirement.constants() {
+            Some(sizes) => return requirement.check(sizes),
+            None if requirement.is_certain() => {}
+            None => self.requirements.borrow_mut().push(requirement),
+        }
+        Ok(())
+    }
+
+    /// Requires a size to be equal to another. `what` names it in the error.
+    pub fn require_equal(
+        &self,
+        what: impl Into<Cow<'static, str>>,
+        actual: &Dim,
+        expected: &Dim,
+    ) -> Result<()> {
+        self.require(Requirement::equal(what, actual, expected))
+    }
+
+    /// Requires an input, if it is given, to have this shape. `kind` is the error of a run that
+    /// contradicts it. Loading does not compare sizes that are constants, because ONNX Runtime
+    /// compares the shapes of most inputs only in its kernels.
+    pub fn require_shape(&self, index: usize, expected: &[Dim], kind: ErrorKind) -> Result<()> {
+        let Some(shape) = self.shape(index) else { return Ok(()) };
+        let name = self.spec.input_param(index).map_or("", |param| param.name);
+        let (rank, given) = (expected.len(), shape.len());
+        ensure!(rank == given, InvalidGraph, "input '{name}' has rank {given}, expected {rank}");
+        for (axis, (size, expected)) in shape.iter().zip(expected).enumerate() {
+            // Most sizes agree already, and need no text.
+            if size != expected {
+                let what = format!("size {axis} of input '{name}'");
+                self.requirements.borrow_mut().push(Requirement::equal(what, size, expected).of_kind(kind));
+            }
+        }
+        Ok(())
     }
 
     /// Returns a fresh symbol for a size that is known only at run time.
@@ -255,8 +300,13 @@ type Outputs = SmallVec<[(ValueType, Option<Arc<SymTensor>>); 1]>;
 /// The type of an input without facts.
 static UNKNOWN: ValueType = ValueType::Unknown;
 
-/// Infers one node from the facts about its inputs.
-fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [Subgraph]) -> Result<Outputs> {
+/// Infers one node from the facts about its inputs. Also returns what it requires of sizes that it
+/// did not compare.
+fn infer_node(
+    node: &Node,
+    inputs: &[Option<InputFacts<'_>>],
+    subgraphs: &mut [Subgraph],
+) -> Result<(Outputs, Vec<Requirement>)> {
     let spec = node.spec;
     let type_of = |index: usize| match inputs.get(index) {
         Some(Some(facts)) => &*facts.ty,
@@ -264,13 +314,14 @@ fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [S
     };
     let bound = bind_types(spec, node, type_of)?;
     let outputs = node.outputs.iter().map(|_| (ValueType::Unknown, None)).collect();
-    let mut cx =
-        InferCx { spec, attrs: &node.attrs, inputs, bound, wanted: &node.outputs, outputs, subgraphs };
+    let (attrs, wanted, requirements) = (&node.attrs, &node.outputs[..], RefCell::default());
+    let mut cx = InferCx { spec, attrs, inputs, bound, wanted, outputs, requirements, subgraphs };
     // Shapes that contradict each other are a `Fail` to ONNX Runtime, unlike types that an operator
     // does not have.
     let inferred = (spec.infer)(&mut cx);
     inferred.map_err(|problem| problem.reclassified(&[ErrorKind::InvalidGraph], ErrorKind::Fail))?;
-    Ok(cx.finish())
+    let requirements = cx.requirements.take();
+    Ok((cx.finish(), requirements))
 }
 
 /// Infers every value of a graph in node order, including subgraphs.
@@ -326,7 +377,7 @@ fn infer_detached(
     node.spec.check_arity(node).within(|| node.place())?;
     let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-    let outputs = infer_node(node, &inputs, subgraphs)
+    let (outputs, _) = infer_node(node, &inputs, subgraphs)
         // Before the run no caller has given an argument.
         .map_err(|problem| problem.reclassified(&[ErrorKind::InvalidArgument], ErrorKind::Fail))
         .map_err(|problem| problem.help(inputs_in_words(graph, node)))
@@ -346,6 +397,33 @@ fn infer_detached(
         value.symbolic = symbolic;
     }
     Ok(())
+}
+
+/// Finds what the nodes of an inferred graph, and of its subgraphs, require of sizes that inference
+/// has not compared.
+pub(crate) fn find_requirements(graph: &mut Graph) {
+    let (mut found, mut known) = (Vec::new(), HashSet::default());
+    for node in &graph.nodes {
+        // Control flow requires nothing of sizes itself.
+        if !node.subgraphs.is_empty() {
+            continue;
+        }
+        let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
+            node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
+        // An error here was reported by inference, or an enclosing branch is broken.
+        let Ok((_, requirements)) = infer_node(node, &inputs, &mut []) else { continue };
+        for requirement in requirements {
+            // Layers of one model require the same of the same symbols. The first one is named.
+            let (name, op) = (node.name.clone(), node.spec.name);
+            if known.insert((op, requirement.clone())) {
+                found.push(NodeRequirement { node: name, op, requirement });
+            }
+        }
+    }
+    graph.requirements = found;
+    for subgraph in graph.nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
+        find_requirements(&mut subgraph.graph);
+    }
 }
 
 /// Returns the help text of errors that have none of their own: the inputs of the node.
@@ -393,7 +471,10 @@ pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
 /// inference sees.
 pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
     // Without subgraphs: callers handle control flow, whose output shapes only running it tells.
-    let outputs = infer_node(node, inputs, &mut [])?;
+    let (outputs, requirements) = infer_node(node, inputs, &mut [])?;
+    requirements.iter().try_for_each(|requirement| {
+        requirement.constants().map_or(Ok(()), |sizes| requirement.check(sizes))
+    })?;
     let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {
         let Some(tensor) = ty.as_tensor() else { return Ok(None) };
         let sizes: Option<Vec<i64>> =

@@ -44,14 +44,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
     let (right, columns) = matrix("B", b, cx.attrs.flag("transB")?)?;
-    // A symbolic inner size is left to the run.
-    if let (Some(left), Some(right)) = (left.as_constant(), right.as_constant()) {
-        ensure!(
-            left == right,
-            InvalidGraph,
-            "the inner sizes of the matrix product differ: {left} and {right}"
-        );
-    }
+    cx.require_equal("the inner size of B", &right, &left)?;
     let shape = vec![rows, columns];
     if let Some(c) = cx.shape(2) {
         ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, expected 2 or less", c.len());

@@ -220,11 +220,11 @@ fn infer_relu(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn infer_swiglu(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) {
-        // `SwiGLU` does not broadcast. A symbolic size is left to the run.
-        let known = |size: &crate::dim::Dim| size.as_constant();
-        let differ = a.len() != b.len()
-            || a.iter().zip(b).any(|(a, b)| known(a).is_some_and(|a| known(b).is_some_and(|b| a != b)));
-        ensure!(!differ, InvalidGraph, "the inputs of SwiGLU have different shapes");
+        // `SwiGLU` does not broadcast.
+        let (rank, other) = (a.len(), b.len());
+        ensure!(rank == other, InvalidGraph, "B has rank {other}, A has rank {rank}");
+        let mut sizes = a.iter().zip(b);
+        sizes.try_for_each(|(a, b)| cx.require_equal("a size of B", b, a))?;
     }
     same_shape(cx)
 }

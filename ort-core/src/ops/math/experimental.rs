@@ -10,9 +10,9 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::microsoft::{float, number};
-use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Requirement, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
-use crate::{Result, ensure, error};
+use crate::{Result, error};
 
 /// A record from a float tensor to one of the same shape.
 const OF_FLOATS: OpSpec = OpSpec {
@@ -151,8 +151,8 @@ fn image<'s>(cx: &InferCx<'s>) -> Result<Option<[&'s Dim; 4]>> {
 fn infer_image_scaler(cx: &mut InferCx<'_>) -> Result<()> {
     let bias = cx.attrs.floats("bias")?.len() as i64;
     if let Some([_, channels, _, _]) = image(cx)? {
-        let fits = channels.as_constant().is_none_or(|channels| channels == bias);
-        ensure!(fits, InvalidGraph, "the bias has {bias} values, expected {channels}, one for each channel");
+        let what = "the number of channels, each of which needs a bias,";
+        cx.require_equal(what, channels, &Dim::constant(bias))?;
     }
     same_shape(cx)
 }
@@ -219,16 +219,9 @@ fn infer_crop(cx: &mut InferCx<'_>) -> Result<()> {
     };
     for (size, start, part) in [(height, top, &rows), (width, left, &columns)] {
         let end = part + start;
-        let (Some(size), Some(end), Some(part)) = (size.as_constant(), end.as_constant(), part.as_constant())
-        else {
-            continue;
-        };
-        ensure!(
-            part >= 0 && end <= size,
-            InvalidGraph,
-            help = "make the borders smaller",
-            "{part} rows or columns from {start} on are cropped of {size}"
-        );
+        let order = Requirement::at_most("the begin of the crop", &Dim::constant(start), &end);
+        cx.require(order.help("make the borders smaller"))?;
+        cx.require(Requirement::at_most("the end of the crop", &end, size).help("make the borders smaller"))?;
     }
     cx.set_shape(0, vec![batch.clone(), channels.clone(), rows, columns])
 }

@@ -113,7 +113,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(complete, InvalidGraph, "past_present_share_buffer needs past_key and past_sequence_length");
     check_beams(cx, shares)?;
     let Some([batch, queries, width]) = cx.shape(0) else { return Ok(()) };
-    agree("the length of query", &Dim::constant(1), queries)?;
+    cx.require_equal("the length of query", queries, &Dim::constant(1))?;
     let Some(Keys { fresh, size, value_size }) = keys(cx, width, &heads)? else { return Ok(()) };
     cx.set_shape(0, vec![batch.clone(), Dim::constant(1), &heads * &value_size])?;
     // An omitted past is empty; a past of unknown shape leaves the present open.

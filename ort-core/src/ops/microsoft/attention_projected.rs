@@ -108,7 +108,7 @@ pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &OptionalInputs) -> 
     };
     agree("the count of rows of the weights", depth, rows)?;
     if let Some([len]) = cx.shape(places.bias) {
-        agree("the length of bias", width, len)?;
+        cx.require_equal("the length of bias", len, width)?;
     }
     let [size, value_size] = head_sizes(cx, width, &heads)?;
     cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &value_size])?;
@@ -120,7 +120,8 @@ pub(super) fn infer_projected(cx: &mut InferCx<'_>, places: &OptionalInputs) -> 
         None if cx.has_input(places.past) => return Ok(()),
         Some([sides, b, n, past, s]) => {
             let expected = [(&Dim::constant(2), sides), (batch, b), (&heads, n), (&size, s)];
-            expected.into_iter().try_for_each(|(expected, own)| agree("a size of past", expected, own))?;
+            let mut sizes = expected.into_iter();
+            sizes.try_for_each(|(expected, own)| cx.require_equal("a size of past", own, expected))?;
             // A shared buffer keeps its size; otherwise the present is the past with the new keys.
             if shares { past.clone() } else { past + queries }
         }

@@ -6,7 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt, var};
 use crate::{Result, ensure};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
@@ -67,12 +67,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             ensure!(shape.is_empty(), InvalidGraph, "{what} has rank {}, expected 0 or 1", shape.len());
             continue;
         };
+        let named = format!("the length of {what}");
         match width {
-            Some(width) if by_column && *len != Dim::constant(1) => {
-                agree(&format!("the length of {what}"), width, len)?;
-            }
+            Some(width) if by_column => cx.require(Requirement::broadcast(named, len, width))?,
             _ if by_column => {}
-            _ => agree(&format!("the length of {what}"), &Dim::constant(1), len)?,
+            _ => agree(&named, &Dim::constant(1), len)?,
         }
     }
     infer_projected(cx, &PLACES)

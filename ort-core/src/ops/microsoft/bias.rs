@@ -1,14 +1,16 @@
 //! `BiasSoftmax`, `BiasDropout`, `BiasAdd` and `BiasSplitGelu`: operators on the sum of an input
 //! and a bias.
 
-use super::{agree, check_per_column, check_rank, int};
+use super::{check_per_column, check_rank, int};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::math::shared::{broadcast_to_first, same_shape};
-use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, Traits, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, Requirement, Traits, attr, one, opt, var,
+};
 use crate::{Result, ensure, error};
 
 const SMALL: TypeSet = TypeSet::of(&[DType::F16, DType::F32]);
@@ -120,6 +122,9 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
 fn infer_dropout(cx: &mut InferCx<'_>) -> Result<()> {
     broadcast_to_first(cx)?;
     let Some(shape) = cx.shape(0).map(<[_]>::to_vec) else { return Ok(()) };
+    for (size, own) in shape.iter().rev().zip(cx.shape(1).unwrap_or(&[]).iter().rev()) {
+        cx.require(Requirement::broadcast("a size of the bias", own, size))?;
+    }
     if let Some(residual) = cx.shape(2) {
         ensure!(
             residual.len() == shape.len(),
@@ -128,7 +133,8 @@ fn infer_dropout(cx: &mut InferCx<'_>) -> Result<()> {
             residual.len(),
             shape.len()
         );
-        shape.iter().zip(residual).try_for_each(|(size, own)| agree("a size of the residual", size, own))?;
+        let mut sizes = shape.iter().zip(residual);
+        sizes.try_for_each(|(size, own)| cx.require_equal("a size of the residual", own, size))?;
     }
     cx.set(1, DType::Bool, Some(shape));
     Ok(())
@@ -155,7 +161,7 @@ fn infer_add(cx: &mut InferCx<'_>) -> Result<()> {
     check_per_column(cx, 1, "the bias", shape)?;
     check_rank(cx, 2, "the skip", shape.len())?;
     for (size, own) in shape.iter().zip(cx.shape(2).unwrap_or(&[])) {
-        agree("a size of the skip", size, own)?;
+        cx.require_equal("a size of the skip", own, size)?;
     }
     same_shape(cx)
 }
@@ -165,8 +171,7 @@ fn infer_split(cx: &mut InferCx<'_>) -> Result<()> {
     check_per_column(cx, 1, "the bias", shape)?;
     let mut half = shape.to_vec();
     let last = half.last_mut().ok_or_else(|| error!(InvalidGraph, "a scalar has no halves"))?;
-    let even = last.as_constant().is_none_or(|width| width % 2 == 0);
-    ensure!(even, InvalidGraph, "a last dimension of {last} has no halves");
+    cx.require(Requirement::multiple("the last dimension", last, 2))?;
     *last = last.floor_div(&Dim::constant(2));
     cx.set_shape(0, half)
 }

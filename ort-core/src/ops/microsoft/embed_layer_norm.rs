@@ -6,7 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
-use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure};
 
@@ -58,32 +58,26 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(ids) = cx.shape(0) else { return Ok(()) };
     for (index, what) in [(1, "segment_ids"), (7, "mask")] {
         let Some(shape) = cx.shape(index) else { continue };
-        agree(&format!("the batch of {what}"), &ids[0], &shape[0])?;
-        agree(&format!("the length of {what}"), &ids[1], &shape[1])?;
+        cx.require_equal(format!("the batch of {what}"), &shape[0], &ids[0])?;
+        cx.require_equal(format!("the length of {what}"), &shape[1], &ids[1])?;
     }
     if let Some(shape) = cx.shape(8) {
-        agree("the length of position_ids", &ids[1], &shape[1])?;
+        cx.require_equal("the length of position_ids", &shape[1], &ids[1])?;
         if shape[0] != Dim::constant(1) {
             agree("the batch of position_ids", &ids[0], &shape[0])?;
         }
     }
     // Without `position_ids` the positions are 0, 1, 2 and so on.
     if let (Some(table), false) = (cx.shape(3), cx.has_input(8)) {
-        let enough = !matches!((ids[1].as_constant(), table[0].as_constant()), (Some(a), Some(b)) if a > b);
-        ensure!(
-            enough,
-            InvalidGraph,
-            "sequences have {} tokens, but the position embedding has {}",
-            ids[1],
-            table[0]
-        );
+        let what = "the length of the sequences, each of whose tokens needs a position embedding,";
+        cx.require(Requirement::at_most(what, &ids[1], &table[0]))?;
     }
     let mask_index = vec![ids[0].clone()];
     cx.set_shape(1, mask_index)?;
     let Some(words) = cx.shape(2) else { return Ok(()) };
     for (index, what) in [(3, "position_embedding"), (4, "segment_embedding")] {
         let Some(shape) = cx.shape(index) else { continue };
-        agree(&format!("the width of {what}"), &words[1], &shape[1])?;
+        cx.require_equal(format!("the width of {what}"), &shape[1], &words[1])?;
     }
     for (index, what) in [(5, "gamma"), (6, "beta")] {
         check_per_column(cx, index, what, words)?;

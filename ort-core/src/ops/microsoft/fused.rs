@@ -1,6 +1,6 @@
 //! `FusedGemm` and `FusedConv`: a GEMM or a convolution with an activation epilogue.
 
-use super::{agree, check_rank, draft_attributes};
+use super::{check_rank, draft_attributes};
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
@@ -10,7 +10,8 @@ use crate::ops::fused::activation::{Activation, end_with};
 use crate::ops::linalg::gemm;
 use crate::ops::nn::conv;
 use crate::spec::{
-    AttrKind, AttrSpec, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var,
+    AttrKind, AttrSpec, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt,
+    var,
 };
 
 static FUSED_GEMM: OpSpec = OpSpec {
@@ -74,7 +75,8 @@ fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
     conv::infer(cx, [1, 2])?;
     let (Some(shape), Some(addend)) = (cx.output_shape(0), cx.shape(3)) else { return Ok(()) };
     check_rank(cx, 3, "Z", shape.len())?;
-    shape.iter().zip(addend).try_for_each(|(size, own)| agree("a size of Z", size, own))
+    let mut sizes = shape.iter().zip(addend);
+    sizes.try_for_each(|(size, own)| cx.require(Requirement::equal("a size of Z", own, size).or_fail()))
 }
 
 fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {

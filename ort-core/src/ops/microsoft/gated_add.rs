@@ -1,10 +1,10 @@
 //! `GatedAdd`: a tensor plus another one that a gate scales row by row.
 
-use super::agree;
+use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::math::shared::{same_shape, x, y};
-use crate::spec::{InferCx, MICROSOFT, OP, OpSpec, ScalarExpr, Traits, one, var};
+use crate::spec::{InferCx, MICROSOFT, OP, OpSpec, Requirement, ScalarExpr, Traits, one, var};
 use crate::{Result, ensure, error};
 
 /// `X + Y * gate`. ONNX Runtime rounds the product to the element type; we round the result only.
@@ -27,7 +27,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(shape), Some(scaled)) = (cx.shape(0), cx.shape(1)) {
         let (rank, given) = (shape.len(), scaled.len());
         ensure!(rank == given, InvalidGraph, "Y has rank {given}, X has rank {rank}");
-        shape.iter().zip(scaled).try_for_each(|(size, given)| agree("a dimension of Y", size, given))?;
+        let mut sizes = shape.iter().zip(scaled);
+        sizes.try_for_each(|(size, given)| equal(cx, "a dimension of Y", given, size))?;
     }
     if let (Some(shape), Some(gate)) = (cx.shape(0), cx.shape(2)) {
         let (Some((_, rows)), Some((last, gates))) = (shape.split_last(), gate.split_last()) else {
@@ -35,8 +36,13 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         };
         let (rank, given) = (shape.len(), gate.len());
         ensure!(rank == given, InvalidGraph, "the gate has rank {given}, X has rank {rank}");
-        agree("the last dimension of the gate", &1.into(), last)?;
-        rows.iter().zip(gates).try_for_each(|(size, given)| agree("a dimension of the gate", size, given))?;
+        equal(cx, "the last dimension of the gate", last, &1.into())?;
+        let mut sizes = rows.iter().zip(gates);
+        sizes.try_for_each(|(size, given)| equal(cx, "a dimension of the gate", given, size))?;
     }
     same_shape(cx)
+}
+
+fn equal(cx: &InferCx<'_>, what: &'static str, actual: &Dim, expected: &Dim) -> Result<()> {
+    cx.require(Requirement::equal(what, actual, expected).or_fail())
 }

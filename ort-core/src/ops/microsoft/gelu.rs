@@ -6,7 +6,7 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::math::shared::{same_shape, unary, x, y};
 use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, Traits, UnaryFn, attr, one, opt, var};
-use crate::{Result, ensure, error};
+use crate::{Result, error};
 
 static GELU: OpSpec =
     OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(x().gelu())) };
@@ -56,13 +56,7 @@ fn infer_biased(cx: &mut InferCx<'_>) -> Result<()> {
         };
         let width = shape.last();
         let width = width.ok_or_else(|| error!(InvalidGraph, "a scalar has no last dimension for a bias"))?;
-        if let (Some(width), Some(length)) = (width.as_constant(), length.as_constant()) {
-            ensure!(
-                width == length,
-                InvalidGraph,
-                "the bias has {length} values, the last dimension of the input has {width}"
-            );
-        }
+        cx.require_equal("the length of the bias", length, width)?;
     }
     same_shape(cx)
 }

@@ -51,9 +51,8 @@ const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
     Upgrade { before: i64::MAX, apply }
 }
 
-/// Refuses two sizes that are both constant and differ.
+/// Refuses two sizes that are both constant and differ. Kernels compare symbolic ones.
 pub(in crate::ops) fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
-    // Symbolic sizes may turn out equal in a run.
     let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
     Ok(())
@@ -75,7 +74,7 @@ pub(in crate::ops) fn check_per_column(
             shape.len()
         ));
     };
-    agree(&format!("the length of {what}"), width, length)
+    cx.require_equal(format!("the length of {what}"), length, width)
 }
 
 /// Refuses an input whose rank is known and differs from `rank`.

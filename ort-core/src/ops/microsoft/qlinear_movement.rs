@@ -83,7 +83,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
     // Scales and zero points are no parts of the result.
     let known: Vec<&[Dim]> = tensors(count).filter_map(|index| cx.shape(index)).collect();
     let are_all = known.len() == tensors(count).count();
-    let Some((mut shape, axis)) = concat::joined(cx.attrs, &known)? else { return Ok(()) };
+    let Some((mut shape, axis)) = concat::joined(cx, &known)? else { return Ok(()) };
     // An input of unknown shape makes the size along `axis` unknown, but not the others.
     if !are_all {
         shape = axes::with_size(&shape, axis, cx.fresh());

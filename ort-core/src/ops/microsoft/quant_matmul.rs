@@ -3,13 +3,13 @@
 //! All three multiply 8-bit quantized values less their zero points, exactly in int32 accumulators,
 //! and then apply a scale per column.
 
-use super::{agree, check_per_column, check_rank, float, int, number};
+use super::{agree, check_rank, float, int, number};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::linalg::matmul::product_shape;
-use crate::spec::{Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
@@ -99,7 +99,10 @@ fn infer(cx: &mut InferCx<'_>, single: &[usize], bias: usize) -> Result<()> {
     let shape = product_shape(a, b)?;
     // A vector B has a single column, which its shape does not show.
     if b.len() > 1 {
-        check_per_column(cx, bias, "bias", b)?;
+        check_rank(cx, bias, "bias", 1)?;
+        if let (Some([length]), Some(columns)) = (cx.shape(bias), b.last()) {
+            cx.require(Requirement::equal("the length of bias", length, columns).or_fail())?;
+        }
     }
     cx.set_shape(0, shape)
 }
@@ -127,9 +130,7 @@ fn infer_gemm(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, expected 2 at most", c.len());
         // `C` broadcasts to the product from the last dimension on.
         for (size, own) in shape.iter().rev().zip(c.iter().rev()) {
-            if own.as_constant() != Some(1) {
-                agree("a dimension of C", size, own)?;
-            }
+            cx.require(Requirement::broadcast("a dimension of C", own, size))?;
         }
     }
     cx.set(0, dtype, shape);

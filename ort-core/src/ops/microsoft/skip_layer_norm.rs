@@ -84,6 +84,10 @@ fn infer_skip(cx: &mut InferCx<'_>) -> Result<()> {
                 known(size, whole).is_none_or(|(size, whole)| size == whole || (from_last == 2 && size == 1))
             });
         ensure!(fits, InvalidGraph, "a skip of shape {skip:?} does not fit an input of shape {shape:?}");
+        // At run time ONNX Runtime does not check the batch either.
+        for (size, whole) in skip.iter().rev().zip(shape.iter().rev()).take(2) {
+            cx.require_equal("a size of the skip", size, whole)?;
+        }
     }
     for index in 2..cx.input_count() {
         check_per_column(cx, index, "gamma, beta or bias", shape)?;

@@ -9,7 +9,9 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
 use crate::ops::microsoft::agree;
-use crate::spec::{AttrKind, AttrSpec, BatchRule, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, AttrSpec, BatchRule, Cost, Grad, InferCx, OP, OpSpec, Requirement, attr, one, opt, var,
+};
 use crate::{Result, ensure, error};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
@@ -163,7 +165,7 @@ pub(in crate::ops) fn output_shape(
         "the number of filters is {filters}, expected a multiple of group {group}"
     );
     if let Some([channels]) = cx.shape(bias) {
-        agree("the length of the bias", filters, channels)?;
+        cx.require(Requirement::equal("the length of the bias", channels, filters).or_fail())?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters.clone()];
@@ -183,7 +185,7 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     // Output channels are [group, filters of a group], flattened.
     let filters = filters * group;
     if let Some([channels]) = cx.shape(2) {
-        agree("the length of the bias", &filters, channels)?;
+        cx.require_equal("the length of the bias", channels, &filters)?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters];

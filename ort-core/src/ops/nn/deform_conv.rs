@@ -4,11 +4,12 @@
 
 use super::conv::image_and_kernel;
 use super::geometry::Windows;
-use crate::Result;
+use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::tensor::sample_gradients;
 use crate::spec::{AttrKind, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{ErrorKind, Result};
 
 static DEFORM_CONV: OpSpec = OpSpec {
     name: "DeformConv",
@@ -38,6 +39,13 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let ((batch, _, image), (filters, _, kernel)) = image_and_kernel(image, kernel)?;
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters.clone()];
-    shape.extend(windows.outputs(image));
+    let positions = windows.outputs(image);
+    // Each window samples as many positions as the kernel has, of two coordinates or more.
+    let samples = kernel.iter().product::<Dim>() * cx.attrs.int("offset_group")?;
+    for (index, channels) in [(2, &samples * kernel.len() as i64), (4, samples.clone())] {
+        let expected = [&[batch.clone(), channels], &positions[..]].concat();
+        cx.require_shape(index, &expected, ErrorKind::Fail)?;
+    }
+    shape.extend(positions);
     cx.set_shape(0, shape)
 }

@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{AttrKind, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure, error};
+use crate::{ErrorKind, Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
@@ -55,6 +55,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let value_size = value.floor_div(&Dim::constant(heads));
     // Query heads share the state of their group, but each has an output of its own.
     let state = vec![batch.clone(), Dim::constant(heads), key_size, value_size.clone()];
+    cx.require_shape(3, &state, ErrorKind::Fail)?;
     cx.set(1, state_type, Some(state));
     cx.set_shape(0, vec![batch.clone(), time.clone(), value_size * queries])
 }

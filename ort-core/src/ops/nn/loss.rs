@@ -4,7 +4,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, attr, broadcast, one, opt, var};
-use crate::{Result, ensure};
+use crate::{ErrorKind, Result, ensure};
 
 const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
@@ -64,6 +64,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             labels.len(),
             scores.len()
         );
+        cx.require_shape(1, &expected, ErrorKind::InvalidArgument)?;
         // Of a constant and a symbolic size, `broadcast` takes the constant.
         expected = broadcast::dims(&[&expected, labels])?;
     }

@@ -6,7 +6,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::tensor::index_gradients;
 use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{ErrorKind, Result, ensure};
 
 static MAX_UNPOOL: OpSpec = OpSpec {
     name: "MaxUnpool",
@@ -29,6 +29,7 @@ ops![MAX_UNPOOL];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
+    cx.require_shape(1, image, ErrorKind::Fail)?;
     let windows = Windows::of_pool(cx.attrs, image.len())?;
     let (outer, spatial) = image.split_at_checked(2).unwrap_or((image, &[]));
     let mut shape = outer.to_vec();

@@ -3,13 +3,14 @@
 use super::recurrent_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
+use crate::ir::SymShape;
 use crate::ops;
 use crate::ops::batch;
 use crate::spec::{
     AttrKind, AttrSpec, BatchRule, Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar,
     Upgrade, attr, one, opt, var,
 };
-use crate::{Result, ensure, error};
+use crate::{ErrorKind, Result, ensure, error};
 
 const TYPES: &[TypeVar] = &[var("T", TypeSet::FLOATS), var("T1", TypeSet::of(&[DType::I32]))];
 const X: Param = one("X", "T");
@@ -48,7 +49,7 @@ static RNN: OpSpec = OpSpec {
         LAYOUT,
     ],
     cost: Cost::Compute,
-    infer,
+    infer: |cx| infer(cx, 1),
     upgrades: UPGRADES,
     batch: BatchRule::Rule(batch::recurrent),
     ..OP
@@ -72,7 +73,7 @@ static GRU: OpSpec = OpSpec {
         attr::int("linear_before_reset", 0),
     ],
     cost: Cost::Compute,
-    infer,
+    infer: |cx| infer(cx, 3),
     upgrades: UPGRADES,
     batch: BatchRule::Rule(batch::recurrent),
     ..OP
@@ -87,7 +88,7 @@ static LSTM: OpSpec = OpSpec {
     types: TYPES,
     attrs: &[ALPHA, BETA, ACTIVATIONS, CLIP, DIRECTION, HIDDEN_SIZE, attr::int("input_forget", 0), LAYOUT],
     cost: Cost::Compute,
-    infer,
+    infer: |cx| infer(cx, 4),
     upgrades: UPGRADES,
     batch: BatchRule::Rule(batch::recurrent),
     ..OP
@@ -134,9 +135,21 @@ fn drop_output_sequence(draft: &mut Draft<'_>) -> Result<()> {
 }
 
 /// The recurrence weights are (directions, gates * hidden, hidden).
-fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+fn infer(cx: &mut InferCx<'_>, gates: i64) -> Result<()> {
     let hidden = cx.shape(2).and_then(<[Dim]>::last).cloned();
-    infer_states(cx, hidden)
+    let state = infer_states(cx, hidden.clone())?;
+    let (Some([_, _, width]), Some(hidden), Some(state)) = (cx.shape(0), hidden, state) else {
+        return Ok(());
+    };
+    let directions = directions(cx)?;
+    let rows = &hidden * gates;
+    cx.require_shape(1, &[directions.clone(), rows.clone(), width.clone()], ErrorKind::InvalidArgument)?;
+    cx.require_shape(2, &[directions.clone(), rows.clone(), hidden.clone()], ErrorKind::InvalidArgument)?;
+    cx.require_shape(3, &[directions.clone(), rows * 2], ErrorKind::InvalidArgument)?;
+    for index in [5, 6] {
+        cx.require_shape(index, &state, ErrorKind::Fail)?;
+    }
+    cx.require_shape(7, &[directions, hidden * 3], ErrorKind::Fail)
 }
 
 /// The recurrence weights are (directions, hidden, 4 * hidden). Scales and zero points are per
@@ -154,24 +167,26 @@ fn infer_quantized(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(fits, InvalidGraph, "input {index} is not one for each direction or column of input {of}");
     }
     let hidden = cx.shape(2).and_then(|shape| shape.get(1)).cloned();
-    infer_states(cx, hidden)
+    infer_states(cx, hidden).map(|_| ())
 }
 
-fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
-    let directions = match cx.attrs.string("direction")? {
-        "forward" | "reverse" => Dim::constant(1),
-        "bidirectional" => Dim::constant(2),
+fn directions(cx: &InferCx<'_>) -> Result<Dim> {
+    match cx.attrs.string("direction")? {
+        "forward" | "reverse" => Ok(Dim::constant(1)),
+        "bidirectional" => Ok(Dim::constant(2)),
         other => {
-            return Err(error!(
-                InvalidGraph,
-                "direction is '{other}', expected forward, reverse or bidirectional"
-            ));
+            Err(error!(InvalidGraph, "direction is '{other}', expected forward, reverse or bidirectional"))
         }
-    };
+    }
+}
+
+/// Infers the outputs, and returns the shape of a state.
+fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<Option<SymShape>> {
+    let directions = directions(cx)?;
     // The weights win over `hidden_size`, which is optional.
     let given = cx.attrs.find_int("hidden_size").map(Dim::constant);
-    let Some(hidden) = hidden.or(given) else { return Ok(()) };
-    let Some(x) = cx.shape(0) else { return Ok(()) };
+    let Some(hidden) = hidden.or(given) else { return Ok(None) };
+    let Some(x) = cx.shape(0) else { return Ok(None) };
     let [first, second, _] = x else {
         return Err(error!(InvalidGraph, "the input has rank {}, expected 3", x.len()));
     };
@@ -196,5 +211,6 @@ fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
     cx.set_shape(0, y)?;
     cx.set_shape(1, state.to_vec())?;
     // `Y_c` has the shape of `Y_h`. The operators without it ignore this.
-    cx.set_shape(2, state.to_vec())
+    cx.set_shape(2, state.to_vec())?;
+    Ok(Some(state.to_vec()))
 }

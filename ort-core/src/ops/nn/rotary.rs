@@ -7,7 +7,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
 use crate::spec::{AttrKind, BatchRule, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{ErrorKind, Result, ensure};
 
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
     name: "RotaryEmbedding",
@@ -37,5 +37,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(matches!(shape.len(), 3 | 4), InvalidGraph, "X has rank {}, expected 3 or 4", shape.len());
     let has_heads = shape.len() == 4 || cx.attrs.find_int("num_heads").is_some_and(|heads| heads > 0);
     ensure!(has_heads, InvalidGraph, "num_heads must be given where X has rank 3");
+    // [batch, length, hidden], or [batch, heads, length, size].
+    if let [batch, .., length, _] = shape {
+        cx.require_shape(3, &[batch.clone(), length.clone()], ErrorKind::InvalidArgument)?;
+    }
     cx.set_shape(0, shape.to_vec())
 }

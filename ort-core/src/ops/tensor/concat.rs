@@ -2,13 +2,13 @@
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
-use crate::ir::{Attribute, Attributes};
+use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr,
-    many, one, var,
+    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Requirement, SymTensor, Traits, Upgrade, ViewCx,
+    ViewOf, attr, many, one, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
@@ -46,7 +46,7 @@ fn default_axis(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let known: Vec<&[Dim]> = (0..cx.input_count()).filter_map(|index| cx.shape(index)).collect();
-    let Some((mut result, axis)) = joined(cx.attrs, &known)? else { return Ok(()) };
+    let Some((mut result, axis)) = joined(cx, &known)? else { return Ok(()) };
     // An input without a shape leaves the total along the axis unknown.
     if known.len() < cx.input_count() {
         result = axes::with_size(&result, axis, cx.fresh());
@@ -57,9 +57,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// Returns the shape of the concatenated tensors and the attribute `axis` counted from the front,
 /// or `None` without any shape.
-pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
+pub(in crate::ops) fn joined(cx: &InferCx<'_>, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
     let Some(first) = shapes.first() else { return Ok(None) };
-    let axis = normalize_axis(attrs.int("axis")?, first.len())?;
+    let axis = normalize_axis(cx.attrs.int("axis")?, first.len())?;
     let mut result = first.to_vec();
     for shape in shapes.iter().skip(1) {
         ensure!(
@@ -79,6 +79,9 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
                     InvalidGraph,
                     "input shapes {first:?} and {shape:?} must match except on the concat axis {axis}"
                 );
+                if differ_symbolically(size, other) {
+                    cx.require(equal_unless_empty([size, other], [first, shape]))?;
+                }
                 // A constant is more precise than a symbolic dimension.
                 if size.as_constant().is_none() && other.as_constant().is_some() {
                     *size = other.clone();
@@ -87,6 +90,21 @@ pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Op
         }
     }
     Ok(Some((result, axis)))
+}
+
+fn differ_symbolically(a: &Dim, b: &Dim) -> bool {
+    a != b && (a.as_constant().is_none() || b.as_constant().is_none())
+}
+
+/// Requires two sizes of inputs to be equal, unless one of the inputs has no elements. Exporters
+/// concatenate caches that are empty at first, and ONNX Runtime skips those.
+fn equal_unless_empty([expected, actual]: [&Dim; 2], shapes: [&[Dim]; 2]) -> Requirement {
+    let one = Dim::constant(1);
+    // 0 for an input without elements, else 1.
+    let [first, second] = shapes.map(|shape| shape.iter().product::<Dim>().min(&one));
+    let counts = first * second;
+    let what = "a size of an input, on another axis than the concat axis,";
+    Requirement::equal(what, &(actual * &counts), &(expected * &counts)).or_fail()
 }
 
 /// Concatenates symbolic elements if every input has them.

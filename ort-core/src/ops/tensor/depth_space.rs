@@ -4,7 +4,9 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, AttrSpec, BatchRule, Grad, InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::spec::{
+    AttrKind, AttrSpec, BatchRule, Grad, InferCx, OP, OpSpec, Requirement, Traits, attr, one, var,
+};
 use crate::{Result, ensure, one_of};
 
 use super::gradients;
@@ -60,26 +62,25 @@ fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
     }
 }
 
-fn divide(size: &Dim, divisor: i64) -> Result<Dim> {
-    let whole = size.as_constant().is_none_or(|size| size % divisor == 0);
-    ensure!(
-        whole,
-        InvalidGraph,
-        help = "pad the image, or use another blocksize",
-        "size {size} is not a multiple of {divisor}"
-    );
+fn divide(cx: &InferCx<'_>, size: &Dim, divisor: i64) -> Result<Dim> {
+    let whole = Requirement::multiple("size", size, divisor);
+    cx.require(whole.help("pad the image, or use another blocksize"))?;
     Ok(size.floor_div(&Dim::constant(divisor)))
 }
 
 fn infer_depth_to_space(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(([batch, channels, height, width], block)) = parts(cx)? else { return Ok(()) };
-    let shape = vec![batch.clone(), divide(channels, block * block)?, height * block, width * block];
+    let shape = vec![batch.clone(), divide(cx, channels, block * block)?, height * block, width * block];
     cx.set_shape(0, shape)
 }
 
 fn infer_space_to_depth(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(([batch, channels, height, width], block)) = parts(cx)? else { return Ok(()) };
-    let shape =
-        vec![batch.clone(), channels * (block * block), divide(height, block)?, divide(width, block)?];
+    let shape = vec![
+        batch.clone(),
+        channels * (block * block),
+        divide(cx, height, block)?,
+        divide(cx, width, block)?,
+    ];
     cx.set_shape(0, shape)
 }

@@ -5,7 +5,7 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, var};
-use crate::{Result, ensure, one_of};
+use crate::{ErrorKind, Result, ensure, one_of};
 
 use super::geometry::normalize_axis;
 use super::gradients;
@@ -84,6 +84,9 @@ fn infer_elements(cx: &mut InferCx<'_>) -> Result<()> {
             "the rank of input {index} differs from that of the data, whose shape is {data:?}"
         );
     }
+    if let Some(indices) = cx.shape(1) {
+        cx.require_shape(2, indices, ErrorKind::InvalidArgument)?;
+    }
     cx.set_shape(0, data.to_vec())
 }
 
@@ -94,6 +97,10 @@ fn infer_nd(cx: &mut InferCx<'_>) -> Result<()> {
         // The standard: the last size of the indices is at most the rank of the data.
         let fits = (0..=data.len() as i64).contains(&depth);
         ensure!(fits, InvalidGraph, "index tuples have {depth} numbers, but the data has shape {data:?}");
+        // One update for each tuple, of the sizes that the tuple leaves open.
+        let tuples = cx.shape(1).and_then(<[_]>::split_last).map_or(&[][..], |(_, tuples)| tuples);
+        let expected = [tuples, data.get(depth as usize..).unwrap_or(&[])].concat();
+        cx.require_shape(2, &expected, ErrorKind::InvalidArgument)?;
     }
     cx.set_shape(0, data.to_vec())
 }

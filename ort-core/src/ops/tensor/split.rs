@@ -7,8 +7,8 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one,
-    opt, var,
+    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Requirement, Traits, Upgrade, ViewCx, ViewOf,
+    attr, many, one, opt, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
@@ -58,7 +58,6 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
             parts.len()
         );
         let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
-        // Sizes with symbols are checked by the run.
         let sum: Dim = parts.iter().sum();
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
         ensure!(
@@ -67,6 +66,8 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
             help = "the parts must be 0 or more and add up to the size",
             "split {parts:?} does not add up to size {size}"
         );
+        // No kernel checks parts that are views of the input.
+        cx.require(Requirement::equal(format!("the sum of split {parts:?}"), &sum, size).or_fail())?;
         return Ok(parts);
     }
     if let Some(given) = cx.attrs.find_int("num_outputs") {

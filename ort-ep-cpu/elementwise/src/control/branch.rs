@@ -18,9 +18,15 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let then = subgraph(cx, "then_branch")?.0;
     let otherwise = subgraph(cx, "else_branch")?.0;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
-        let condition = cx.input(0)?.bytes()?;
-        let condition = condition.first().ok_or_else(|| error!(InvalidArgument, "the condition is empty"))?;
-        let branch = if *condition != 0 { then } else { otherwise };
+        let condition = cx.input(0)?;
+        let &[holds] = condition.bytes()? else {
+            return Err(error!(
+                Fail,
+                "the condition has shape {:?}, expected one element",
+                condition.shape()
+            ));
+        };
+        let branch = if holds != 0 { then } else { otherwise };
         // Branches have no inputs; what they read of the graph around are captures.
         for (index, value) in cx.run_subgraph(branch, &[])?.into_iter().enumerate() {
             cx.set(index, value)?;

@@ -1,6 +1,7 @@
 //! Copies for the operators that only reshape, if the session cannot make a zero-copy view.
 
 use ort_core::ep::CompileCx;
+use ort_core::tensor::element_count;
 use ort_core::{Result, ensure};
 
 use super::strided::copy_all;
@@ -21,8 +22,10 @@ impl Movement for Copy {
             return Ok(());
         }
         let (from, to) = (from[0], only(to)?);
+        // Packed types have several elements in a byte, so equal lengths do not suffice.
+        let (given, wanted) = (io.input(0)?.element_count(), element_count(io.output_shape(0))?);
         ensure!(
-            from.len() == to.len(),
+            from.len() == to.len() && given == wanted,
             InvalidArgument,
             "the input of shape {:?} cannot be reshaped to {:?}",
             io.input(0)?.shape(),

@@ -131,7 +131,8 @@ impl PaddedAxis {
     ///
     /// # Errors
     ///
-    /// If the pads remove more than there is, or leave nothing that the mode could repeat.
+    /// If the pads remove more than there is, or leave nothing that the mode could repeat, or if a
+    /// reflection is longer than what it reflects.
     pub fn new(size: usize, [begin, end]: [i64; 2], mode: PadMode) -> Result<PaddedAxis> {
         let invalid = || error!(InvalidArgument, "pads {begin} and {end} are out of range for size {size}");
         let cut = |pad: i64| usize::try_from(pad.min(0).unsigned_abs()).unwrap_or(usize::MAX);
@@ -144,6 +145,14 @@ impl PaddedAxis {
         let length = (size - first).saturating_sub(cut(end));
         let repeats = length > 0 || mode == PadMode::Constant || total == 0;
         ensure!(repeats, InvalidArgument, "size {size} has no elements to repeat");
+        // The element at the border is not part of its reflection.
+        let most = length.saturating_sub(1) as i64;
+        ensure!(
+            mode != PadMode::Reflect || total == 0 || begin.max(end) <= most,
+            InvalidArgument,
+            help = "pad by less than the size, or in several steps",
+            "pads {begin} and {end} reflect an axis of {length} elements, expected {most} at most"
+        );
         Ok(PaddedAxis { total, before, length, first, size })
     }
 
