@@ -321,12 +321,15 @@ impl<'a> RunCx<'a> {
     }
 
     /// Copies an input to a value with its own memory, on the same device and counted in the
-    /// budget.
+    /// budget. Strings never change, so a whole tensor of them is shared instead.
     pub fn own_input(&self, index: usize) -> Result<Value> {
         let view = match self.input_value(index)? {
             ValueView::Tensor(view) if view.dtype() != DType::String => view,
             // Strings have heap memory of their own, which `strings` counts.
             ValueView::Tensor(view) => {
+                if let Some(shared) = view.shared_strings() {
+                    return Ok(Value::Tensor(shared));
+                }
                 let texts = view.strings()?.iter().cloned();
                 return Ok(Value::Tensor(self.strings(view.shape(), texts)?));
             }

@@ -24,6 +24,10 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
     pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
         // `from_held_strings` and `slice` keep the range inside the list, so the fallback is never
         // taken.

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ort_alloc::{DeviceId, SharedBuffer};
 
-use super::data::Data;
+use super::data::{Data, Texts};
 use super::shape::{element_byte_range, element_count};
 use crate::dtype::{DType, Element};
 use crate::interrupt::spending;
@@ -23,7 +24,8 @@ pub struct TensorView<'a> {
 #[derive(Clone, Copy, Debug)]
 enum ViewData<'a> {
     Host(&'a [u8]),
-    Strings(&'a [String]),
+    /// Strings, and the list that they are a part of, if it is known.
+    Strings(&'a [String], Option<&'a Arc<Texts>>),
     Device(DeviceRange<'a>),
 }
 
@@ -51,13 +53,13 @@ impl<'a> TensorView<'a> {
 
     /// Creates a view of strings.
     pub fn of_strings(shape: &'a [usize], strings: &'a [String]) -> TensorView<'a> {
-        TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings) }
+        TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings, None) }
     }
 
     pub(super) fn of(dtype: DType, shape: &'a [usize], data: &'a Data) -> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),
-            Data::Strings(texts, range) => ViewData::Strings(texts.part(range)),
+            Data::Strings(texts, range) => ViewData::Strings(texts.part(range), Some(texts)),
             Data::Device(buffer, offset) => {
                 // The buffer may be longer than this tensor.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
@@ -186,7 +188,7 @@ impl<'a> TensorView<'a> {
     pub fn bytes(&self) -> Result<&'a [u8]> {
         match self.data {
             ViewData::Host(bytes) => Ok(bytes),
-            ViewData::Strings(_) => Err(error!(InvalidArgument, "expected numbers, got strings")),
+            ViewData::Strings(..) => Err(error!(InvalidArgument, "expected numbers, got strings")),
             ViewData::Device(range) => {
                 let device = range.buffer.device();
                 Err(error!(Fail, "the tensor is in the memory of {device}, which the host does not read")
@@ -198,8 +200,16 @@ impl<'a> TensorView<'a> {
     /// Returns the elements of a string tensor.
     pub fn strings(&self) -> Result<&'a [String]> {
         match self.data {
-            ViewData::Strings(strings) => Ok(strings),
+            ViewData::Strings(strings, _) => Ok(strings),
             _ => Err(error!(InvalidArgument, "expected strings, got {}", self.dtype.name())),
+        }
+    }
+
+    /// Returns the list that these strings are all of, if it is known.
+    pub(super) fn whole_list(&self) -> Option<&'a Arc<Texts>> {
+        match self.data {
+            ViewData::Strings(strings, Some(texts)) if strings.len() == texts.len() => Some(texts),
+            _ => None,
         }
     }
 
