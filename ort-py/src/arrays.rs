@@ -3,7 +3,9 @@
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use numpy::npyffi::{
     _PyArray_GET_ITEM_DATA, NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, get_type_object,
     npy_intp,
@@ -310,9 +312,27 @@ pub(crate) struct HostMemory {
     data: *mut u8,
     len: usize,
     is_writable: bool,
-    #[allow(dead_code, reason = "it is there to be dropped")]
-    owner: std::sync::Arc<dyn Send + Sync>,
+    owner: Arc<dyn KeepsAlive>,
 }
+
+/// What keeps memory alive.
+trait KeepsAlive: Send + Sync {
+    /// The Python object that does it, if it is one.
+    fn object(&self) -> Option<&Py<PyAny>> {
+        None
+    }
+}
+
+impl KeepsAlive for Owner {
+    fn object(&self) -> Option<&Py<PyAny>> {
+        self.0.as_ref()
+    }
+}
+
+impl KeepsAlive for Bytes {}
+impl KeepsAlive for Zeroed {}
+/// The caller does.
+impl KeepsAlive for () {}
 
 // SAFETY: the owner keeps the bytes valid and is itself `Send` and `Sync`; who reads and writes
 // them at the same time is the caller's affair, as with any array of numpy.
@@ -324,7 +344,7 @@ impl HostMemory {
     /// The memory of an array, which stays alive.
     pub(crate) fn of_array(array: &Bound<'_, PyUntypedArray>) -> HostMemory {
         let len = array.len() * array.dtype().itemsize();
-        let owner = std::sync::Arc::new(Owner::of(array.clone().into_any().unbind()));
+        let owner = Arc::new(Owner::of(array.clone().into_any().unbind()));
         HostMemory { data: data_of(array), len, is_writable: is_writable(array), owner }
     }
 
@@ -332,7 +352,7 @@ impl HostMemory {
     pub(crate) fn of_tensor(tensor: &Tensor, is_writable: bool) -> Option<HostMemory> {
         let bytes = tensor.bytes()?.clone();
         let (data, len) = (bytes.as_ptr().cast_mut(), bytes.len());
-        Some(HostMemory { data, len, is_writable, owner: std::sync::Arc::new(bytes) })
+        Some(HostMemory { data, len, is_writable, owner: Arc::new(bytes) })
     }
 
     /// Whether the owner lets it be written.
@@ -345,18 +365,25 @@ impl HostMemory {
         let memory = Zeroed::new(len)
             .ok_or_else(|| PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len))))?;
         let data = memory.first_byte();
-        Ok(HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(memory) })
+        Ok(HostMemory { data, len, is_writable: true, owner: Arc::new(memory) })
     }
 
     /// Memory at an address that the caller keeps valid.
     pub(crate) fn at(pointer: usize, len: usize) -> HostMemory {
         let data = std::ptr::with_exposed_provenance_mut(pointer);
-        HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(()) }
+        HostMemory { data, len, is_writable: true, owner: Arc::new(()) }
     }
 
     /// Memory at an address that an object keeps valid.
     pub(crate) fn owned_at(pointer: usize, len: usize, owner: Py<PyAny>) -> HostMemory {
-        HostMemory { owner: std::sync::Arc::new(Owner::of(owner)), ..HostMemory::at(pointer, len) }
+        HostMemory { owner: Arc::new(Owner::of(owner)), ..HostMemory::at(pointer, len) }
+    }
+
+    /// The Python object that keeps the memory alive, for the garbage collector. It is `None` if
+    /// tensors or arrays share the reference to it: the collector takes each visit for a reference,
+    /// and would free the object under them.
+    pub(crate) fn own_object(&self) -> Option<&Py<PyAny>> {
+        self.owner.object().filter(|_| Arc::strong_count(&self.owner) == 1)
     }
 
     pub(crate) fn data(&self) -> *mut u8 {

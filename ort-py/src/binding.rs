@@ -11,6 +11,7 @@ use ort_runtime::{
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::arrays::HostMemory;
 use crate::cancel::{detached, interruptibly};
@@ -308,6 +309,18 @@ impl SessionIOBinding {
             has_run: false,
             is_ready: false,
         })
+    }
+
+    /// Shows the garbage collector what the binding keeps alive, apart from memory that it shares
+    /// with values and runs.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.owner)?;
+        self.order.iter().try_for_each(|(_, given)| visit.call(given))
+    }
+
+    fn __clear__(&mut self) {
+        self.clear_binding_inputs();
+        self.clear_binding_outputs();
     }
 
     /// Binds an input to an array, or to memory at an address: (name, array), or (name, device,

@@ -9,6 +9,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
 use crate::arrays::{HostMemory, READ_ONLY, array_of, is_on_host, over, readable, tensor_of};
@@ -179,6 +180,12 @@ impl OrtValue {
 
 #[pymethods]
 impl OrtValue {
+    /// Shows the garbage collector what the value keeps alive. It is not cleared: a value does not
+    /// change, so every cycle through it has another object that does.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(self.host().and_then(|host| host.memory.own_object()))
+    }
+
     /// Shares the memory of a contiguous array in host memory, and copies others.
     #[staticmethod]
     #[pyo3(signature = (array, device=None))]
@@ -477,6 +484,14 @@ pub(crate) struct OrtValueVector(pub(crate) Vec<Py<OrtValue>>);
 
 #[pymethods]
 impl OrtValueVector {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.0.iter().try_for_each(|value| visit.call(value))
+    }
+
+    fn __clear__(&mut self) {
+        self.0.clear();
+    }
+
     #[new]
     fn new() -> OrtValueVector {
         OrtValueVector::default()

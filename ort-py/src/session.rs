@@ -10,6 +10,7 @@ use ort_runtime::{ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSp
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
 use crate::binding::SessionIOBinding;
@@ -455,6 +456,12 @@ impl InferenceSession {
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.model.warnings().iter().map(|warning| format!("{}: {}", warning.place, warning.text)).collect()
+    }
+
+    /// Shows the garbage collector what the session keeps alive, apart from weights that the model
+    /// shares with Python. A native session does not change, so a cycle is broken elsewhere.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.options)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

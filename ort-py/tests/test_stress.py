@@ -16,13 +16,27 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import models
 import numpy as np
 import pytest
-from harness import CPU, IS_ORIGINAL, Gives, case, check_script, f32, options, ort, session, strings, table
+from harness import (
+    CPU,
+    IS_ORIGINAL,
+    C,
+    Gives,
+    case,
+    check_script,
+    f32,
+    options,
+    ort,
+    session,
+    strings,
+    table,
+)
 
 pytestmark = [
     pytest.mark.skipif(IS_ORIGINAL, reason="much of this ends the original's process"),
@@ -112,6 +126,70 @@ def load_binding() -> None:
     binding = opened.io_binding()
     binding.bind_cpu_input("x", X)
     opened.run_with_iobinding(binding)
+
+
+class Options(ort.SessionOptions):
+    """Options with attributes of their own, which the session's copy shares."""
+
+    box: list[Any]
+
+
+class Array(np.ndarray):
+    """An array with attributes of its own."""
+
+    held: Any
+
+
+def of_options(through: Callable[[Any], Any]) -> weakref.ref[Any]:
+    """A cycle of a session, or what has it, and the session's copy of its options."""
+    made = Options()
+    made.box = []
+    opened = ort.InferenceSession(models.data("scale"), made, providers=[CPU])
+    made.box.append(through(opened))
+    return weakref.ref(made.box[0])
+
+
+def of_array(through: Callable[[Any], Any]) -> weakref.ref[Any]:
+    """A cycle of an array, and what keeps it alive."""
+    array = X.copy().view(Array)
+    array.held = through(array)
+    return weakref.ref(array)
+
+
+def vector_of(array: np.ndarray) -> Any:
+    vector = C.OrtValueVector()
+    vector.push_back(value(array))
+    return vector
+
+
+@table(
+    "make",
+    [
+        case("session", lambda: of_options(lambda opened: opened)),
+        case("binding", lambda: of_options(lambda opened: opened.io_binding())),
+        case("value", lambda: of_array(value)),
+        case("native_value", lambda: of_array(lambda array: value(array)._ortvalue)),
+        case("vector", lambda: of_array(lambda array: vector_of(array))),
+    ],
+)
+def test_cycles_are_collected(make: Callable[[], weakref.ref[Any]]) -> None:
+    """Python's garbage collector sees through native objects."""
+    alive = make()
+    gc.collect()
+    assert alive() is None
+
+
+def test_shared_memory_is_not_collected() -> None:
+    """A result that shares the memory of a value keeps an array of a cycle alive."""
+    array = X.copy().view(Array)
+    array.held = value(array)
+    alive, shared = weakref.ref(array), array.held._ortvalue.numpy()
+    del array
+    gc.collect()
+    assert alive() is not None and (shared == X).all()
+    del shared
+    gc.collect()
+    assert alive() is None
 
 
 @table(
