@@ -101,7 +101,7 @@ impl Thread {
 /// Installs the handlers of forks, once.
 fn watch_forks() {
     static IS_WATCHING: AtomicBool = AtomicBool::new(false);
-    if !IS_WATCHING.swap(true, Ordering::AcqRel) {
+    if !IS_WATCHING.load(Ordering::Relaxed) && !IS_WATCHING.swap(true, Ordering::AcqRel) {
         // If it fails for lack of memory, forks are as unsafe as without it.
         #[cfg(unix)]
         // SAFETY: the handlers are functions of this library, which is never unloaded. That of the
@@ -153,6 +153,13 @@ extern "C" fn in_child() {
 /// A critical section. It ends when this is dropped, on the thread that entered it.
 #[must_use]
 pub struct Section(PhantomData<*const ()>);
+
+/// How many forks lie between this process and the one that first used this crate: a number that a
+/// process and its children do not share.
+pub fn generation() -> usize {
+    watch_forks();
+    GENERATION.load(Ordering::Relaxed)
+}
 
 /// Enters a critical section. Keep it short, and wait in it for no other thread, unless that thread
 /// is in one too.
@@ -277,9 +284,16 @@ impl<T: Default + Send + Sync> PerProcess<T> {
     }
 }
 
+impl<T> PerProcess<T> {
+    /// Creates one that has a default value at its first use.
+    pub const fn new() -> PerProcess<T> {
+        PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), _owns: PhantomData }
+    }
+}
+
 impl<T> Default for PerProcess<T> {
     fn default() -> PerProcess<T> {
-        PerProcess { current: AtomicPtr::default(), _owns: PhantomData }
+        PerProcess::new()
     }
 }
 

@@ -14,7 +14,7 @@ use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::arrays::HostMemory;
-use crate::cancel::{detached, interruptibly};
+use crate::cancel::{detached, enter, interruptibly};
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
@@ -334,6 +334,7 @@ impl SessionIOBinding {
         shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
+        let _call = enter(source.py());
         let py = source.py();
         let (spec, value) = match (element_type, shape, pointer) {
             (Some(element_type), Some(shape), Some(pointer)) => {
@@ -361,6 +362,7 @@ impl SessionIOBinding {
 
     /// Binds an input to a value.
     fn bind_ortvalue_input(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(value.py());
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_input() takes an OrtValue"))?;
@@ -379,6 +381,7 @@ impl SessionIOBinding {
         shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
+        let _call = enter(device.py());
         let py = device.py();
         let target = match (element_type, shape, pointer.filter(|pointer| *pointer != 0)) {
             (Some(element_type), Some(shape), Some(pointer)) => {
@@ -398,6 +401,7 @@ impl SessionIOBinding {
 
     /// Binds an output to a value's memory.
     fn bind_ortvalue_output(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(value.py());
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_output() takes an OrtValue"))?;
@@ -471,6 +475,7 @@ impl SessionIOBinding {
 
     /// Returns copies of the outputs of the last run, in the order of binding.
     fn copy_outputs_to_cpu<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         if !self.has_run && !self.order.is_empty() {
             return Err(PyRuntimeError::new_err(NOT_COMPUTED));
         }

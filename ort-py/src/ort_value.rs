@@ -13,7 +13,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
 use crate::arrays::{HostMemory, READ_ONLY, array_of, is_on_host, over, readable, tensor_of};
-use crate::cancel::detached;
+use crate::cancel::{detached, enter};
 use crate::convert::object_of;
 use crate::device::require_host;
 use crate::error::{OrRaise, exception};
@@ -193,6 +193,7 @@ impl OrtValue {
         array: &Bound<'_, PyAny>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(array.py());
         let Ok(array) = array.cast::<PyUntypedArray>() else {
             return Err(PyRuntimeError::new_err(
                 "Creation of OrtValues is currently only supported from non-string numpy arrays",
@@ -215,6 +216,7 @@ impl OrtValue {
         array: &Bound<'_, PyUntypedArray>,
         onnx_element_type: i64,
     ) -> PyResult<OrtValue> {
+        let _call = enter(array.py());
         let dtype = dtypes::of_code(onnx_element_type).ok_or_else(|| {
             PyRuntimeError::new_err(format!("tensor type {onnx_element_type} is not supported"))
         })?;
@@ -242,6 +244,7 @@ impl OrtValue {
         element_type: &Bound<'_, PyAny>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(element_type.py());
         let py = element_type.py();
         require_host(device)?;
         let dtype = dtypes::named(py, element_type)?;
@@ -259,6 +262,7 @@ impl OrtValue {
     #[staticmethod]
     #[pyo3(signature = (source, is_bool=false))]
     fn from_dlpack(source: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
+        let _call = enter(source.py());
         let py = source.py();
         let borrowed = dlpack::borrow(source)?;
         let tensor = match is_bool && borrowed.tensor.dtype() == DType::U8 {
@@ -315,6 +319,7 @@ impl OrtValue {
 
     /// Returns the value as a numpy array over the same memory, if it is in host memory.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         match &self.0 {
             Held::Host(host) => {
                 // Elements of fewer than 8 bits have a byte each in numpy.
@@ -336,6 +341,7 @@ impl OrtValue {
 
     /// Returns the value as run results are: arrays, lists, dicts.
     fn to_object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         match &self.0 {
             Held::Value(value) => object_of(py, value),
             _ => self.numpy(py),
@@ -427,6 +433,7 @@ impl OrtValue {
 
     /// Copies an array's elements into the value's memory. Type and number of elements must agree.
     fn update_inplace(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(array.py());
         let py = array.py();
         let from = match OrtValue::inside(array)? {
             Some(value) => value.get().tensor(py, "update_inplace()")?,
@@ -516,6 +523,7 @@ impl OrtValueVector {
 
     /// Appends a value.
     fn push_back(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(value.py());
         let value =
             OrtValue::inside(value)?.ok_or_else(|| PyTypeError::new_err("push_back() takes an OrtValue"))?;
         self.0.push(value.unbind());
@@ -532,6 +540,7 @@ impl OrtValueVector {
         shapes: Vec<Vec<i64>>,
         devices: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let _call = enter(py);
         let counts = [pointers.len(), element_types.len(), shapes.len(), devices.len()];
         if counts.iter().any(|count| *count != tensors.len()) {
             return Err(PyValueError::new_err("the lists of push_back_batch() have different lengths"));
@@ -563,6 +572,7 @@ impl OrtValueVector {
         py: Python<'py>,
         converter: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let list = PyList::empty(py);
         for value in &self.0 {
             let capsule = value.get().to_dlpack(py)?;

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
-use crate::cancel::{CancelToken, detached, interruptibly};
+use crate::cancel::{CancelToken, detached, enter, interruptibly};
 use crate::convert::{apart_from_inputs, object_of, value_of};
 use crate::device::memory_of;
 use crate::dtypes;
@@ -185,6 +185,7 @@ impl InferenceSession {
         is_path: bool,
         read_config: bool,
     ) -> PyResult<InferenceSession> {
+        let _call = enter(options.py());
         build::require_options(options)?;
         let source = match is_path {
             true => build::open(options, path_or_bytes.cast::<PyString>()?.to_str()?)?,
@@ -203,6 +204,7 @@ impl InferenceSession {
         provider_options: Vec<HashMap<String, String>>,
         disabled: HashSet<String>,
     ) -> PyResult<()> {
+        let _call = enter(py);
         if provider_options.len() > providers.len() {
             return Err(PyValueError::new_err("there are more options of providers than providers"));
         }
@@ -236,6 +238,7 @@ impl InferenceSession {
         input_feed: &Bound<'py, PyDict>,
         run_options: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
         let wanted = built.wanted(py, &output_names)?;
@@ -257,6 +260,7 @@ impl InferenceSession {
         output_names: Vec<String>,
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValueVector> {
+        let _call = enter(py);
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
         let wanted = built.wanted(py, &output_names)?;
@@ -272,6 +276,7 @@ impl InferenceSession {
         binding: &Bound<'_, SessionIOBinding>,
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let _call = enter(slf.py());
         let py = slf.py();
         let in_use = || PyRuntimeError::new_err("another call uses the binding; make one for each thread");
         let mut binding = binding.try_borrow_mut().map_err(|_| in_use())?;
@@ -295,6 +300,7 @@ impl InferenceSession {
         element_type: &Bound<'_, PyAny>,
         device: &Bound<'_, PyAny>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(py);
         let session = &self.built(py)?.session;
         let (memory, dtype) = (memory_of(session, device)?, dtypes::named(py, element_type)?);
         OrtValue::in_memory(py, session, memory, dtype, &sizes_of(&shape)?)
@@ -302,12 +308,14 @@ impl InferenceSession {
 
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         assigned_subgraphs(py, &self.built(py)?.session)
     }
 
     /// The inputs without a default, as `NodeArg`.
     #[getter]
     fn inputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| !spec.has_default).collect();
         node_args(py, &self.model, &specs)
     }
@@ -315,12 +323,14 @@ impl InferenceSession {
     /// The outputs, as `NodeArg`.
     #[getter]
     fn outputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         node_args(py, &self.model, &self.built(py)?.outputs)
     }
 
     /// The inputs with a default, as `NodeArg`.
     #[getter]
     fn overridable_initializers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| spec.has_default).collect();
         node_args(py, &self.model, &specs)
     }
@@ -328,12 +338,14 @@ impl InferenceSession {
     /// The model's metadata.
     #[getter]
     fn model_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         model_metadata(py, &self.model)
     }
 
     /// A copy of the options of the session.
     #[getter]
     fn session_options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         build::copied(self.options.bind(py), None)
     }
 
@@ -346,17 +358,20 @@ impl InferenceSession {
     /// The memory of each input, as `OrtMemoryInfo`.
     #[getter]
     fn input_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         memory_infos(py, self.built(py)?.inputs.len())
     }
 
     /// The memory of each output, as `OrtMemoryInfo`.
     #[getter]
     fn output_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         memory_infos(py, self.built(py)?.outputs.len())
     }
 
     /// Ends the profile, if the package's session does not write it, and returns the file's name.
     fn end_profiling(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let _call = enter(slf.py());
         let py = slf.py();
         if slf.get().built(py)?.profile().is_none() {
             return Ok(String::new());
@@ -383,6 +398,7 @@ impl InferenceSession {
 
     /// The events of all runs so far, as dicts.
     fn profile_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         match &self.built(py)?.profiling {
             Some(profiling) => profiling.events(py),
             None => Ok(PyList::empty(py)),
@@ -400,6 +416,7 @@ impl InferenceSession {
     /// What a run with these sizes allocates.
     #[pyo3(signature = (dims))]
     fn plan(&self, py: Python<'_>, dims: &Bound<'_, PyDict>) -> PyResult<Plan> {
+        let _call = enter(py);
         let built = self.built(py)?;
         // Taken out at once: reading a size may run code that changes the dict.
         let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = dims.iter().collect();
