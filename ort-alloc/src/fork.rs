@@ -257,7 +257,7 @@ impl<T: Default + Send + Sync> PerProcess<T> {
     pub fn get(&self) -> &T {
         let generation = GENERATION.load(Ordering::Relaxed);
         let current = self.current.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or from `replace`, and an entry lives until `self` is dropped.
+        // SAFETY: the pointer is null or from `replace`, and entries live until `self` is dropped.
         match unsafe { current.as_ref() } {
             Some(entry) if entry.generation == generation => &entry.value,
             _ => self.replace(current, generation),

@@ -20,7 +20,8 @@ use crate::device::{memory_of, require_host};
 use crate::dtypes;
 use crate::error::{OrRaise, exception, raised, text_of};
 use crate::mismatch;
-use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, OrtValueVector, sizes_of};
+use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, sizes_of};
+use crate::ort_value_vector::OrtValueVector;
 use crate::session::{InferenceSession, TERMINATED};
 
 /// The memory that the runs of one session read and write.

@@ -172,8 +172,8 @@ impl Drop for Call {
     }
 }
 
-/// The part of a native call that does without the interpreter, which may end meanwhile. The thread
-/// then stops here.
+/// The part of a native call that needs no interpreter, which may end meanwhile. The thread then
+/// stops here.
 struct Away;
 
 impl Away {

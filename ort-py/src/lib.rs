@@ -18,6 +18,7 @@ mod log;
 mod metadata;
 mod mismatch;
 mod ort_value;
+mod ort_value_vector;
 mod plan;
 mod profile;
 mod providers;
@@ -41,7 +42,9 @@ mod onnxruntime_pybind11_state {
     #[pymodule_export]
     use super::cancel::CancelToken;
     #[pymodule_export]
-    use super::ort_value::{OrtValue, OrtValueVector};
+    use super::ort_value::OrtValue;
+    #[pymodule_export]
+    use super::ort_value_vector::OrtValueVector;
     #[pymodule_export]
     use super::plan::Plan;
     #[pymodule_export]
