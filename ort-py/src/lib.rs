@@ -76,6 +76,18 @@ mod onnxruntime_pybind11_state {
         super::check::compile(py, model, out, options)
     }
 
+    /// Writes a model as it is optimized, with weights where a function says.
+    #[pyfunction]
+    fn save_located(
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        out: &str,
+        options: &Bound<'_, PyAny>,
+        locate: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        super::check::save_located(py, model, out, options, locate)
+    }
+
     /// Returns the names of the providers that work here, CPU last.
     #[pyfunction]
     fn get_available_providers(py: Python<'_>) -> Vec<String> {

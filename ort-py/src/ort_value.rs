@@ -106,6 +106,18 @@ impl OrtValue {
         OrtValue(Held::Host(tensor))
     }
 
+    /// Wraps a tensor whose memory no one may write.
+    pub(crate) fn read_only<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, OrtValue>> {
+        let value = match HostMemory::of_tensor(tensor, false) {
+            Some(memory) => {
+                let shape = SmallVec::from_slice(tensor.shape());
+                OrtValue::in_host(HostTensor { dtype: tensor.dtype(), shape, memory })
+            }
+            None => OrtValue::of(Value::Tensor(tensor.clone())),
+        };
+        Bound::new(py, value)
+    }
+
     /// Wraps a result.
     pub(crate) fn of(value: Value) -> OrtValue {
         OrtValue(Held::Value(value))

@@ -258,6 +258,16 @@ def check(model: str | bytes) -> list[str]:
 def compile(model: str | bytes, out: str, options: SessionOptions) -> None:
     """Writes a model with its packed weights into a file that sessions map."""
 
+def save_located(
+    model: str | bytes,
+    out: str,
+    options: SessionOptions,
+    locate: Callable[
+        [str, OrtValue, tuple[str, int, int] | None], tuple[str, int, int] | None
+    ],
+) -> None:
+    """Writes a model as it is optimized, with weights where a function says."""
+
 def get_all_operator_schema() -> list[OpSchema]:
     """Returns the operators that are known."""
 
