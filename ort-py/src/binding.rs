@@ -10,7 +10,7 @@ use ort_runtime::{
 };
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::arrays::HostMemory;
@@ -54,6 +54,45 @@ impl SessionIOBinding {
     /// Whether this session made it.
     pub(crate) fn is_of(&self, session: &Bound<'_, InferenceSession>) -> bool {
         self.owner.is(session)
+    }
+
+    /// Runs the session with initializers that adapters replace in this run alone. What is bound
+    /// goes before.
+    pub(crate) fn run_with_adapters(
+        &mut self,
+        adapters: &Bound<'_, PyDict>,
+        session: &Session,
+        options: RunOptions<'_>,
+    ) -> PyResult<()> {
+        let py = adapters.py();
+        let mut replaced = Vec::new();
+        let bound = self.bind_adapters(adapters, &mut replaced);
+        let done = bound.and_then(|()| self.run(py, session, options));
+        for name in replaced {
+            self.inputs.remove(&name);
+            self.misfits.remove(&name);
+            self.binding.unbind_input(&name).or_raise(py)?;
+        }
+        self.is_ready = false;
+        done
+    }
+
+    fn bind_adapters(&mut self, adapters: &Bound<'_, PyDict>, replaced: &mut Vec<String>) -> PyResult<()> {
+        let py = adapters.py();
+        for (name, value) in adapters {
+            let name: String = name.extract()?;
+            if self.inputs.contains_key(&name) {
+                continue;
+            }
+            let spec = self.owner.get().built(py)?.inputs().iter().find(|spec| spec.name == name).cloned();
+            let spec = spec.ok_or_else(|| {
+                exception(py, ErrorKind::InvalidArgument, &format!("Invalid input name: {name}"))
+            })?;
+            let value = any_value_of(&name, &spec.ty, &value)?;
+            replaced.push(name);
+            self.set_input(py, &spec, value)?;
+        }
+        Ok(())
     }
 
     /// Runs the session. Without a bound output it binds all to host memory first.

@@ -270,12 +270,14 @@ impl InferenceSession {
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
 
-    /// Runs the model on the memory of a binding.
-    #[pyo3(signature = (binding, run_options=None))]
+    /// Runs the model on the memory of a binding. `adapters` are values of initializers for this
+    /// run.
+    #[pyo3(signature = (binding, run_options=None, adapters=None))]
     fn run_with_iobinding(
         slf: &Bound<'_, Self>,
         binding: &Bound<'_, SessionIOBinding>,
         run_options: Option<&Bound<'_, PyAny>>,
+        adapters: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = enter(slf.py());
         let py = slf.py();
@@ -290,7 +292,10 @@ impl InferenceSession {
         let profile = built.profile();
         let run =
             RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
-        binding.run(py, &built.session, run)
+        match adapters.filter(|adapters| !adapters.is_empty()) {
+            Some(adapters) => binding.run_with_adapters(adapters, &built.session, run),
+            None => binding.run(py, &built.session, run),
+        }
     }
 
     /// Makes a tensor in the memory of one of the session's devices.

@@ -204,8 +204,12 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> OrtValueVector: ...
     def run_with_iobinding(
-        self, binding: SessionIOBinding, run_options: RunOptions | None = None
-    ) -> None: ...
+        self,
+        binding: SessionIOBinding,
+        run_options: RunOptions | None = None,
+        adapters: dict[str, Any] | None = None,
+    ) -> None:
+        """Runs on a binding's memory; `adapters` are values of initializers for this run."""
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
     ) -> OrtValue:
