@@ -15,9 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::buffer::{Address, Origin};
+use crate::fork::Mutex;
 use crate::region::round_up;
 use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
 

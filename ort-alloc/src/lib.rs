@@ -14,6 +14,7 @@
 //! - [`Buffer::foreign`] and [`dlpack`]: zero-copy use of memory that others own.
 //! - [`MappedFile`]: memory-mapped weights.
 //! - [`Budget`]: the memory limit that everything counts against.
+//! - [`fork`]: locks that are safe to use in a child of `fork`.
 //!
 //! # Example
 //!
@@ -69,6 +70,7 @@ mod device_id;
 pub mod dlpack;
 mod error;
 mod foreign;
+pub mod fork;
 mod heap;
 mod host;
 mod machine;

@@ -4,9 +4,8 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Origin;
+use crate::fork::Mutex;
 use crate::{AllocError, Allocator, Buffer, DeviceId, HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, Stats};
 
 /// Smaller regions come from the heap, which has them at hand.

@@ -3,4 +3,4 @@
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(crate) use parking_lot::Mutex;
+pub(crate) use crate::fork::Mutex;

@@ -16,7 +16,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::Mutex;
+use ort_alloc::fork::Mutex;
 use tempfile::{NamedTempFile, TempPath};
 
 /// Prefix and suffix of the names of files that are being written.

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use parking_lot::Mutex;
+use ort_alloc::fork::Mutex;
 
 /// The next seed of a sequence that [`set_seed`] began.
 static NEXT: Mutex<Option<u64>> = Mutex::new(None);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use ort_alloc::fork::get_or_init;
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, Fingerprint, KernelTable, NodeView,
@@ -64,7 +65,7 @@ impl CpuDevice {
     /// The kernel table, built on first use from everything the kernel files submitted.
     fn table() -> &'static KernelTable {
         static TABLE: OnceLock<KernelTable> = OnceLock::new();
-        TABLE.get_or_init(|| {
+        get_or_init(&TABLE, || {
             let named = inventory::iter::<CpuKernel>.into_iter().map(|kernel| &kernel.0);
             let derived = inventory::iter::<DerivedKernels>.into_iter().flat_map(|kernels| (kernels.0)());
             KernelTable::new(named.chain(derived))

@@ -3,14 +3,17 @@
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use numpy::npyffi::{
     _PyArray_GET_ITEM_DATA, NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, PyArrayObject, get_type_object,
     npy_intp,
 };
-use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyList, PyString};
@@ -117,7 +120,7 @@ fn packed(
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
     let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
-    if let Some(texts) = plain_texts(array) {
+    if let Some(texts) = texts_in_place(array)? {
         return Tensor::from_strings(&shape, texts).or_raise(py);
     }
     // Subclasses have methods of their own: a masked array would hide elements.
@@ -126,23 +129,52 @@ fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     Tensor::from_strings(&shape, texts_of(flat.cast::<PyList>()?)?).or_raise(py)
 }
 
-/// Returns the texts of an array of objects that holds nothing but texts.
-fn plain_texts(array: &Bound<'_, PyUntypedArray>) -> Option<Vec<String>> {
-    let (py, descr) = (array.py(), array.dtype());
-    if descr.kind() != b'O' || !array.is_c_contiguous() || !array.is_aligned() {
+/// Reads the texts of an array where they lie, if it is a plain one of `str` objects or of numpy's
+/// fixed-size texts. Anything else, and what is not valid Unicode, is left to the slower way.
+fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<String>>> {
+    let descr = array.dtype();
+    if !array.is_exact_instance_of::<PyUntypedArray>()
+        || !array.is_c_contiguous()
+        || !array.is_aligned()
+        || !descr.is_native_byteorder().unwrap_or(true)
+    {
+        return Ok(None);
+    }
+    match descr.kind() {
+        b'O' => texts_of_objects(array),
+        b'U' => Ok(texts_of_characters(array, descr.itemsize() / size_of::<u32>())),
+        _ => Ok(None),
+    }
+}
+
+/// Reads a plain array of objects, if all are `str`.
+fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<String>>> {
+    let (py, count) = (array.py(), array.len());
+    let objects = data_of(array).cast::<*mut ffi::PyObject>();
+    let mut texts = Vec::with_capacity(count);
+    for place in 0..count {
+        // SAFETY: the array is contiguous and aligned, and has `count` objects or nulls. Reading a
+        // `str` runs no code of Python's and keeps the interpreter's lock, so they stay there.
+        let object = unsafe { Bound::from_borrowed_ptr_or_opt(py, objects.add(place).read()) };
+        let Some(Ok(text)) = object.map(Bound::cast_into::<PyString>) else { return Ok(None) };
+        texts.push(text.to_str()?.to_owned());
+    }
+    Ok(Some(texts))
+}
+
+/// Reads a plain array of texts of `width` characters, which are padded with zeros.
+fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Option<Vec<String>> {
+    if width == 0 {
         return None;
     }
-    let mut texts = Vec::with_capacity(array.len());
-    for place in 0..array.len() {
-        // SAFETY: the array is contiguous and has `len` pointers to objects, or null. Nothing in
-        // this loop runs code of Python's, which could change the array.
-        let object = unsafe {
-            let object = *data_of(array).cast::<*mut pyo3::ffi::PyObject>().add(place);
-            Borrowed::from_ptr_or_opt(py, object)
-        }?;
-        texts.push(object.cast_exact::<PyString>().ok()?.to_str().ok()?.to_owned());
-    }
-    Some(texts)
+    // SAFETY: the array is contiguous and aligned, has `width` numbers for each element, and is
+    // borrowed.
+    let characters = unsafe { std::slice::from_raw_parts(data_of(array).cast::<u32>(), array.len() * width) };
+    let text = |padded: &[u32]| {
+        let used = padded.iter().rposition(|character| *character != 0).map_or(0, |last| last + 1);
+        padded.iter().take(used).map(|character| char::from_u32(*character)).collect()
+    };
+    characters.chunks_exact(width).map(text).collect()
 }
 
 /// Returns the texts of a list's elements.
@@ -169,10 +201,7 @@ fn text_of(element: &Bound<'_, PyAny>) -> PyResult<String> {
 pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
     let dtype = tensor.dtype();
     if dtype == DType::String {
-        let strings = tensor.strings().or_raise(py)?;
-        let objects = strings.iter().map(|text| PyString::new(py, text).into_any().unbind()).collect();
-        let array = PyArray1::from_vec(py, objects).into_any();
-        return array.call_method1(intern!(py, "reshape"), (tensor.shape().to_vec(),));
+        return objects_of(py, tensor.shape(), tensor.strings().or_raise(py)?);
     }
     let bytes = tensor.bytes().ok_or_else(|| {
         PyRuntimeError::new_err(format!("the value is in the memory of {}; copy it first", tensor.memory()))
@@ -184,6 +213,37 @@ pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<
     }
     // Outputs have memory of their own, so the array may be written.
     over(py, descr, tensor.shape(), bytes.as_ptr().cast_mut(), true, bytes.clone())
+}
+
+/// Returns an array of `str` objects, which are made in its memory.
+fn objects_of<'py>(py: Python<'py>, shape: &[usize], strings: &[String]) -> PyResult<Bound<'py, PyAny>> {
+    let mut dims = dims_of(shape)?;
+    // SAFETY: the descriptor is handed over, and the shape has `dims.len()` sizes. numpy allocates
+    // the memory, and fills that of objects with nulls.
+    let array = unsafe {
+        let array = PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            get_type_object(py, NpyTypes::PyArray_Type),
+            PyArrayDescr::object(py).into_dtype_ptr(),
+            dims.len() as i32,
+            dims.as_mut_ptr(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            0,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, array)?
+    };
+    let array = array.cast_into::<PyUntypedArray>()?;
+    let objects = data_of(&array).cast::<*mut ffi::PyObject>();
+    // A tensor has as many strings as its shape says.
+    for (place, text) in strings.iter().take(array.len()).enumerate() {
+        let object = PyString::new(py, text).into_ptr();
+        // SAFETY: the new array is contiguous, has more than `place` objects, and owns them. No one
+        // else has it yet.
+        unsafe { objects.add(place).write(object) };
+    }
+    Ok(array.into_any())
 }
 
 fn unpacked(bytes: &[u8], bits: usize, count: usize) -> Vec<u8> {
@@ -202,10 +262,7 @@ pub(crate) fn over<'py>(
     owner: impl Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
     let flags = if is_writable { NPY_ARRAY_WRITEABLE } else { 0 };
-    let mut dims: SmallVec<[npy_intp; 8]> = SmallVec::new();
-    for size in shape {
-        dims.push(npy_intp::try_from(*size).map_err(|_| PyMemoryError::new_err("a size is too large"))?);
-    }
+    let mut dims = dims_of(shape)?;
     let base = PyCapsule::new_with_value(py, Kept(owner), c"ort_runtime memory")?;
     // SAFETY: `descr` is handed over, the shape has `dims.len()` sizes, and `data` holds as many
     // elements for as long as `base` lives, which becomes the array's base.
@@ -230,6 +287,12 @@ pub(crate) fn over<'py>(
     }
 }
 
+/// Returns a shape as numpy takes it.
+fn dims_of(shape: &[usize]) -> PyResult<SmallVec<[npy_intp; 8]>> {
+    let too_large = |_| PyMemoryError::new_err("a size is too large");
+    shape.iter().map(|size| npy_intp::try_from(*size).map_err(too_large)).collect()
+}
+
 /// Whether numpy lets an array be written.
 fn is_writable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: the pointer is that of a live array, which `array` borrows.
@@ -249,9 +312,27 @@ pub(crate) struct HostMemory {
     data: *mut u8,
     len: usize,
     is_writable: bool,
-    #[allow(dead_code, reason = "it is there to be dropped")]
-    owner: std::sync::Arc<dyn Send + Sync>,
+    owner: Arc<dyn KeepsAlive>,
 }
+
+/// What keeps memory alive.
+trait KeepsAlive: Send + Sync {
+    /// The Python object that does it, if it is one.
+    fn object(&self) -> Option<&Py<PyAny>> {
+        None
+    }
+}
+
+impl KeepsAlive for Owner {
+    fn object(&self) -> Option<&Py<PyAny>> {
+        self.0.as_ref()
+    }
+}
+
+impl KeepsAlive for Bytes {}
+impl KeepsAlive for Zeroed {}
+/// The caller does.
+impl KeepsAlive for () {}
 
 // SAFETY: the owner keeps the bytes valid and is itself `Send` and `Sync`; who reads and writes
 // them at the same time is the caller's affair, as with any array of numpy.
@@ -263,7 +344,7 @@ impl HostMemory {
     /// The memory of an array, which stays alive.
     pub(crate) fn of_array(array: &Bound<'_, PyUntypedArray>) -> HostMemory {
         let len = array.len() * array.dtype().itemsize();
-        let owner = std::sync::Arc::new(Owner::of(array.clone().into_any().unbind()));
+        let owner = Arc::new(Owner::of(array.clone().into_any().unbind()));
         HostMemory { data: data_of(array), len, is_writable: is_writable(array), owner }
     }
 
@@ -271,7 +352,7 @@ impl HostMemory {
     pub(crate) fn of_tensor(tensor: &Tensor, is_writable: bool) -> Option<HostMemory> {
         let bytes = tensor.bytes()?.clone();
         let (data, len) = (bytes.as_ptr().cast_mut(), bytes.len());
-        Some(HostMemory { data, len, is_writable, owner: std::sync::Arc::new(bytes) })
+        Some(HostMemory { data, len, is_writable, owner: Arc::new(bytes) })
     }
 
     /// Whether the owner lets it be written.
@@ -284,18 +365,25 @@ impl HostMemory {
         let memory = Zeroed::new(len)
             .ok_or_else(|| PyMemoryError::new_err(format!("{} cannot be allocated", exact_bytes(len))))?;
         let data = memory.first_byte();
-        Ok(HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(memory) })
+        Ok(HostMemory { data, len, is_writable: true, owner: Arc::new(memory) })
     }
 
     /// Memory at an address that the caller keeps valid.
     pub(crate) fn at(pointer: usize, len: usize) -> HostMemory {
         let data = std::ptr::with_exposed_provenance_mut(pointer);
-        HostMemory { data, len, is_writable: true, owner: std::sync::Arc::new(()) }
+        HostMemory { data, len, is_writable: true, owner: Arc::new(()) }
     }
 
     /// Memory at an address that an object keeps valid.
     pub(crate) fn owned_at(pointer: usize, len: usize, owner: Py<PyAny>) -> HostMemory {
-        HostMemory { owner: std::sync::Arc::new(Owner::of(owner)), ..HostMemory::at(pointer, len) }
+        HostMemory { owner: Arc::new(Owner::of(owner)), ..HostMemory::at(pointer, len) }
+    }
+
+    /// The Python object that keeps the memory alive, for the garbage collector. It is `None` if
+    /// tensors or arrays share the reference to it: the collector takes each visit for a reference,
+    /// and would free the object under them.
+    pub(crate) fn own_object(&self) -> Option<&Py<PyAny>> {
+        self.owner.object().filter(|_| Arc::strong_count(&self.owner) == 1)
     }
 
     pub(crate) fn data(&self) -> *mut u8 {

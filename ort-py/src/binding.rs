@@ -10,16 +10,18 @@ use ort_runtime::{
 };
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::arrays::HostMemory;
-use crate::cancel::{detached, interruptibly};
+use crate::cancel::{detached, enter, interruptibly};
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
 use crate::dtypes;
 use crate::error::{OrRaise, exception, raised, text_of};
 use crate::mismatch;
-use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, OrtValueVector, sizes_of};
+use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, sizes_of};
+use crate::ort_value_vector::OrtValueVector;
 use crate::session::{InferenceSession, TERMINATED};
 
 /// The memory that the runs of one session read and write.
@@ -52,6 +54,45 @@ impl SessionIOBinding {
     /// Whether this session made it.
     pub(crate) fn is_of(&self, session: &Bound<'_, InferenceSession>) -> bool {
         self.owner.is(session)
+    }
+
+    /// Runs the session with initializers that adapters replace in this run alone. What is bound
+    /// goes before.
+    pub(crate) fn run_with_adapters(
+        &mut self,
+        adapters: &Bound<'_, PyDict>,
+        session: &Session,
+        options: RunOptions<'_>,
+    ) -> PyResult<()> {
+        let py = adapters.py();
+        let mut replaced = Vec::new();
+        let bound = self.bind_adapters(adapters, &mut replaced);
+        let done = bound.and_then(|()| self.run(py, session, options));
+        for name in replaced {
+            self.inputs.remove(&name);
+            self.misfits.remove(&name);
+            self.binding.unbind_input(&name).or_raise(py)?;
+        }
+        self.is_ready = false;
+        done
+    }
+
+    fn bind_adapters(&mut self, adapters: &Bound<'_, PyDict>, replaced: &mut Vec<String>) -> PyResult<()> {
+        let py = adapters.py();
+        for (name, value) in adapters {
+            let name: String = name.extract()?;
+            if self.inputs.contains_key(&name) {
+                continue;
+            }
+            let spec = self.owner.get().built(py)?.inputs().iter().find(|spec| spec.name == name).cloned();
+            let spec = spec.ok_or_else(|| {
+                exception(py, ErrorKind::InvalidArgument, &format!("Invalid input name: {name}"))
+            })?;
+            let value = any_value_of(&name, &spec.ty, &value)?;
+            replaced.push(name);
+            self.set_input(py, &spec, value)?;
+        }
+        Ok(())
     }
 
     /// Runs the session. Without a bound output it binds all to host memory first.
@@ -310,6 +351,18 @@ impl SessionIOBinding {
         })
     }
 
+    /// Shows the garbage collector what the binding keeps alive, apart from memory that it shares
+    /// with values and runs.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.owner)?;
+        self.order.iter().try_for_each(|(_, given)| visit.call(given))
+    }
+
+    fn __clear__(&mut self) {
+        self.clear_binding_inputs();
+        self.clear_binding_outputs();
+    }
+
     /// Binds an input to an array, or to memory at an address: (name, array), or (name, device,
     /// element type, shape, address).
     #[pyo3(signature = (name, source, element_type=None, shape=None, pointer=None))]
@@ -321,6 +374,7 @@ impl SessionIOBinding {
         shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
+        let _call = enter(source.py());
         let py = source.py();
         let (spec, value) = match (element_type, shape, pointer) {
             (Some(element_type), Some(shape), Some(pointer)) => {
@@ -348,6 +402,7 @@ impl SessionIOBinding {
 
     /// Binds an input to a value.
     fn bind_ortvalue_input(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(value.py());
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_input() takes an OrtValue"))?;
@@ -366,6 +421,7 @@ impl SessionIOBinding {
         shape: Option<Vec<i64>>,
         pointer: Option<usize>,
     ) -> PyResult<()> {
+        let _call = enter(device.py());
         let py = device.py();
         let target = match (element_type, shape, pointer.filter(|pointer| *pointer != 0)) {
             (Some(element_type), Some(shape), Some(pointer)) => {
@@ -385,6 +441,7 @@ impl SessionIOBinding {
 
     /// Binds an output to a value's memory.
     fn bind_ortvalue_output(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(value.py());
         let py = value.py();
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_output() takes an OrtValue"))?;
@@ -458,6 +515,7 @@ impl SessionIOBinding {
 
     /// Returns copies of the outputs of the last run, in the order of binding.
     fn copy_outputs_to_cpu<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         if !self.has_run && !self.order.is_empty() {
             return Err(PyRuntimeError::new_err(NOT_COMPUTED));
         }

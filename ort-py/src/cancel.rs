@@ -1,10 +1,12 @@
 //! What ends runs early: the flag behind `RunOptions.terminate`, and signals such as Ctrl-C.
 
 use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ort_runtime::ep::CancelToken as Token;
+use ort_runtime::fork::{self, PerProcess};
 use parking_lot::Mutex;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -75,16 +77,33 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Whether the interpreter is about to end.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
-/// The calls that have left the engine and wait for the interpreter's lock.
-static RETURNING: AtomicUsize = AtomicUsize::new(0);
+/// The native calls that have the interpreter's lock or wait for it. A child of `fork` lacks the
+/// threads of the others, so it counts its own.
+static ATTACHED: PerProcess<AtomicUsize> = PerProcess::new();
 
 thread_local! {
     /// When signals are handled next; `None` on threads that made no call.
     static NEXT: Cell<Option<Duration>> = const { Cell::new(None) };
     /// What the handler of a signal raised.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-    /// Whether Python handles signals on this thread.
-    static IS_MAIN: bool = is_main_thread();
+    /// The native calls of this thread, one inside of another.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// Whether Python handles signals on this thread, and in which process.
+    static IS_MAIN: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
+}
+
+/// Whether Python handles signals on this thread. In a child of `fork` that is the thread which
+/// forked.
+fn is_main() -> bool {
+    let process = fork::generation();
+    match IS_MAIN.get() {
+        Some((known, is_main)) if known == process => is_main,
+        _ => {
+            let is_main = is_main_thread();
+            IS_MAIN.set(Some((process, is_main)));
+            is_main
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -116,27 +135,82 @@ pub(crate) fn interruptibly<T: Send>(
 
 /// Calls the engine without the interpreter's lock.
 pub(crate) fn detached<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> T {
-    let done = py.detach(|| {
-        park_at_exit();
-        let done = call();
-        RETURNING.fetch_add(1, Ordering::AcqRel);
+    let _call = enter(py);
+    py.detach(|| {
+        let _away = Away::go();
+        call()
+    })
+}
+
+/// A native call from Python. It is dropped when the call returns.
+#[must_use]
+pub(crate) struct Call(PhantomData<*const ()>);
+
+/// Begins a native call that may run Python's code. While it lasts, the interpreter does not end:
+/// CPython ends the threads that wait for its lock by unwinding them, which Rust's frames do not
+/// allow.
+pub(crate) fn enter(py: Python<'_>) -> Call {
+    let calls = CALLS.get();
+    CALLS.set(calls + 1);
+    if calls == 0 {
+        count_in();
+        // The interpreter is ending already: this thread does not come back to Python.
         if ends_with_interpreter() {
-            RETURNING.fetch_sub(1, Ordering::AcqRel);
+            py.detach(|| drop(Away::go()));
+        }
+    }
+    Call(PhantomData)
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let calls = CALLS.get().saturating_sub(1);
+        CALLS.set(calls);
+        if calls == 0 {
+            count_out();
+        }
+    }
+}
+
+/// The part of a native call that needs no interpreter, which may end meanwhile. The thread then
+/// stops here.
+struct Away;
+
+impl Away {
+    fn go() -> Away {
+        count_out();
+        park_at_exit();
+        Away
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        // Counted before it looks: either it sees the end, or `leave` sees it.
+        count_in();
+        if ends_with_interpreter() {
+            count_out();
             park_at_exit();
         }
-        done
-    });
-    RETURNING.fetch_sub(1, Ordering::AcqRel);
-    done
+    }
+}
+
+fn count_in() {
+    ATTACHED.get().fetch_add(1, Ordering::SeqCst);
+}
+
+fn count_out() {
+    // A child of `fork` begins at 0, in the middle of a call if that call's code has forked.
+    let one_less = |count: usize| count.checked_sub(1);
+    let _ = ATTACHED.get().fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
 }
 
 /// Whether this thread must not go back to Python.
 fn ends_with_interpreter() -> bool {
-    IS_EXITING.load(Ordering::Acquire) && !IS_MAIN.with(|is_main| *is_main)
+    IS_EXITING.load(Ordering::SeqCst) && !is_main()
 }
 
-/// Stops a thread that the interpreter does not join, once the interpreter is about to end. CPython
-/// would end it by unwinding, which Rust does not allow.
+/// Stops a thread that the interpreter does not join, once the interpreter is about to end.
 fn park_at_exit() {
     while ends_with_interpreter() {
         std::thread::park();
@@ -144,12 +218,12 @@ fn park_at_exit() {
 }
 
 /// Called when the interpreter is about to end: from now on calls of threads that it does not join
-/// do not return. Those that are on their way do.
+/// neither begin nor return. Waits for those that run Python's code or are on their way back to it.
 pub(crate) fn leave(py: Python<'_>) {
-    IS_EXITING.store(true, Ordering::Release);
+    IS_EXITING.store(true, Ordering::SeqCst);
     py.detach(|| {
         let last = Instant::now() + PATIENCE;
-        while RETURNING.load(Ordering::Acquire) > 0 && Instant::now() < last {
+        while ATTACHED.get().load(Ordering::SeqCst) > 0 && Instant::now() < last {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
@@ -172,7 +246,7 @@ fn uptime() -> Duration {
 
 /// Handles the signals that came since, if it is time. Python does so on its main thread alone.
 fn is_interrupted() -> bool {
-    let Some(next) = NEXT.get().filter(|_| IS_MAIN.with(|is_main| *is_main)) else { return false };
+    let Some(next) = NEXT.get().filter(|_| is_main()) else { return false };
     if RAISED.with_borrow(|raised| raised.is_some()) {
         return true;
     }

@@ -18,6 +18,7 @@ mod log;
 mod metadata;
 mod mismatch;
 mod ort_value;
+mod ort_value_vector;
 mod plan;
 mod profile;
 mod providers;
@@ -41,7 +42,9 @@ mod onnxruntime_pybind11_state {
     #[pymodule_export]
     use super::cancel::CancelToken;
     #[pymodule_export]
-    use super::ort_value::{OrtValue, OrtValueVector};
+    use super::ort_value::OrtValue;
+    #[pymodule_export]
+    use super::ort_value_vector::OrtValueVector;
     #[pymodule_export]
     use super::plan::Plan;
     #[pymodule_export]
@@ -71,6 +74,18 @@ mod onnxruntime_pybind11_state {
         options: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         super::check::compile(py, model, out, options)
+    }
+
+    /// Writes a model as it is optimized, with weights where a function says.
+    #[pyfunction]
+    fn save_located(
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        out: &str,
+        options: &Bound<'_, PyAny>,
+        locate: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        super::check::save_located(py, model, out, options, locate)
     }
 
     /// Returns the names of the providers that work here, CPU last.

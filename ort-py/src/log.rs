@@ -59,6 +59,8 @@ impl Subscriber for Lines {
         event.record(&mut text);
         let place = format!("{letter}:onnxruntime:, {file}:{line} {}", metadata.target());
         let line = format!("{} [{place}] {}{}\n", now(), text.message, text.fields);
+        // The lock of standard error must not be held when another thread forks.
+        let _section = ort_runtime::fork::section();
         // A closed standard error is no reason to fail.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }

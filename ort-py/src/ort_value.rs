@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
-use ort_runtime::{DType, DeviceId, ErrorKind, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
+use ort_runtime::{DType, DeviceId, Session, Tensor, TensorBuffer, Value, tensor::byte_count};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
 use crate::arrays::{HostMemory, READ_ONLY, array_of, is_on_host, over, readable, tensor_of};
-use crate::cancel::detached;
+use crate::cancel::{detached, enter};
 use crate::convert::object_of;
 use crate::device::require_host;
-use crate::error::{OrRaise, exception};
+use crate::error::OrRaise;
 use crate::metadata::type_text;
 use crate::{dlpack, dtypes};
 
@@ -100,6 +101,23 @@ impl OrtValue {
         OrtValue(Held::Nothing)
     }
 
+    /// Wraps memory of the host.
+    pub(crate) fn in_host(tensor: HostTensor) -> OrtValue {
+        OrtValue(Held::Host(tensor))
+    }
+
+    /// Wraps a tensor whose memory no one may write.
+    pub(crate) fn read_only<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, OrtValue>> {
+        let value = match HostMemory::of_tensor(tensor, false) {
+            Some(memory) => {
+                let shape = SmallVec::from_slice(tensor.shape());
+                OrtValue::in_host(HostTensor { dtype: tensor.dtype(), shape, memory })
+            }
+            None => OrtValue::of(Value::Tensor(tensor.clone())),
+        };
+        Bound::new(py, value)
+    }
+
     /// Wraps a result.
     pub(crate) fn of(value: Value) -> OrtValue {
         OrtValue(Held::Value(value))
@@ -179,6 +197,12 @@ impl OrtValue {
 
 #[pymethods]
 impl OrtValue {
+    /// Shows the garbage collector what the value keeps alive. It is not cleared: a value does not
+    /// change, so every cycle through it has another object that does.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(self.host().and_then(|host| host.memory.own_object()))
+    }
+
     /// Shares the memory of a contiguous array in host memory, and copies others.
     #[staticmethod]
     #[pyo3(signature = (array, device=None))]
@@ -186,6 +210,7 @@ impl OrtValue {
         array: &Bound<'_, PyAny>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(array.py());
         let Ok(array) = array.cast::<PyUntypedArray>() else {
             return Err(PyRuntimeError::new_err(
                 "Creation of OrtValues is currently only supported from non-string numpy arrays",
@@ -208,6 +233,7 @@ impl OrtValue {
         array: &Bound<'_, PyUntypedArray>,
         onnx_element_type: i64,
     ) -> PyResult<OrtValue> {
+        let _call = enter(array.py());
         let dtype = dtypes::of_code(onnx_element_type).ok_or_else(|| {
             PyRuntimeError::new_err(format!("tensor type {onnx_element_type} is not supported"))
         })?;
@@ -235,6 +261,7 @@ impl OrtValue {
         element_type: &Bound<'_, PyAny>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(element_type.py());
         let py = element_type.py();
         require_host(device)?;
         let dtype = dtypes::named(py, element_type)?;
@@ -252,6 +279,7 @@ impl OrtValue {
     #[staticmethod]
     #[pyo3(signature = (source, is_bool=false))]
     fn from_dlpack(source: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
+        let _call = enter(source.py());
         let py = source.py();
         let borrowed = dlpack::borrow(source)?;
         let tensor = match is_bool && borrowed.tensor.dtype() == DType::U8 {
@@ -283,7 +311,7 @@ impl OrtValue {
     }
 
     /// Lends the memory as a DLPack capsule.
-    fn to_dlpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn to_dlpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let host = match &self.0 {
             Held::Host(host) => host.clone(),
             _ => {
@@ -308,6 +336,7 @@ impl OrtValue {
 
     /// Returns the value as a numpy array over the same memory, if it is in host memory.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         match &self.0 {
             Held::Host(host) => {
                 // Elements of fewer than 8 bits have a byte each in numpy.
@@ -329,6 +358,7 @@ impl OrtValue {
 
     /// Returns the value as run results are: arrays, lists, dicts.
     fn to_object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         match &self.0 {
             Held::Value(value) => object_of(py, value),
             _ => self.numpy(py),
@@ -367,7 +397,7 @@ impl OrtValue {
     }
 
     /// Returns ONNX's code of the element type.
-    fn element_type(&self, py: Python<'_>) -> PyResult<i32> {
+    pub(crate) fn element_type(&self, py: Python<'_>) -> PyResult<i32> {
         let dtype = match self.value(py)? {
             Value::Tensor(tensor) => Some(tensor.dtype()),
             Value::Sequence(sequence) => sequence.element_type.dtype(),
@@ -420,6 +450,7 @@ impl OrtValue {
 
     /// Copies an array's elements into the value's memory. Type and number of elements must agree.
     fn update_inplace(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _call = enter(array.py());
         let py = array.py();
         let from = match OrtValue::inside(array)? {
             Some(value) => value.get().tensor(py, "update_inplace()")?,
@@ -468,120 +499,4 @@ impl OrtValue {
 pub(crate) fn sizes_of(shape: &[i64]) -> PyResult<SmallVec<[usize; 8]>> {
     let negative = || PyRuntimeError::new_err(format!("the shape {shape:?} has a negative size"));
     shape.iter().map(|size| usize::try_from(*size).map_err(|_| negative())).collect()
-}
-
-/// A list of native values.
-#[pyclass(module = "ort_runtime.capi.onnxruntime_pybind11_state")]
-#[derive(Default)]
-pub(crate) struct OrtValueVector(pub(crate) Vec<Py<OrtValue>>);
-
-#[pymethods]
-impl OrtValueVector {
-    #[new]
-    fn new() -> OrtValueVector {
-        OrtValueVector::default()
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.len()
-    }
-
-    fn __getitem__(&self, py: Python<'_>, index: isize) -> PyResult<Py<OrtValue>> {
-        let place = if index < 0 { index + self.0.len() as isize } else { index };
-        let value = usize::try_from(place).ok().and_then(|place| self.0.get(place));
-        value
-            .map(|value| value.clone_ref(py))
-            .ok_or_else(|| pyo3::exceptions::PyIndexError::new_err("index out of range"))
-    }
-
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let list = PyList::new(py, self.0.iter().map(|value| value.clone_ref(py)))?;
-        list.call_method0(intern!(py, "__iter__"))
-    }
-
-    /// Appends a value.
-    fn push_back(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let value =
-            OrtValue::inside(value)?.ok_or_else(|| PyTypeError::new_err("push_back() takes an OrtValue"))?;
-        self.0.push(value.unbind());
-        Ok(())
-    }
-
-    /// Appends values over the memory of torch tensors at these addresses.
-    fn push_back_batch(
-        &mut self,
-        py: Python<'_>,
-        tensors: Vec<Py<PyAny>>,
-        pointers: Vec<usize>,
-        element_types: Vec<Bound<'_, PyAny>>,
-        shapes: Vec<Vec<i64>>,
-        devices: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let counts = [pointers.len(), element_types.len(), shapes.len(), devices.len()];
-        if counts.iter().any(|count| *count != tensors.len()) {
-            return Err(PyValueError::new_err("the lists of push_back_batch() have different lengths"));
-        }
-        let rows = pointers.into_iter().zip(element_types).zip(shapes).zip(devices);
-        for (owner, (((pointer, element_type), shape), device)) in tensors.into_iter().zip(rows) {
-            require_host(Some(&device))?;
-            let dtype = dtypes::named(py, &element_type)?;
-            let shape = sizes_of(&shape)?;
-            let len = byte_count(dtype, &shape).or_raise(py)?;
-            if pointer == 0 && len > 0 {
-                return Err(exception(py, ErrorKind::InvalidArgument, "the address of a tensor is 0"));
-            }
-            let memory = HostMemory::owned_at(pointer, len, owner);
-            self.0.push(Py::new(py, OrtValue(Held::Host(HostTensor { dtype, shape, memory })))?);
-        }
-        Ok(())
-    }
-
-    /// Lends a value as a DLPack capsule.
-    fn dlpack_at<'py>(&self, py: Python<'py>, index: isize) -> PyResult<Bound<'py, PyAny>> {
-        self.__getitem__(py, index)?.get().to_dlpack(py)
-    }
-
-    /// Lends all values, each through a function of a capsule, and returns what it returns.
-    #[pyo3(signature = (converter=None))]
-    fn to_dlpacks<'py>(
-        &self,
-        py: Python<'py>,
-        converter: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
-        for value in &self.0 {
-            let capsule = value.get().to_dlpack(py)?;
-            list.append(match converter.filter(|converter| !converter.is_none()) {
-                Some(converter) => converter.call1((capsule,))?,
-                None => capsule,
-            })?;
-        }
-        Ok(list)
-    }
-
-    /// Makes room for more values.
-    fn reserve(&mut self, count: usize) {
-        self.0.reserve(count.min(1 << 20));
-    }
-
-    /// Gives unused room back.
-    fn shrink_to_fit(&mut self) {
-        self.0.shrink_to_fit();
-    }
-
-    /// Returns the places of the values that are tensors of bool.
-    fn bool_tensor_indices(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
-        let mut places = Vec::new();
-        for (place, value) in self.0.iter().enumerate() {
-            if matches!(value.get().value(py)?, Value::Tensor(tensor) if tensor.dtype() == DType::Bool) {
-                places.push(place);
-            }
-        }
-        Ok(places)
-    }
-
-    /// Returns ONNX's code of a value's element type.
-    fn element_type_at(&self, py: Python<'_>, index: isize) -> PyResult<i32> {
-        self.__getitem__(py, index)?.get().element_type(py)
-    }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use ort_runtime::ep::{DeviceInfo, ExecutionProvider, load_provider, provider, providers};
+use ort_runtime::fork::{Mutex, get_or_init};
 use ort_runtime::{ErrorKind, ProviderRequest};
-use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -62,7 +62,7 @@ pub(crate) fn all() -> Vec<String> {
 /// GPUs.
 pub(crate) fn available() -> Vec<String> {
     static WORKING: OnceLock<Vec<&str>> = OnceLock::new();
-    let working = WORKING.get_or_init(|| {
+    let working = get_or_init(&WORKING, || {
         let linked = providers();
         let works = |own: &str| linked.iter().any(|provider| provider.name() == own && has_device(*provider));
         OURS.into_iter().filter(|(_, own)| works(own)).map(|(theirs, _)| theirs).collect()

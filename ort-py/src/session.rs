@@ -10,17 +10,19 @@ use ort_runtime::{ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSp
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
 use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
-use crate::cancel::{CancelToken, detached, interruptibly};
+use crate::cancel::{CancelToken, detached, enter, interruptibly};
 use crate::convert::{apart_from_inputs, object_of, value_of};
 use crate::device::memory_of;
 use crate::dtypes;
 use crate::error::{OrRaise, exception, load_cancelled, raised};
 use crate::metadata::{assigned_subgraphs, memory_infos, model_metadata, node_args};
-use crate::ort_value::{OrtValue, OrtValueVector, sizes_of};
+use crate::ort_value::{OrtValue, sizes_of};
+use crate::ort_value_vector::OrtValueVector;
 use crate::plan::Plan;
 use crate::profile::Profiling;
 use crate::providers::{self, CPU};
@@ -213,6 +215,7 @@ impl InferenceSession {
         is_path: bool,
         read_config: bool,
     ) -> PyResult<InferenceSession> {
+        let _call = enter(options.py());
         build::require_options(options)?;
         let source = match is_path {
             true => build::open(options, path_or_bytes.cast::<PyString>()?.to_str()?)?,
@@ -231,6 +234,7 @@ impl InferenceSession {
         provider_options: Vec<HashMap<String, String>>,
         disabled: HashSet<String>,
     ) -> PyResult<()> {
+        let _call = enter(py);
         if provider_options.len() > providers.len() {
             return Err(PyValueError::new_err("there are more options of providers than providers"));
         }
@@ -264,6 +268,7 @@ impl InferenceSession {
         input_feed: &Bound<'py, PyDict>,
         run_options: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
         let wanted = built.wanted(output_names)?;
@@ -285,6 +290,7 @@ impl InferenceSession {
         output_names: &Bound<'_, PyAny>,
         run_options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<OrtValueVector> {
+        let _call = enter(py);
         let built = self.built(py)?;
         let given = built.values(input_feed)?;
         let wanted = built.wanted(output_names)?;
@@ -293,13 +299,16 @@ impl InferenceSession {
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
 
-    /// Runs the model on the memory of a binding.
-    #[pyo3(signature = (binding, run_options=None))]
+    /// Runs the model on the memory of a binding. `adapters` are values of initializers for this
+    /// run.
+    #[pyo3(signature = (binding, run_options=None, adapters=None))]
     fn run_with_iobinding(
         slf: &Bound<'_, Self>,
         binding: &Bound<'_, SessionIOBinding>,
         run_options: Option<&Bound<'_, PyAny>>,
+        adapters: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
+        let _call = enter(slf.py());
         let py = slf.py();
         let in_use = || PyRuntimeError::new_err("another call uses the binding; make one for each thread");
         let mut binding = binding.try_borrow_mut().map_err(|_| in_use())?;
@@ -312,7 +321,10 @@ impl InferenceSession {
         let profile = built.profile();
         let run =
             RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
-        binding.run(py, &built.session, run)
+        match adapters.filter(|adapters| !adapters.is_empty()) {
+            Some(adapters) => binding.run_with_adapters(adapters, &built.session, run),
+            None => binding.run(py, &built.session, run),
+        }
     }
 
     /// Makes a tensor in the memory of one of the session's devices.
@@ -323,6 +335,7 @@ impl InferenceSession {
         element_type: &Bound<'_, PyAny>,
         device: &Bound<'_, PyAny>,
     ) -> PyResult<OrtValue> {
+        let _call = enter(py);
         let session = &self.built(py)?.session;
         let (memory, dtype) = (memory_of(session, device)?, dtypes::named(py, element_type)?);
         OrtValue::in_memory(py, session, memory, dtype, &sizes_of(&shape)?)
@@ -330,12 +343,14 @@ impl InferenceSession {
 
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         assigned_subgraphs(py, &self.built(py)?.session)
     }
 
     /// The inputs without a default, as `NodeArg`.
     #[getter]
     fn inputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| !spec.has_default).collect();
         node_args(py, &self.model, &specs)
     }
@@ -343,12 +358,14 @@ impl InferenceSession {
     /// The outputs, as `NodeArg`.
     #[getter]
     fn outputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         node_args(py, &self.model, &self.built(py)?.outputs)
     }
 
     /// The inputs with a default, as `NodeArg`.
     #[getter]
     fn overridable_initializers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| spec.has_default).collect();
         node_args(py, &self.model, &specs)
     }
@@ -356,12 +373,14 @@ impl InferenceSession {
     /// The model's metadata.
     #[getter]
     fn model_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         model_metadata(py, &self.model)
     }
 
     /// A copy of the options of the session.
     #[getter]
     fn session_options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = enter(py);
         build::copied(self.options.bind(py), None)
     }
 
@@ -374,17 +393,20 @@ impl InferenceSession {
     /// The memory of each input, as `OrtMemoryInfo`.
     #[getter]
     fn input_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         memory_infos(py, self.built(py)?.inputs.len())
     }
 
     /// The memory of each output, as `OrtMemoryInfo`.
     #[getter]
     fn output_meminfos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         memory_infos(py, self.built(py)?.outputs.len())
     }
 
     /// Ends the profile, if the package's session does not write it, and returns the file's name.
     fn end_profiling(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let _call = enter(slf.py());
         let py = slf.py();
         if slf.get().built(py)?.profile().is_none() {
             return Ok(String::new());
@@ -411,6 +433,7 @@ impl InferenceSession {
 
     /// The events of all runs so far, as dicts.
     fn profile_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = enter(py);
         match &self.built(py)?.profiling {
             Some(profiling) => profiling.events(py),
             None => Ok(PyList::empty(py)),
@@ -428,6 +451,7 @@ impl InferenceSession {
     /// What a run with these sizes allocates.
     #[pyo3(signature = (dims))]
     fn plan(&self, py: Python<'_>, dims: &Bound<'_, PyDict>) -> PyResult<Plan> {
+        let _call = enter(py);
         let built = self.built(py)?;
         // Taken out at once: reading a size may run code that changes the dict.
         let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = dims.iter().collect();
@@ -484,6 +508,12 @@ impl InferenceSession {
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.model.warnings().iter().map(|warning| format!("{}: {}", warning.place, warning.text)).collect()
+    }
+
+    /// Shows the garbage collector what the session keeps alive, apart from weights that the model
+    /// shares with Python. A native session does not change, so a cycle is broken elsewhere.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.options)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -38,7 +38,6 @@ ALL_OUTPUTS = "with no output bound, all outputs are"
 COMPLEX = "complex numbers are element types of ONNX"
 FLOAT8 = "DLPack has codes for 8-bit floats"
 OUT_OF_MEMORY = "the class for a lack of memory, a Fail and a MemoryError"
-LOCATIONS = "weights go to one file or stay inside"
 POOLS = "sessions with threads of their own go with a global pool"
 
 #: Test id -> (what onnxruntime does, what ours does, why).
@@ -82,11 +81,6 @@ DEVIATIONS: dict[str, tuple[Any, Any, str]] = {
         for kind in ("float8e4m3fn", "float8e5m2")
     },
     "test_io_binding.py::test_bind_cpu_input[ort_value]": (NOT_AN_ARRAY, [SQUARES], FEEDS),
-    "test_compiler.py::test_compile[location_raises]": (
-        Raises("Fail", "ZeroDivisionError: division by zero"),
-        Raises("RuntimeError", "get_initializer_location_func"),
-        LOCATIONS,
-    ),
     **{
         f"test_devices.py::test_program[{limit}]": ("1 Fail 1", "1 OutOfMemory 1", OUT_OF_MEMORY)
         for limit in ("limit", "limit_v2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import struct
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from more_models import DTYPES, Raises, row, session, value
 from more_models import package  # noqa: F401  (the fixture `ort`)
 
 F = np.float32
+IS_ORIGINAL = os.environ.get("ORT_PACKAGE") == "onnxruntime"
 W = np.arange(6, dtype=F).reshape(2, 3)
 
 
@@ -217,3 +219,39 @@ def test_two_adapters_in_turn(ort: ModuleType):
         options.add_active_adapter(one)
         assert opened.run(None, {"x": X}, options)[0].tolist() == [expected]
     gc.collect()
+
+
+def bound_run(*bound: float, adapters: Any = (10, 20)) -> Any:
+    """Returns a call: outputs of a binding with an adapter, and without it afterwards."""
+
+    def call(ort: ModuleType) -> Any:
+        opened, options = session(ort, "scaled"), ort.RunOptions()
+        kept = loaded(ort, adapters if isinstance(adapters, dict) else of(*adapters))
+        options.add_active_adapter(kept)
+        binding = opened.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_output("y")
+        if bound:
+            binding.bind_cpu_input("w", np.array(bound, F))
+        outputs = []
+        for given in (options, None, options):
+            opened.run_with_iobinding(binding, given)
+            outputs.append(binding.copy_outputs_to_cpu()[0][0].tolist())
+        return outputs
+
+    return call
+
+
+BOUND = [
+    row("adapter", bound_run(), [[10, 20], [1, 2], [10, 20]]),
+    row("bound", bound_run(7, 8), [[7, 8], [7, 8], [7, 8]]),
+    row("unknown_name", bound_run(adapters={"q": np.ones(2, F)}),
+        Raises("InvalidArgument", "Invalid input name: q")),
+    row("shape", bound_run(adapters=(10,)), Raises("InvalidArgument", "invalid dimensions")),
+]
+
+
+@pytest.mark.skipif(IS_ORIGINAL, reason="the original ignores adapters in runs of a binding")
+@pytest.mark.parametrize(("call", "expected"), BOUND)
+def test_binding(request: Any, ort: ModuleType, call: Any, expected: Any):
+    check(request, ort, call, expected)

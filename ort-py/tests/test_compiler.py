@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -110,7 +109,6 @@ def all_levels(ort: ModuleType) -> Any:
 
 
 FIRST = [0, 1, 2]
-IS_OURS = os.environ.get("ORT_PACKAGE", "ort_runtime") != "onnxruntime"
 FAIL_DIVISION = Raises("Fail", "ZeroDivisionError: division by zero")
 
 
@@ -175,7 +173,6 @@ def test_external_file(ort: ModuleType, threshold: int, size: int | None):
     assert size is None or Path("w.bin").stat().st_size == size
 
 
-@pytest.mark.skipif(IS_OURS, reason="weights go to one file or stay inside")
 def test_location_callback(ort: ModuleType):
     seen: list[Any] = []
 
@@ -188,7 +185,6 @@ def test_location_callback(ort: ModuleType):
     assert seen == [("w", True, None)] and Path("o.onnx").stat().st_size < 4000
 
 
-@pytest.mark.skipif(IS_OURS, reason="weights go to one file or stay inside")
 def test_location_callback_keeps_inside(ort: ModuleType):
     seen: list[str] = []
 
@@ -197,3 +193,18 @@ def test_location_callback_keeps_inside(ort: ModuleType):
 
     assert to_bytes(get_initializer_location_func=locate)(ort) == FIRST
     assert seen == ["w"]
+
+
+def test_location_callback_keeps_files(ort: ModuleType):
+    """A weight that is in a data file already can stay there."""
+    options = {"external_initializers_file_path": "w.bin"}
+    assert to_file("o.onnx", **options)(ort) == FIRST
+    seen: list[Any] = []
+
+    def locate(name: str, given: Any, info: Any) -> Any:
+        seen.append((name, info.filepath, info.file_offset, info.byte_size))
+        return info
+
+    compiler(ort, "o.onnx", get_initializer_location_func=locate).compile_to_file("p.onnx")
+    assert seen == [("w", "w.bin", 0, 4000)] and Path("p.onnx").stat().st_size < 4000
+    assert first(ort, "p.onnx") == FIRST

@@ -412,6 +412,10 @@ def test_bits_are_not_small_types(element: str, expected: Any) -> None:
     check(expected, lambda: session("cast", element, "float").run(None, {"x": value}))
 
 
+class Text(str):
+    """A subclass of `str`."""
+
+
 @table(
     "fed, expected",
     [
@@ -440,6 +444,11 @@ def test_bits_are_not_small_types(element: str, expected: Any) -> None:
             lambda: np.array([str(i) for i in range(5000)]),
             Gives([strings(*map(str, range(5000)))]),
         ),
+        case("padded", lambda: np.array(["ab", "é", ""], "U5"), Gives([strings("ab", "é", "")])),
+        case("str_objects", lambda: strings(np.str_("é"), Text("b")), Gives([strings("é", "b")])),
+        case("text_then_number", lambda: strings("a", 1, None), Gives([strings("a", "1", "None")])),
+        case("nothing", lambda: np.empty(2, object), Gives([strings("None", "None")])),
+        case("shares_an_object", lambda: np.full(3, "猫", object), Gives([strings("猫", "猫", "猫")])),
         case("bare", lambda: "abc", Raises("RuntimeError", ITERABLE)),
         case("tuple", lambda: ("a",), Raises("RuntimeError", ITERABLE)),
         case("rank", lambda: [["a"]], Raises("InvalidArgument", RANK.format(2, 1))),
@@ -480,6 +489,12 @@ def test_strings(fed: Callable[[], Any], expected: Any) -> None:
             "fortran",
             ("n", 2),
             np.array([["a", "b"], ["c", "d"]], order="F"),
+            Gives([np.array([["a", "b"], ["c", "d"]], object)]),
+        ),
+        case(
+            "fortran_objects",
+            ("n", 2),
+            np.array([["a", "b"], ["c", "d"]], object, order="F"),
             Gives([np.array([["a", "b"], ["c", "d"]], object)]),
         ),
         case("empty_rows", ("n", 2), np.empty((0, 2), "U3"), Gives([np.empty((0, 2), object)])),

@@ -42,8 +42,8 @@ use ort_ep_wgpu as _;
 
 pub use ort_alloc::{
     ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, MappedFile, SharedBuffer,
-    Stats as AllocatorStats, dlpack, exact_bytes, fail_writes_beyond_file_size_limit, host_memory_bytes,
-    human_bytes, open_regular,
+    Stats as AllocatorStats, dlpack, exact_bytes, fail_writes_beyond_file_size_limit, fork,
+    host_memory_bytes, human_bytes, open_regular,
 };
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::onnx::LoadOptions;

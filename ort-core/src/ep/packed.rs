@@ -10,8 +10,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock, Weak};
 
 use bytes::Bytes;
+use ort_alloc::fork::Mutex;
 use ort_alloc::{Buffer, Reservation};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;

@@ -327,7 +327,7 @@ impl<'a> RunCx<'a> {
     }
 
     /// Copies an input to a value with its own memory, on the same device and counted in the
-    /// budget. Strings are shared, as nobody writes them.
+    /// budget. Strings never change, so a whole tensor of them is shared instead.
     pub fn own_input(&self, index: usize) -> Result<Value> {
         let view = match self.input_value(index)? {
             ValueView::Tensor(view) if view.dtype() != DType::String => view,
@@ -335,7 +335,6 @@ impl<'a> RunCx<'a> {
                 if let Some(shared) = view.shared_strings() {
                     return Ok(Value::Tensor(shared));
                 }
-                // Strings have heap memory of their own, which `strings` counts.
                 let texts = view.strings()?.iter().cloned();
                 return Ok(Value::Tensor(self.strings(view.shape(), texts)?));
             }

@@ -24,7 +24,7 @@ pub use external::{ExternalData, Location};
 pub use files::FileAccess;
 pub(crate) use load::load_warning;
 pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
-pub(crate) use save::{MESSAGE_LIMIT, data_file};
+pub(crate) use save::{MESSAGE_LIMIT, data_file, save_located};
 pub use save::{Weights, save, to_proto};
 pub use source::Source;
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use indexmap::IndexMap;
 use prost::Message;
 
+use super::external::Location;
 use super::load::{ModelInfo, buffer_mark};
 use super::names::canonical_domain;
 use super::proto::attribute_proto::AttributeType;
@@ -75,6 +76,42 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
         let parts = move_out(&mut model, &name, least);
         (!parts.is_empty()).then(|| (path.with_file_name(&name), parts))
     });
+    write_model(&model, path, data)
+}
+
+/// Writes `graph` as [`save`] does, with weights in data files that the caller writes. `locate`
+/// gets the name and the value of each initializer, and returns where its data is; `None` keeps it
+/// in the model file. Strings and initializers of subgraphs stay there unasked.
+pub(crate) fn save_located(
+    graph: &Graph,
+    info: &ModelInfo,
+    path: &Path,
+    mut locate: impl FnMut(&str, &Tensor) -> Result<Option<Location>>,
+) -> Result<()> {
+    let mut save = || {
+        let mut model = to_proto(graph, info)?;
+        for proto in model.graph.iter_mut().flat_map(|graph| graph.initializer.iter_mut()) {
+            let (Some(raw), Some(dtype)) = (proto.raw_data.clone(), DType::from_onnx(proto.data_type()))
+            else {
+                continue;
+            };
+            let shape: Vec<usize> = proto.dims.iter().map(|&size| size as usize).collect();
+            let tensor = Tensor::from_bytes(dtype, &shape, raw)?;
+            if let Some(location) = locate(proto.name(), &tensor)? {
+                let file = location.path.to_str();
+                let file = file.ok_or_else(|| error!(InvalidArgument, "the name is not UTF-8"))?;
+                let length = location.length.unwrap_or(tensor.byte_count() as u64);
+                proto.raw_data = None;
+                refer_to(proto, file, location.offset, length);
+            }
+        }
+        write_model(&model, path, None)
+    };
+    save().within(|| format!("saving '{}'", path.display()))
+}
+
+/// Writes a model file, and its data file if there is one, as a pair.
+fn write_model(model: &ModelProto, path: &Path, data: Option<(PathBuf, Vec<(u64, Bytes)>)>) -> Result<()> {
     let length = model.encoded_len();
     if length > MESSAGE_LIMIT {
         return Err(error!(
@@ -142,17 +179,22 @@ fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, B
         let alignment = if raw.len() as u64 >= PAGE { PAGE } else { ALIGNMENT };
         let offset = end.next_multiple_of(alignment);
         end = offset + raw.len() as u64;
-        let entry =
-            |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
-        tensor.data_location = Some(DataLocation::External as i32);
-        tensor.external_data = vec![
-            entry("location", location.to_string()),
-            entry("offset", offset.to_string()),
-            entry("length", raw.len().to_string()),
-        ];
+        refer_to(tensor, location, offset, raw.len() as u64);
         parts.push((offset, raw));
     }
     parts
+}
+
+/// Says where the data of a tensor is.
+fn refer_to(tensor: &mut TensorProto, location: &str, offset: u64, length: u64) {
+    let entry =
+        |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+    tensor.data_location = Some(DataLocation::External as i32);
+    tensor.external_data = vec![
+        entry("location", location.to_string()),
+        entry("offset", offset.to_string()),
+        entry("length", length.to_string()),
+    ];
 }
 
 fn write_parts(file: &mut NewFile, parts: &[(u64, Bytes)]) -> std::io::Result<()> {

@@ -1,8 +1,9 @@
 //! The plan cache: plans by bindings and bound buffers, with LRU eviction above a size limit.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use ort_alloc::fork::Mutex;
 
 use super::{BoundValues, RunPlan};
 use crate::Result;
@@ -40,9 +41,54 @@ impl PlanCaches {
     }
 }
 
-/// The plans of one program, the most recently used one last.
+/// The plans of one program.
 #[derive(Default)]
-struct PlanCache(Mutex<Vec<(Bindings, BoundValues, Arc<RunPlan>)>>);
+struct PlanCache(Mutex<CachedPlans>);
+
+#[derive(Default)]
+struct CachedPlans {
+    /// The most recently used plan last.
+    entries: VecDeque<CachedPlan>,
+    /// The bytes of all plans.
+    bytes: usize,
+}
+
+struct CachedPlan {
+    /// The bound values are part of the key: the plan depends on the memories of inputs and
+    /// outputs, and on the limits on workspaces.
+    key: (Bindings, BoundValues),
+    plan: Arc<RunPlan>,
+    bytes: usize,
+}
+
+impl CachedPlans {
+    /// Returns the plan of a key, which becomes the most recently used one.
+    fn find(&mut self, bindings: &Bindings, bound: &BoundValues) -> Option<Arc<RunPlan>> {
+        let is_it = |entry: &CachedPlan| entry.key.0 == *bindings && entry.key.1 == *bound;
+        // From the end: most runs have the sizes of the run before.
+        let index = self.entries.iter().rposition(is_it)?;
+        let entry = self.entries.remove(index)?;
+        let plan = entry.plan.clone();
+        self.entries.push_back(entry);
+        Some(plan)
+    }
+
+    /// Adds a plan. Returns the least recently used ones that no longer fit.
+    fn add(&mut self, entry: CachedPlan) -> Vec<CachedPlan> {
+        self.bytes += entry.bytes;
+        self.entries.push_back(entry);
+        let mut evicted = Vec::new();
+        // The newest plan stays even if it exceeds the limit alone.
+        while self.bytes > LIMIT
+            && self.entries.len() > 1
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.bytes -= oldest.bytes;
+            evicted.push(oldest);
+        }
+        evicted
+    }
+}
 
 impl PlanCache {
     fn get(
@@ -51,31 +97,23 @@ impl PlanCache {
         bound: &BoundValues,
         make: impl FnOnce() -> Result<RunPlan>,
     ) -> Result<Arc<RunPlan>> {
-        let mut plans = self.0.lock();
-        // The bound values are part of the key: the plan depends on the memories of inputs and
-        // outputs, and on the limits on workspaces.
-        if let Some(index) = plans.iter().position(|entry| entry.0 == *bindings && entry.1 == *bound) {
-            // The entry moves to the end, because eviction starts at the front.
-            let entry = plans.remove(index);
-            let plan = entry.2.clone();
-            plans.push(entry);
+        let known = self.0.lock().find(bindings, bound);
+        if let Some(plan) = known {
             return Ok(plan);
         }
         // We make the plan without the lock, so that other runs can use the cache meanwhile. Two
         // runs may then make the same plan, which does no harm.
-        drop(plans);
         let plan = Arc::new(make()?);
-        let mut plans = self.0.lock();
-        plans.push((bindings.clone(), bound.clone(), plan.clone()));
-        let mut bytes: usize = plans.iter().map(|entry| entry.2.own_bytes()).sum();
-        // The newest plan stays even if it exceeds the limit alone.
-        while bytes > LIMIT && plans.len() > 1 {
-            bytes -= plans.remove(0).2.own_bytes();
-        }
+        let key = (bindings.clone(), bound.clone());
+        let entry = CachedPlan { key, plan: plan.clone(), bytes: plan.own_bytes() };
+        let evicted = self.0.lock().add(entry);
+        // Freed after the lock, which other runs and forks wait for.
+        drop(evicted);
         Ok(plan)
     }
 
     fn clear(&self) {
-        self.0.lock().clear();
+        let plans = std::mem::take(&mut *self.0.lock());
+        drop(plans);
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ort_alloc::DeviceId;
-use parking_lot::Mutex;
+use ort_alloc::fork::Mutex;
 
 use crate::ep::{Claim, Device, Executable, RunCx};
 use crate::ir::{Graph, ValueId};
@@ -214,20 +214,19 @@ impl StreamedKernel {
         make: impl FnOnce() -> Result<Box<dyn Executable>>,
         cx: &mut RunCx<'_>,
     ) -> Result<()> {
-        let mut resident = self.resident.lock();
-        if let Some(kernel) = resident.clone() {
-            // The clone of the `Arc` keeps `Streams::evict` from dropping a kernel that is running.
-            drop(resident);
+        // The clone of the `Arc` keeps `Streams::evict` from dropping a kernel that is running.
+        let resident = self.resident.lock().clone();
+        if let Some(kernel) = resident {
             return kernel.run(cx);
         }
-        if stays {
-            // The lock is held while packing: `Streams::evict` skips a kernel that is locked.
-            let kernel: Arc<dyn Executable> = Arc::from(make()?);
-            *resident = Some(kernel.clone());
-            drop(resident);
-            return kernel.run(cx);
+        let made = make()?;
+        if !stays {
+            return made.run(cx);
         }
-        drop(resident);
-        make()?.run(cx)
+        // Packed without the lock, which forks wait for. Only a run that is alone packs what stays,
+        // and `Streams::evict` skips a kernel that is not resident.
+        let kernel: Arc<dyn Executable> = Arc::from(made);
+        *self.resident.lock() = Some(kernel.clone());
+        kernel.run(cx)
     }
 }

@@ -43,6 +43,8 @@ pub use sample::{Declared, sample};
 
 use std::sync::{Arc, OnceLock};
 
+use ort_alloc::fork::get_or_init;
+
 use crate::ir::{Graph, Subgraph};
 use crate::{Result, Within, advise, ensure, error};
 use rule::Compiled;
@@ -63,10 +65,11 @@ fn compiled() -> &'static [Compiled] {
             None
         }
     };
-    COMPILED.get_or_init(|| {
+    get_or_init(&COMPILED, || {
         let rules = rule_sets().iter().flat_map(|set| set.rules.iter().map(|rule| (rule, set.level)));
         rules.filter_map(parse).collect()
     })
+    .as_slice()
 }
 
 /// Applies only the rules of these families to an inferred graph, without folding constants. The

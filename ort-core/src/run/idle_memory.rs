@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use ort_alloc::fork::Mutex;
 use ort_alloc::{Allocator, Buffer, Recycler};
-use parking_lot::Mutex;
 
 use super::frame::Tables;
 use crate::ep::dynamic::DynamicMemory;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ort_alloc::fork::Mutex;
 
 use crate::dtype::DType;
 use crate::program::Step;

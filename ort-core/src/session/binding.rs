@@ -425,6 +425,26 @@ impl IoBinding {
         self.prepared = None;
     }
 
+    /// Unbinds one input; one with a default has it again. An output in its memory is unbound as
+    /// well.
+    ///
+    /// # Errors
+    ///
+    /// There is no such input.
+    pub fn unbind_input(&mut self, name: &str) -> Result<()> {
+        let index = self.signature.input(name)?;
+        if let Some(place) = self.inputs.get_mut(index) {
+            *place = self.signature.defaults.get(index).cloned().flatten();
+        }
+        self.set_buffer(index, None);
+        for bound in &mut self.outputs {
+            *bound = bound.filter(|bound| !matches!(bound, Bound::Input(input) if *input == index));
+        }
+        self.shared.remove(&index);
+        self.prepared = None;
+        Ok(())
+    }
+
     /// Takes the buffers that inputs are bound to, by name. Afterwards nothing is bound except
     /// inputs to their defaults. It is for buffers that several sessions use in turn.
     pub fn take_buffers(&mut self) -> Vec<(String, TensorBuffer)> {

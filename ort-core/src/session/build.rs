@@ -12,20 +12,45 @@ use ort_alloc::{Budget, Category, Recycler, TrimOnDrop, exact_bytes};
 use super::pipeline::{Built, CompileContext};
 use super::providers::Devices;
 use super::shared::CompileKey;
-use super::{Independent, Session, SessionBuilder};
+use super::{Independent, Model, Session, SessionBuilder};
 use crate::cache::check_place;
 use crate::dim::Bindings;
 use crate::ep::dynamic::DynamicMemory;
 use crate::ep::guard::device_allocators;
 use crate::ep::{CancelToken, Device, Packing, guard};
 use crate::ir::Graph;
-use crate::onnx::{MESSAGE_LIMIT, Weights, data_file, save};
+use crate::onnx::{Location, MESSAGE_LIMIT, Weights, data_file, save, save_located};
 use crate::plan::{BoundValues, SlabLimits, resolve_bound};
 use crate::rewrite::Report;
 use crate::run::grant::MemoryDemand;
 use crate::run::streaming::{Streams, Windows};
 use crate::run::{CacheUse, Compiled, Executor, SessionIdleMemory};
+use crate::tensor::Tensor;
 use crate::{Error, MemoryShortage, Result, ensure};
+
+impl Model {
+    /// Writes a graph that was [optimized](SessionBuilder::optimized) from this model as an ONNX
+    /// file, atomically, with weights in data files that the caller writes.
+    ///
+    /// `locate` gets the name and the value of each initializer, and where it is if it is in a data
+    /// file of this model. It returns where the data is then, relative to the folder of `path`;
+    /// `None` keeps it in the model file. Strings and initializers of subgraphs stay there unasked.
+    ///
+    /// # Errors
+    ///
+    /// What `locate` returns; then nothing is written. The file cannot be written, or would replace
+    /// external data of the model.
+    pub fn save_located(
+        &self,
+        graph: &Graph,
+        path: impl AsRef<Path>,
+        mut locate: impl FnMut(&str, &Tensor, Option<Location>) -> Result<Option<Location>>,
+    ) -> Result<()> {
+        let path = path.as_ref();
+        check_place(path, self.contents().get(1..).unwrap_or_default())?;
+        save_located(graph, self.info(), path, |name, tensor| locate(name, tensor, self.location_of(tensor)))
+    }
+}
 
 impl SessionBuilder {
     /// Writes the model, its packed weights and its folded constants into one file, atomically.

@@ -39,7 +39,7 @@ impl Session {
             return Err(conflict);
         }
         // A build that panicked has not set `session`, so the next run may try again.
-        let _building = building.lock().unwrap_or_else(PoisonError::into_inner);
+        let _building = building.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = session.get() {
             return Ok(session.clone());
         }

@@ -36,6 +36,7 @@ mod value_spec;
 
 use std::sync::{Arc, Mutex, OnceLock};
 
+use ort_alloc::fork::PerProcess;
 use ort_alloc::{DeviceId, Stats};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -93,14 +94,14 @@ pub struct Session {
 struct Independent {
     settings: SessionBuilder,
     session: OnceLock<Arc<Session>>,
-    /// Held while the session is built. Readers of `session` do not take it, so that memory queries
-    /// do not wait for a build.
-    building: Mutex<()>,
+    /// Held while the session is built; a child of `fork` has a lock of its own. Readers of
+    /// `session` do not take it, so that memory queries do not wait for a build.
+    building: PerProcess<Mutex<()>>,
 }
 
 impl Independent {
     fn new(settings: SessionBuilder) -> Independent {
-        Independent { settings, session: OnceLock::new(), building: Mutex::new(()) }
+        Independent { settings, session: OnceLock::new(), building: PerProcess::default() }
     }
 
     /// The session, if a run has needed it so far.

@@ -15,7 +15,7 @@ use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
 use crate::ir::{Graph, ValueInfo, ValueType};
 use crate::onnx::{
-    FileAccess, LoadOptions, LoadedModel, ModelInfo, ModelWarning, Source, Warnings, load_warning,
+    FileAccess, LoadOptions, LoadedModel, Location, ModelInfo, ModelWarning, Source, Warnings, load_warning,
 };
 use crate::pass::{expand_gradients, holds_gradient};
 use crate::spec::{find_requirements, infer_comparing};
@@ -232,6 +232,24 @@ impl Model {
     pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
         // Its weights were packed under the assumption that equal dimension names are equal sizes.
         self.file.compiled.as_ref().filter(|_| self.dims != DimNames::Independent)
+    }
+
+    /// Returns where a weight is in a data file of the model, if it is in one.
+    pub(super) fn location_of(&self, tensor: &Tensor) -> Option<Location> {
+        let bytes = tensor.bytes().filter(|bytes| !bytes.is_empty())?;
+        // The first is the model file itself. The names of weights that were given begin with a
+        // null byte.
+        let mut files = self.contents().iter().skip(1).filter(|content| !content.name().starts_with('\0'));
+        files.find_map(|content| {
+            let file = content.bytes()?;
+            let offset = bytes.as_ptr().addr().checked_sub(file.as_ptr().addr())?;
+            let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= file.len());
+            fits.then(|| Location {
+                path: content.name().into(),
+                offset: offset as u64,
+                length: Some(bytes.len() as u64),
+            })
+        })
     }
 
     /// Whether these bytes are part of a mapped file of the model.

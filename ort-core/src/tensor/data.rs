@@ -24,8 +24,8 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    pub(crate) fn all(&self) -> &[String] {
-        &self.texts
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
     }
 
     pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {

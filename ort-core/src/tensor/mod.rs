@@ -142,8 +142,13 @@ impl Tensor {
         );
         // The reservation lives in the list, so it ends with the last tensor that shares the
         // strings.
-        let data = Data::Strings(Arc::new(Texts { texts: elements, _held: held }), 0..expected);
-        Ok(Tensor { dtype: DType::String, shape: shape.into(), data })
+        Ok(Tensor::of_texts(shape, Arc::new(Texts { texts: elements, _held: held })))
+    }
+
+    /// Creates a tensor of all strings of a list, which has as many as the shape says.
+    fn of_texts(shape: &[usize], texts: Arc<Texts>) -> Tensor {
+        let all = 0..texts.len();
+        Tensor { dtype: DType::String, shape: shape.into(), data: Data::Strings(texts, all) }
     }
 
     /// Creates a tensor of rank 0.
@@ -337,6 +342,12 @@ impl Tensor {
 }
 
 impl TensorView<'_> {
+    /// Returns a tensor that shares these strings, which never change, if they are all of a list. A
+    /// tensor of a part would keep the whole list alive.
+    pub(crate) fn shared_strings(&self) -> Option<Tensor> {
+        self.whole_list().map(|texts| Tensor::of_texts(self.shape(), texts.clone()))
+    }
+
     /// Copies the elements into a new tensor in host memory. Strings are shared if they are those
     /// of a whole tensor.
     pub fn to_tensor(&self) -> Result<Tensor> {

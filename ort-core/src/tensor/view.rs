@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use ort_alloc::{DeviceId, SharedBuffer};
 
-use super::Tensor;
 use super::data::{Data, Texts};
 use super::shape::{element_byte_range, element_count};
 use crate::dtype::{DType, Element};
@@ -25,7 +24,7 @@ pub struct TensorView<'a> {
 #[derive(Clone, Copy, Debug)]
 enum ViewData<'a> {
     Host(&'a [u8]),
-    /// With the tensor's own strings, if these are all of them.
+    /// Strings, and the list that they are a part of, if it is known.
     Strings(&'a [String], Option<&'a Arc<Texts>>),
     Device(DeviceRange<'a>),
 }
@@ -60,10 +59,7 @@ impl<'a> TensorView<'a> {
     pub(super) fn of(dtype: DType, shape: &'a [usize], data: &'a Data) -> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),
-            Data::Strings(texts, range) => {
-                let part = texts.part(range);
-                ViewData::Strings(part, (part.len() == texts.all().len()).then_some(texts))
-            }
+            Data::Strings(texts, range) => ViewData::Strings(texts.part(range), Some(texts)),
             Data::Device(buffer, offset) => {
                 // The buffer may be longer than this tensor.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
@@ -209,12 +205,12 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Returns a tensor that shares the strings, which nobody writes. `None` for numbers, and for a
-    /// part of a tensor, which would keep the rest of it.
-    pub(crate) fn shared_strings(&self) -> Option<Tensor> {
-        let ViewData::Strings(part, Some(texts)) = self.data else { return None };
-        let data = Data::Strings(texts.clone(), 0..part.len());
-        Some(Tensor { dtype: DType::String, shape: self.shape.into(), data })
+    /// Returns the list that these strings are all of, if it is known.
+    pub(super) fn whole_list(&self) -> Option<&'a Arc<Texts>> {
+        match self.data {
+            ViewData::Strings(strings, Some(texts)) if strings.len() == texts.len() => Some(texts),
+            _ => None,
+        }
     }
 
     /// Returns the device memory of a tensor that is not in host memory.

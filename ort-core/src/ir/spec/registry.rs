@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
 use rustc_hash::FxHashMap;
 
 use super::OpSpec;
@@ -24,7 +25,7 @@ impl Registry {
     /// Returns the registry of this process. Two records of the same operator are an error.
     pub fn global() -> Result<&'static Registry> {
         static REGISTRY: OnceLock<Result<Registry>> = OnceLock::new();
-        let registry = REGISTRY.get_or_init(|| {
+        let registry = get_or_init(&REGISTRY, || {
             Registry::collect(inventory::iter::<OpRecord>.into_iter().map(|record| record.0))
         });
         registry.as_ref().map_err(Clone::clone)

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
 use smallvec::SmallVec;
 
 use crate::ir::{Attribute, Attributes, Node, ValueId};
@@ -28,7 +29,7 @@ const IN_ONNX_RUNTIME: &[&str] =
 /// bounds are parameters, and an approximation of `Gelu`.
 fn rows() -> &'static [Row] {
     static ROWS: OnceLock<Vec<Row>> = OnceLock::new();
-    ROWS.get_or_init(|| {
+    get_or_init(&ROWS, || {
         let row = |spec: &'static OpSpec| {
             let floats = spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Float);
             Row { name: spec.name, spec, parameters: floats.map(|attr| attr.name).collect(), fixed: &[] }
@@ -49,6 +50,7 @@ fn rows() -> &'static [Row] {
         rows.extend(standard().filter(|spec| spec.traits.has(Traits::ACTIVATION)).map(row));
         rows
     })
+    .as_slice()
 }
 
 /// The standard's `Clip` has no formula, because its bounds are inputs. As parameters of an

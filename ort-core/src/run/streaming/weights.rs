@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::Budget;
+use ort_alloc::fork::PerProcess;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::ep::{
@@ -84,7 +85,9 @@ pub(crate) struct Streams {
     precision: Precision,
     owner: Arc<Owner>,
     /// Held for as long as a run. A run that packs or evicts weights holds it exclusively.
-    turns: RwLock<()>,
+    ///
+    /// A child of `fork` has no run that could end and release it, so it has a lock of its own.
+    turns: PerProcess<RwLock<()>>,
     /// The streamable device constants.
     pub(crate) windows: Windows,
 }
@@ -137,7 +140,7 @@ impl Streams {
         let mut steps: Vec<_> =
             steps.filter_map(|(index, step)| Some((index, streamed(step)?.packed_bytes))).collect();
         steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-        Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()), windows }
+        Streams { steps, precision, owner: owner.clone(), turns: PerProcess::default(), windows }
     }
 
     /// The owner of the program's packed weights.
@@ -234,8 +237,9 @@ impl Streams {
             let (_, chosen) = free()?;
             return Ok((WeightResidency::default(), chosen, None));
         }
+        let turns = self.turns.get();
         // Shared first: once every weight that stays is packed, a run only reads.
-        let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
+        let guard = in_time(until, || turns.read(), |until| turns.try_read_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
         // Values of unknown size may evict weights that a concurrent run counts on.
@@ -244,7 +248,7 @@ impl Streams {
             return Ok((room, chosen, Some(WeightLock::Shared { _guard: guard })));
         }
         drop(guard);
-        let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
+        let guard = in_time(until, || turns.write(), |until| turns.try_write_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
         self.windows.evict_unkept(&room.shares);
@@ -264,7 +268,7 @@ impl Streams {
             if gone >= bytes {
                 break;
             }
-            // The kernel that is locked is being packed.
+            // A memory query of another thread has the lock for a moment.
             let kernel = program.steps.get(step).and_then(streamed);
             let Some(mut resident) = kernel.and_then(|kernel| kernel.resident.try_lock()) else { continue };
             // Another reference means that a step is running the kernel.
@@ -348,7 +352,7 @@ mod tests {
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
             steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-            let streams = Streams { steps, precision: Precision::Fp32, owner: Arc::default(), turns: RwLock::new(()), windows: Windows::default() };
+            let streams = Streams { steps, precision: Precision::Fp32, owner: Arc::default(), turns: PerProcess::default(), windows: Windows::default() };
             let keep = streams.choose(free);
             let of = |stays: bool| {
                 let chosen = streams.steps.iter().filter(|(step, _)| keep[*step] == stays);

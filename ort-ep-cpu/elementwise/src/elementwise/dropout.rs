@@ -2,11 +2,11 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use ort_alloc::fork::Mutex;
 use ort_core::dtype::{CastOptions, ConvertError, DType, convert};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error};
-use parking_lot::Mutex;
 use rand_mt::Mt;
 
 use ort_cpu_kernel::cpu_kernels;

@@ -4,6 +4,7 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, formula};
 use ort_core::spec::{RUNTIME, ScalarExpr};
@@ -22,7 +23,7 @@ use ort_cpu_threads::thread_scratch::ThreadScratch;
 /// The kernels of all records with a formula over floats of one type.
 fn derived() -> &'static [KernelDef] {
     static KERNELS: OnceLock<Vec<KernelDef>> = OnceLock::new();
-    KERNELS.get_or_init(|| {
+    get_or_init(&KERNELS, || {
         let records = formula::records().filter(|spec| formula::has_one_type(spec));
         let kernel = |spec| KernelDef {
             types: &[(KernelDef::INPUTS, TypeSet::FLOATS)],
@@ -31,6 +32,7 @@ fn derived() -> &'static [KernelDef] {
         };
         records.map(kernel).collect()
     })
+    .as_slice()
 }
 
 inventory::submit! { DerivedKernels(derived) }

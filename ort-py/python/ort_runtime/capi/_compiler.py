@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import onnxruntime_pybind11_state as C
-from ._errors import Fail, InvalidArgument, NotImplemented, status
+from ._errors import Fail, InvalidArgument, status
 from ._fields import refuse, to_bool, to_count, to_path
 from ._inference_session import InferenceSession, model_bytes
 from ._values import OrtValue
@@ -66,13 +66,8 @@ class NativeCompiler:
         to_bool(embed, "embed_compiled_data_into_model")
         if not model:
             raise ValueError(f"Input model {'path' if is_path else 'bytes array'} is empty")
-        if locate is not None:
-            raise status(
-                NotImplemented,
-                "get_initializer_location_func is not supported; "
-                "external_initializers_file_path puts all weights into one file",
-            )
         self._model = model
+        self._locate = locate
         self._flags = to_count(flags, "flags")
         self._options = copy.copy(options)
         self._options.graph_optimization_level = level
@@ -141,9 +136,35 @@ class NativeCompiler:
         folder = os.path.dirname(path)
         if folder and not os.path.isdir(folder):
             raise status(InvalidArgument, f"{path}: No such file or directory")
+        if self._locate is not None:
+            C.save_located(self._model, path, self._options, _placing(self._locate))
+            return
         options = copy.copy(self._options)
         options.optimized_model_filepath = path
         InferenceSession(self._model, options)
+
+
+def _placing(
+    locate: Callable[..., C.OrtExternalInitializerInfo | None],
+) -> Callable[[str, C.OrtValue, tuple[str, int, int] | None], tuple[str, int, int] | None]:
+    """Returns a function that asks the given one for the place of a weight.
+
+    What it raises becomes a Fail.
+    """
+
+    def place(
+        name: str, value: C.OrtValue, external: tuple[str, int, int] | None
+    ) -> tuple[str, int, int] | None:
+        known = None if external is None else C.OrtExternalInitializerInfo(*external)
+        try:
+            found = locate(name, value, known)
+            if found is None:
+                return None
+            return found.filepath, found.file_offset, found.byte_size
+        except Exception as error:
+            raise status(Fail, f"{type(error).__name__}: {error}") from error
+
+    return place
 
 
 NativeCompiler.__module__, NativeCompiler.__name__ = _NATIVE, "ModelCompiler"

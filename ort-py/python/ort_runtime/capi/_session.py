@@ -14,7 +14,7 @@ from typing import Any
 from . import _logging
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
-from ._errors import Fail, NotImplemented, status
+from ._errors import Fail, status
 from ._fields import refuse, str_dict, to_size
 from ._profiling import Profile
 from ._providers import CPU, warn
@@ -231,9 +231,8 @@ class Session:
             # No fallback, here and below: the binding belongs to the native session.
             self._sess.run_with_iobinding(iobinding._iobinding)
             return
-        if _with_adapters({}, run_options):
-            raise status(NotImplemented, "adapters are not applied to a binding; use run()")
-        self._profiled("run_with_iobinding", iobinding._iobinding, run_options)
+        adapters = _with_adapters({}, run_options)
+        self._profiled("run_with_iobinding", iobinding._iobinding, run_options, adapters)
 
     def io_binding(self) -> IOBinding:
         """Returns a new binding for `run_with_iobinding`."""

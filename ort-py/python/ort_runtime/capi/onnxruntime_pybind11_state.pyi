@@ -204,8 +204,12 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> OrtValueVector: ...
     def run_with_iobinding(
-        self, binding: SessionIOBinding, run_options: RunOptions | None = None
-    ) -> None: ...
+        self,
+        binding: SessionIOBinding,
+        run_options: RunOptions | None = None,
+        adapters: dict[str, Any] | None = None,
+    ) -> None:
+        """Runs on a binding's memory; `adapters` are values of initializers for this run."""
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
     ) -> OrtValue:
@@ -257,6 +261,16 @@ def check(model: str | bytes) -> list[str]:
 
 def compile(model: str | bytes, out: str, options: SessionOptions) -> None:
     """Writes a model with its packed weights into a file that sessions map."""
+
+def save_located(
+    model: str | bytes,
+    out: str,
+    options: SessionOptions,
+    locate: Callable[
+        [str, OrtValue, tuple[str, int, int] | None], tuple[str, int, int] | None
+    ],
+) -> None:
+    """Writes a model as it is optimized, with weights where a function says."""
 
 def get_all_operator_schema() -> list[OpSchema]:
     """Returns the operators that are known."""
