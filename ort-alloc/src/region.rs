@@ -40,8 +40,8 @@ pub(crate) fn round_up(value: usize, alignment: usize) -> Option<usize> {
 /// The alignment that heaps give to every region of more than a few bytes.
 const HEAP_ALIGNMENT: usize = 16;
 
-/// Smaller regions are aligned within a larger one. C's `posix_memalign` allocates more as well, but
-/// frees both ends again, which takes longer than a small kernel.
+/// Smaller regions are aligned within a larger one. C's `posix_memalign` allocates more as well,
+/// but frees both ends again, which takes longer than a small kernel.
 const LEAST_ALIGNED_BYTES: usize = 4096;
 
 /// A zeroed heap region.

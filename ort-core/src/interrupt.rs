@@ -41,11 +41,11 @@ thread_local! {
 
 /// Cancels a run from another thread, or by a function that the run asks now and then.
 #[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<Shared>);
+pub struct CancelToken(Arc<Cancelling>);
 
 /// What the clones of a token share.
 #[derive(Debug, Default)]
-struct Shared {
+struct Cancelling {
     is_cancelled: AtomicBool,
     poll: Option<Poll>,
 }
@@ -87,11 +87,11 @@ impl CancelToken {
     #[must_use]
     pub fn polling(self, poll: fn() -> bool) -> CancelToken {
         let poll = Some(Poll { ask: poll, of: self });
-        CancelToken(Arc::new(Shared { is_cancelled: AtomicBool::new(false), poll }))
+        CancelToken(Arc::new(Cancelling { is_cancelled: AtomicBool::new(false), poll }))
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        let Shared { is_cancelled, poll } = &*self.0;
+        let Cancelling { is_cancelled, poll } = &*self.0;
         if is_cancelled.load(Ordering::Relaxed) {
             return true;
         }

@@ -75,8 +75,8 @@ pub(crate) fn build_wheel(workspace: &Workspace, python: &Python, out: &Path) ->
     maturin.arg("--interpreter").arg(python.interpreter()).arg("--out").arg(out);
     maturin.args(["--compression-level", "9"]);
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        // One copy of functions that are alike saves three per cent of the module. Rust's own linker
-        // knows how, and it is the default on this platform alone.
+        // One copy of functions that are alike saves three per cent of the module. Rust's own
+        // linker knows how, and it is the default on this platform alone.
         maturin.args(["--", "-C", "link-arg=-Wl,--icf=all"]);
     }
     run_command(&mut maturin)?;

@@ -82,7 +82,7 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// The most slots of tables that wait for the next run. Larger models run for so long that
-    /// making them anew does not count.
+    /// making new ones does not count.
     const MOST_IDLE_SLOTS: usize = 256;
 
     /// Whether they are small enough to wait for the next run.
