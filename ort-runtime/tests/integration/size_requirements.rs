@@ -62,7 +62,13 @@ fn cases() -> Vec<Case> {
         case("Gemm", &[], &[F(&[2, 3]), F(&[3, 5])], &[F(&[2, 3]), F(&[4, 5])], inner),
         case("Gemm", &[int("transB", 1)], &[F(&[2, 3]), F(&[5, 3])], &[F(&[2, 3]), F(&[5, 4])], inner),
         case("Gemm", &[int("transA", 1)], &[F(&[3, 2]), F(&[3, 5])], &[F(&[3, 2]), F(&[4, 5])], inner),
-        case("ms.FusedGemm", &[relu.clone()], &[F(&[2, 3]), F(&[3, 5])], &[F(&[2, 3]), F(&[4, 5])], inner),
+        case(
+            "ms.FusedGemm",
+            std::slice::from_ref(&relu),
+            &[F(&[2, 3]), F(&[3, 5])],
+            &[F(&[2, 3]), F(&[4, 5])],
+            inner,
+        ),
         case(
             "DepthToSpace",
             &[int("blocksize", 2)],
@@ -93,7 +99,7 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "ms.FusedConv",
-            &[relu.clone()],
+            std::slice::from_ref(&relu),
             &[F(&[1, 2, 5, 5]), F(&[6, 2, 3, 3]), F(&[6]), F(&[1, 6, 3, 3])],
             &[F(&[1, 2, 5, 5]), F(&[6, 2, 3, 3]), F(&[6]), F(&[1, 6, 1, 3])],
             (FAIL, "a size of Z is 1, expected 3"),
