@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -42,6 +43,16 @@ impl Subscriber for Lines {
         // Other crates log what no program of onnxruntime expects to read.
         metadata.target().starts_with("ort_")
             && severity_of(*metadata.level()) >= SEVERITY.load(Ordering::Relaxed)
+    }
+
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        // The severity may change, so that each event is asked for again. The package itself logs
+        // the warnings about a model, with the severity that the session's options ask for.
+        let target = metadata.target();
+        match target.starts_with("ort_") && target != "ort_core::onnx::warnings" {
+            true => Interest::sometimes(),
+            false => Interest::never(),
+        }
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {

@@ -1,10 +1,11 @@
 //! What a model says of itself: its inputs and outputs, and its metadata, as objects of the
 //! package's `_metadata` module.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ort_runtime::dim::Dim;
 use ort_runtime::ir::ValueType;
+use ort_runtime::onnx::{DeclaredShapes, DeclaredSize};
 use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -26,12 +27,32 @@ pub(crate) fn type_text(ty: &ValueType) -> String {
 
 /// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that
 /// is not known and that of a scalar are both empty.
-fn shape_of<'py>(py: Python<'py>, ty: &ValueType, made: &HashSet<String>) -> PyResult<Bound<'py, PyList>> {
+///
+/// A declared shape comes first, as programs look names up to the letter. Inference adds the numbers
+/// that it leaves open.
+fn shape_of<'py>(
+    py: Python<'py>,
+    ty: &ValueType,
+    declared: Option<&[DeclaredSize]>,
+    made: &HashSet<String>,
+) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     let shape = match ty {
         ValueType::Optional(element) => element.shape(),
         other => other.shape(),
     };
+    if let Some(declared) = declared {
+        let inferred = shape.filter(|shape| shape.len() == declared.len()).unwrap_or_default();
+        for (axis, size) in declared.iter().enumerate() {
+            match (size, inferred.get(axis).and_then(Dim::as_constant)) {
+                (_, Some(size)) => list.append(size)?,
+                (DeclaredSize::Number(size), None) => list.append(*size)?,
+                (DeclaredSize::Name(name), None) => list.append(name)?,
+                (DeclaredSize::Open, None) => list.append(py.None())?,
+            }
+        }
+        return Ok(list);
+    }
     for dim in shape.unwrap_or_default() {
         match dim.as_constant() {
             Some(size) => list.append(size)?,
@@ -54,7 +75,10 @@ pub(crate) fn node_args<'py>(
     py: Python<'py>,
     model: &Model,
     specs: &[ValueSpec],
+    declared: &DeclaredShapes,
 ) -> PyResult<Bound<'py, PyList>> {
+    let declared: HashMap<&str, &[DeclaredSize]> =
+        declared.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
     let made: HashSet<String> = model
         .inputs()
         .iter()
@@ -65,7 +89,8 @@ pub(crate) fn node_args<'py>(
     let class = py.import("ort_runtime.capi._metadata")?.getattr("NodeArg")?;
     let list = PyList::empty(py);
     for spec in specs {
-        list.append(class.call1((&spec.name, type_text(&spec.ty), shape_of(py, &spec.ty, &made)?))?)?;
+        let shape = shape_of(py, &spec.ty, declared.get(spec.name.as_str()).copied(), &made)?;
+        list.append(class.call1((&spec.name, type_text(&spec.ty), shape))?)?;
     }
     Ok(list)
 }

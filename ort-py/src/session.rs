@@ -352,14 +352,14 @@ impl InferenceSession {
     fn inputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| !spec.has_default).collect();
-        node_args(py, &self.model, &specs)
+        node_args(py, &self.model, &specs, &self.model.info().declared_inputs)
     }
 
     /// The outputs, as `NodeArg`.
     #[getter]
     fn outputs_meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
-        node_args(py, &self.model, &self.built(py)?.outputs)
+        node_args(py, &self.model, &self.built(py)?.outputs, &self.model.info().declared_outputs)
     }
 
     /// The inputs with a default, as `NodeArg`.
@@ -367,7 +367,7 @@ impl InferenceSession {
     fn overridable_initializers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
         let specs: Vec<_> = self.model.inputs().into_iter().filter(|spec| spec.has_default).collect();
-        node_args(py, &self.model, &specs)
+        node_args(py, &self.model, &specs, &self.model.info().declared_inputs)
     }
 
     /// The model's metadata.

@@ -260,6 +260,23 @@ def shapes() -> onnx.ModelProto:
 
 
 @_model
+def declared_sizes() -> onnx.ModelProto:
+    """Sizes declared as expressions, marks, and less than inference knows."""
+    sizes = ["?", "past + length", -1, "n"]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Shape", ["x"], ["four"]),
+        helper.make_node("NonZero", ["x"], ["found"]),
+    ]
+    outputs = [
+        tensor("y", shape=["any", "past + length", None, "other"]),
+        tensor("four", "int64", ["rank"]),
+        tensor("found", "int64", [4, "hits"]),
+    ]
+    return make(nodes, [tensor("x", shape=sizes)], outputs)
+
+
+@_model
 def wrong_declared() -> onnx.ModelProto:
     """x [2, 3] -> y declared as [2, 4]."""
     return make(

@@ -206,6 +206,7 @@ def test_another_onnxruntime_in_use_is_refused(tmp_path: Path):
 
 PROGRAM = '''
 """A program."""
+import os
 import sys
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state
@@ -217,7 +218,7 @@ def main():
     print(ort.__name__, __name__, sys.argv[1:], Local.__module__, __doc__.strip())
     import __main__
     assert __main__.Local is Local
-    assert __main__.__file__ == __file__
+    assert __main__.__file__ == __file__ and os.path.isabs(__file__)
     import beside
     sys.exit(int(sys.argv[1]))
 
@@ -244,7 +245,8 @@ def program(tmp_path: Path) -> Path:
 def test_runs_a_script(program: Path, tmp_path: Path, status: int):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = run([*RUNNER, str(program), str(status), "-m", "--help"], cwd=elsewhere)
+    path = os.path.relpath(program, elsewhere)
+    done = run([*RUNNER, path, str(status), "-m", "--help"], cwd=elsewhere)
     expected = f"ort_runtime __main__ ['{status}', '-m', '--help'] __main__ A program.\n"
     assert (done.returncode, done.stdout) == (status, expected), done.stderr
 

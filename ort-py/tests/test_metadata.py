@@ -175,6 +175,16 @@ def set_twice(given: Any) -> None:
             Gives([]),
         ),
         case(
+            "declared_inputs",
+            lambda: [a.shape for a in session("declared_sizes").get_inputs()],
+            Gives([["?", "past + length", None, "n"]]),
+        ),
+        case(
+            "declared_outputs",
+            lambda: [a.shape for a in session("declared_sizes").get_outputs()],
+            Gives([["any", "past + length", None, "other"], [4], [4, "hits"]]),
+        ),
+        case(
             "inferred_rank",
             lambda: session("wrong_declared").get_outputs()[0].shape,
             Gives([2, 3]),

@@ -14,6 +14,7 @@ use ort_alloc::MappedFile;
 
 use super::build::Loader;
 use super::changes::{GivenValues, LoadOptions, fix_dimensions, give_files, warn_of_unread_files};
+use super::declared::{DeclaredShapes, declared_shapes};
 use super::external::ExternalData;
 use super::files::NO_GRAPH;
 use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
@@ -123,6 +124,10 @@ pub struct ModelInfo {
     /// The initializers that PyTorch's exporter marks as buffers or constants rather than
     /// parameters.
     pub buffers: Vec<String>,
+    /// The shapes of the graph's inputs as the model declares them.
+    pub declared_inputs: DeclaredShapes,
+    /// The shapes of the graph's outputs as the model declares them.
+    pub declared_outputs: DeclaredShapes,
 }
 
 impl ModelInfo {
@@ -148,6 +153,16 @@ impl ModelInfo {
             functions: model.functions.len(),
             initializers: initializer_names(model),
             buffers: buffer_names(model),
+            declared_inputs: model
+                .graph
+                .as_ref()
+                .map(|graph| declared_shapes(&graph.input))
+                .unwrap_or_default(),
+            declared_outputs: model
+                .graph
+                .as_ref()
+                .map(|graph| declared_shapes(&graph.output))
+                .unwrap_or_default(),
         }
     }
 }
@@ -350,7 +365,8 @@ pub(super) fn opsets_of(
             import.version()
         );
         let other = opsets.insert(domain.to_string(), import.version());
-        if other.is_some() {
+        // Converters repeat imports, which says nothing new.
+        if other.is_some_and(|other| other != import.version()) {
             let text =
                 format!("operator set '{}' is imported twice; the last import counts", domain_name(domain));
             warnings.add(WarningKind::OpsetImport, String::new, text)?;

@@ -2,6 +2,7 @@
 
 mod build;
 mod changes;
+mod declared;
 mod expansion;
 mod external;
 mod files;
@@ -20,6 +21,7 @@ mod value;
 mod warnings;
 
 pub use changes::LoadOptions;
+pub use declared::{DeclaredShapes, DeclaredSize};
 pub use external::{ExternalData, Location};
 pub use files::FileAccess;
 pub(crate) use load::load_warning;

@@ -211,7 +211,11 @@ def _run(arguments: list[str]) -> None:
         print(f"can't open file {path!r}: {error}", file=sys.stderr)
         sys.exit(2)
     _replace_first_path(os.path.dirname(os.path.realpath(path)))
+    # Absolute, as the interpreter has it: programs look for files beside theirs after a chdir.
+    path = os.path.abspath(path)
     program.__file__ = path
+    program.__dict__["__cached__"] = None
+    program.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
 
 
