@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 /// Parts of a slab that are read.
-pub type ReadSlices<'slab> = SmallVec<[&'slab [u8]; 8]>;
+pub type ReadSlices<'slab> = SmallVec<[&'slab [u8]; 16]>;
 /// Parts of a slab that are written.
 pub type WriteSlices<'slab> = SmallVec<[&'slab mut [u8]; 4]>;
 

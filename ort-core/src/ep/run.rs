@@ -68,11 +68,11 @@ pub enum OutputSlot<'a> {
     Handed(Option<Value>),
 }
 
-/// The inputs of a step. Few steps have more, and what is inline is moved with the context.
-pub(crate) type InputViews<'a> = SmallVec<[Option<ValueView<'a>>; 4]>;
+/// The inputs of a step. Attention has up to fifteen, and a bound run allocates nothing.
+pub(crate) type InputViews<'a> = SmallVec<[Option<ValueView<'a>>; 16]>;
 
 /// The outputs of a step.
-pub(crate) type OutputSlots<'a> = SmallVec<[OutputSlot<'a>; 2]>;
+pub(crate) type OutputSlots<'a> = SmallVec<[OutputSlot<'a>; 4]>;
 
 /// The elements of an input and an output that may alias.
 pub enum Unary<'a, T> {

@@ -106,7 +106,7 @@ impl Frame<'_> {
 
     /// Returns the ranges of host memory that a step reads. An input whose memory an output takes
     /// over is left out, because the step borrows that memory for writing.
-    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 8]> {
+    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
         let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
             let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].storage
             else {
@@ -182,7 +182,7 @@ impl Frame<'_> {
 
 /// The slots that a step reads: its inputs, then its captures. Each comes with whether an output
 /// takes over its memory.
-fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 8]> {
+fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
     let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
     let mut read = SmallVec::new();
     for (position, slot) in step.inputs.iter().enumerate() {
