@@ -28,8 +28,8 @@ pub(crate) fn type_text(ty: &ValueType) -> String {
 /// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that
 /// is not known and that of a scalar are both empty.
 ///
-/// A declared shape comes first, as programs look names up to the letter. Inference adds the numbers
-/// that it leaves open.
+/// A declared shape comes first, as programs look names up to the letter. Inference adds the
+/// numbers that it leaves open.
 fn shape_of<'py>(
     py: Python<'py>,
     ty: &ValueType,
