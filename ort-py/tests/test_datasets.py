@@ -77,6 +77,21 @@ def test_logreg_iris():
         assert sum(row.values()) == pytest.approx(1, abs=1e-3)
     if OURS:
         assert labels.tolist() == [0, 1, 2]
-        expected = [[0.9235, 0.0585, 0.0180], [0.0017, 0.6466, 0.3517], [0.0, 0.0936, 0.9064]]
+        expected = [[0.7947, 0.0238, 0.1815], [0.0040, 0.7770, 0.2190], [0.0068, 0.4599, 0.5333]]
         found = [[row[key] for key in range(3)] for row in probabilities]
         np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_logreg_iris_is_like_the_original():
+    """Programs compare with the probabilities that onnxruntime's example has."""
+    session = ort.InferenceSession(get_example("logreg_iris.onnx"))
+    points = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    labels, probabilities = session.run(None, {"float_input": points})
+    assert labels.tolist() == [0, 0, 0]
+    expected = [
+        [0.9505997, 0.02783417, 0.02156602],
+        [0.99749708, 5.62999e-05, 0.00244667],
+        [0.99973112, 1.2e-07, 0.00026869],
+    ]
+    found = [[row[key] for key in range(3)] for row in probabilities]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)

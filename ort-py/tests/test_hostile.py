@@ -141,7 +141,6 @@ CALLBACKS: list[tuple[str, Callable[[type[BaseException]], Any]]] = [
     ("plan", lambda e: session("scale").plan(n=Raising(e, "__index__"))),
     ("path", lambda e: ort.InferenceSession(Raising(e, "__fspath__"))),
     ("serialize", lambda e: ort.InferenceSession(Raising(e, "SerializeToString"))),
-    ("delegate", delegated),
 ]  # fmt: skip
 
 
@@ -170,6 +169,13 @@ def test_callback_of_compiler() -> None:
     check(Raises("Fail", "KeyError"), lambda: compiler.compile_to_stream(raiser(KeyError)))
     with pytest.raises(Stop):
         compiler.compile_to_stream(raiser(Stop))
+
+
+def test_callback_of_delegate() -> None:
+    """What the function that chooses providers raises becomes a Fail, as in the original."""
+    check(Raises("Fail", "EP selection delegate failed: KeyError"), lambda: delegated(KeyError))
+    with pytest.raises(Stop):
+        delegated(Stop)
 
 
 @table(

@@ -361,3 +361,54 @@ def test_find_spec(ort: ModuleType):
 def test_package_info(ort: ModuleType):
     info = importlib.import_module(f"{ort.__name__}.capi.build_and_package_info")
     assert info.package_name == ort.package_name
+
+
+def labelled(**entries: str) -> bytes:
+    """A model without nodes whose metadata has what compilers write for providers."""
+    from onnx import helper
+
+    made = helper.make_model(helper.make_graph([], "empty", [], []))
+    texts = {f"ep_compatibility_info.{name}": text for name, text in entries.items()}
+    helper.set_model_props(made, texts)
+    return made.SerializeToString()
+
+
+NO_MODEL = Raises("RuntimeError", "Protobuf parsing failed")
+
+COMPATIBILITY = [
+    row("found", (labelled(Other="1", Mine="v1 driver 2"), "Mine"), "v1 driver 2"),
+    row("other", (labelled(Other="1"), "Mine"), None),
+    row("none", (labelled(), "Mine"), None),
+    row("no_model", (b"this is not a model", "Mine"), NO_MODEL),
+    row("cut", (labelled(Mine="1")[:-1], "Mine"), NO_MODEL),
+    row("no_bytes", (b"", "Mine"), Raises("RuntimeError", "Invalid argument provided to")),
+    row("no_name", (labelled(), ""), Raises("RuntimeError", "Invalid argument provided to")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), COMPATIBILITY)
+def test_compatibility_info(
+    request: Any, ort: ModuleType, tmp_path: Any, arguments: tuple[bytes, str], expected: Any
+):
+    model, name = arguments
+    of_bytes = native(ort).get_compatibility_info_from_model_bytes
+    check(request, ort, lambda _: of_bytes(model, name), expected)
+    if model:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model)
+        of_file = native(ort).get_compatibility_info_from_model
+        check(request, ort, lambda _: of_file(str(path), name), expected)
+
+
+@pytest.mark.parametrize(
+    ("provider", "text"),
+    [
+        ("NoSuchProvider", "Cannot find execution provider NoSuchProvider"),
+        ("CPUExecutionProvider", "CPUExecutionProvider does not support TunableOp"),
+    ],
+)
+def test_tuning_results_are_refused(ort: ModuleType, provider: str, text: str):
+    results = [{"ep": provider, "results": {}, "validators": {}}]
+    with pytest.raises(RuntimeError, match=text):
+        session(ort, "square").set_tuning_results(results, error_on_invalid=True)
+    session(ort, "square").set_tuning_results(results)

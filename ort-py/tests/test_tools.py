@@ -6,6 +6,7 @@ With `ORT_PACKAGE=onnxruntime` the tests of behaviour that both share run agains
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import runpy
@@ -435,7 +436,7 @@ def infer(graph: Any, **options: Any) -> dict[str, list[Any] | None]:
 
 
 @ours_only
-def test_names_of_inputs_stay():
+def test_names_of_inputs_stay(monkeypatch: pytest.MonkeyPatch):
     index = numpy_helper.from_array(np.array(0), "zero")
     axis = numpy_helper.from_array(np.array([0]), "axis")
     rest = numpy_helper.from_array(np.array([-1]), "rest")
@@ -454,11 +455,16 @@ def test_names_of_inputs_stay():
         [value("y", None)],
         [index, axis, rest],
     )
-    found = infer(graph)
+    with monkeypatch.context() as patch:
+        # Without sympy.
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        found = infer(graph)
     assert found["y"][0] == "batch" and found["y"] == found["flat"]
     assert found["places"][0] == 3
     assert {found["y"][1][:5], found["places"][1][:5]} == {"unk__"}
     assert found["y"][1] != found["places"][1]
+    pytest.importorskip("sympy")
+    assert infer(graph)["y"] == ["batch", "4*seq"]
 
 
 @ours_only
@@ -569,15 +575,139 @@ def test_unknown_operators(caplog: pytest.LogCaptureFixture):
     assert len(guessed["y"]) == 2 and all(dim.startswith("unk__") for dim in guessed["y"])
 
 
-@ours_only
-def test_declared_output_names_stay():
+def test_declared_output_names_give_way():
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y"])],
         "relu",
         [value("x", ["b", 3])],
         [value("y", ["n", 3])],
     )
-    assert infer(graph, auto_merge=True)["y"] == ["n", 3]
+    assert infer(graph, auto_merge=True)["y"] == ["b", 3]
+
+
+@ours_only
+def test_declared_output_names_stay_for_unknown_sizes():
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        "places",
+        [value("x", ["b", 3])],
+        [value("y", [2, "n"], TensorProto.INT64)],
+    )
+    assert infer(graph)["y"] == [2, "n"]
+
+
+def test_outputs_are_among_the_values():
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "relu", [value("x", ["b"])], [value("y", None)]
+    )
+    inferred = tool("symbolic_shape_infer").SymbolicShapeInference.infer_shapes(model(graph, 17))
+    assert [(info.name, shape(info)) for info in inferred.graph.value_info] == [("y", ["b"])]
+
+
+def test_contrib_domain_need_not_be_imported():
+    made = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"], domain="com.microsoft")
+    graph = helper.make_graph(
+        [made],
+        "quantize",
+        [value("x", ["b", 3])],
+        [helper.make_tensor_value_info("y", 0, None)],
+        [helper.make_tensor("scale", TensorProto.FLOAT, [], [1.0])],
+    )
+    made = model(graph, 17)
+    inferred = tool("symbolic_shape_infer").SymbolicShapeInference.infer_shapes(made)
+    (y,) = inferred.graph.output
+    assert (y.type.tensor_type.elem_type, shape(y)) == (TensorProto.UINT8, ["b", 3])
+
+
+def test_branches_of_different_types():
+    def branch(name: str, kind: int) -> Any:
+        one = helper.make_tensor("c", kind, [], [1])
+        made = helper.make_node("Constant", [], [name], value=one)
+        return helper.make_graph([made], name, [], [value(name, [], kind)])
+
+    branches = {
+        "then_branch": branch("t", TensorProto.FLOAT),
+        "else_branch": branch("e", TensorProto.DOUBLE),
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["c"], ["y"], name="choice", **branches)],
+        "branches",
+        [value("c", [], TensorProto.BOOL)],
+        [value("y", [])],
+    )
+    infer_shapes = tool("symbolic_shape_infer").SymbolicShapeInference.infer_shapes
+    with pytest.raises(ValueError, match="choice.*FLOAT.*DOUBLE"):
+        infer_shapes(model(graph, 17))
+
+
+def ints(name: str, *numbers: int) -> Any:
+    return numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
+ZERO, ONE, TWO, FAR = ints("zero", 0), ints("one", 1), ints("two", 2), ints("far", 2**32)
+BACK, BACK_TEN, BACK_FAR = ints("back", -1), ints("back_ten", -10), ints("back_far", -(2**32))
+
+#: Name, start, end, step, size of the slice of an axis of size n.
+SLICES = [
+    ("to_end", "one", "far", "one", "n - 1"),
+    ("last", "back", "far", "one", 1),
+    ("numbers", "back_ten", "back", "one", 9),
+    ("backwards", "back", "back_ten", "back", 9),
+    ("flip", "back", "back_far", "back", "n"),
+    ("step", "zero", "far", "two", "floor(n/2 + 1/2)"),
+    ("number", "zero", "two", "one", "Min(2, n)"),
+    ("whole", "zero", "n", "one", "n"),
+    ("minus_size", "-n", "far", "one", "n"),
+]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "expected"),
+    [row[1:] for row in SLICES],
+    ids=[row[0] for row in SLICES],
+)
+def test_slice_by_expressions(start: str, end: str, step: str, expected: int | str):
+    pytest.importorskip("sympy")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Shape", ["x"], ["n"]),
+            helper.make_node("Neg", ["n"], ["-n"]),
+            helper.make_node("Slice", ["x", start, end, "zero", step], ["y"]),
+        ],
+        "slice",
+        [value("x", ["n"])],
+        [value("y", ["declared"])],
+        [ZERO, ONE, TWO, FAR, BACK, BACK_TEN, BACK_FAR],
+    )
+    assert infer(graph)["y"] == [expected]
+
+
+@ours_only
+def test_sizes_by_expressions():
+    pytest.importorskip("sympy")
+    twice = numpy_helper.from_array(np.array([1, 2], np.float32), "twice")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["x", "x", "z"], ["joined"], axis=1),
+            helper.make_node("Shape", ["joined"], ["sizes"]),
+            helper.make_node("ConstantOfShape", ["sizes"], ["zeros"]),
+            helper.make_node("Reshape", ["joined", "back"], ["flat"]),
+            helper.make_node("Resize", ["x", "", "twice"], ["larger"], mode="nearest"),
+            helper.make_node("Tile", ["x", "repeats"], ["tiled"]),
+            helper.make_node("Unsqueeze", ["x", "zero"], ["rows"]),
+            helper.make_node("MaxPool", ["rows"], ["y"], kernel_shape=[3], strides=[2]),
+        ],
+        "sizes",
+        [value("x", ["b", "n"]), value("z", ["b", "m"])],
+        [value("y", None), value("zeros", None)],
+        [ints("back", -1), ints("repeats", 3, 1), ZERO, twice],
+    )
+    found = infer(graph)
+    assert found["joined"] == found["zeros"] == ["b", "m + 2*n"]
+    assert found["flat"] == ["b*m + 2*b*n"]
+    assert found["larger"] == ["b", "2*n"]
+    assert found["tiled"] == ["3*b", "n"]
+    assert found["y"] == [1, "b", "floor(n/2 - 3/2) + 1"]
 
 
 @ours_only
@@ -600,7 +730,7 @@ def test_symbolic_shape_infer_command(saved: Path):
     options = ("--auto_merge", "--int_max", "100", "--verbose", "1")
     files = ("--input", "in.onnx", "--output", "out.onnx")
     assert command("symbolic_shape_infer", *files, *options) == 0
-    (b,) = onnx.load("out.onnx").graph.value_info
+    b, _ = onnx.load("out.onnx").graph.value_info
     assert (b.name, shape(b)) == ("b", ["batch", 3])
 
 

@@ -89,7 +89,7 @@ class NativeCompiler:
         if self._flags & C.OrtCompileApiFlags.ERROR_IF_OUTPUT_FILE_EXISTS and os.path.exists(path):
             raise status(
                 Fail,
-                f"Failed to generate EP context model since the file '{path}' exists already. "
+                f"Failed to generate EP context model since the file '\"{path}\"' exists already. "
                 "Please remove the EP context model if you want to re-generate it.",
             )
         self._write(path)

@@ -6,8 +6,9 @@ A session applies them to its copy of the options, see `apply_to`.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ._devices import (
@@ -180,18 +181,82 @@ def get_registered_ep_kernel_defs(ep_name: str) -> list[Any]:
     return [kernel for kernel in get_all_opkernel_def() if kernel.provider == name]
 
 
-def get_compatibility_info_from_model(model_path: str | os.PathLike[str], ep_type: str) -> None:
-    """Returns None: models here are not bound to a provider. Raises NoSuchFile."""
-    path = to_path(model_path, "model_path")
-    to_str(ep_type, "ep_type")
+def get_compatibility_info_from_model(
+    model_path: str | os.PathLike[str], ep_type: str
+) -> str | None:
+    """Returns what a compiler wrote into a model for a provider, None if it wrote nothing.
+
+    Raises NoSuchFile, RuntimeError for a file that is no model or an empty name.
+    """
+    path, name = to_path(model_path, "model_path"), to_str(ep_type, "ep_type")
+    if not name:
+        raise RuntimeError("Invalid argument provided to GetCompatibilityInfoFromModel.")
     if not os.path.exists(path):
         raise status(NoSuchFile, f"Load model {path} failed. File doesn't exist")
+    if not os.path.getsize(path):
+        return None
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _compatibility_info(data, name)
 
 
-def get_compatibility_info_from_model_bytes(model_data: Any, ep_type: str) -> None:
-    """Returns None: models here are not bound to a provider."""
-    memoryview(model_data).release()
-    to_str(ep_type, "ep_type")
+def get_compatibility_info_from_model_bytes(model_data: Any, ep_type: str) -> str | None:
+    """Does what `get_compatibility_info_from_model` does, for a serialized model."""
+    name = to_str(ep_type, "ep_type")
+    with memoryview(model_data) as view:
+        if not name or not view.nbytes:
+            raise RuntimeError("Invalid argument provided to GetCompatibilityInfoFromModelBytes.")
+        return _compatibility_info(view.cast("B"), name)
+
+
+def _compatibility_info(model: Any, name: str) -> str | None:
+    """Returns the metadata entry of a provider. The graph is skipped: its operators may be ours or
+    not.
+    """
+    found = None
+    for field, entry in _messages(model):
+        if field == 14:  # metadata_props, with key and value as fields 1 and 2
+            texts = {number: text.decode("utf-8", "replace") for number, text in _messages(entry)}
+            if texts.get(1) == f"ep_compatibility_info.{name}":
+                found = texts.get(2, "")
+    return found
+
+
+def _messages(data: Any) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and content of the fields with a length in a protobuf message.
+
+    The graph, which is field 7 of a model, is skipped.
+    """
+    position, end = 0, len(data)
+
+    def number() -> int:
+        nonlocal position
+        value = shift = 0
+        while position < end and shift < 70:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise RuntimeError("Protobuf parsing failed.")
+
+    while position < end:
+        field, kind = divmod(number(), 8)
+        if kind == 2:
+            size = number()
+            if field and size <= end - position:
+                if field != 7:
+                    yield field, bytes(data[position : position + size])
+                position += size
+                continue
+        elif field and kind in (0, 1, 5):
+            if kind == 0:
+                number()
+            else:
+                position += 8 if kind == 1 else 4
+            if position <= end:
+                continue
+        raise RuntimeError("Protobuf parsing failed.")
 
 
 def get_model_compatibility_for_ep_devices(

@@ -120,7 +120,11 @@ def _available(providers: Any) -> list[str]:
 def _preferred(policy: Any, available: Sequence[str]) -> list[str]:
     devices = C.get_ep_devices()
     if not isinstance(policy, Policy):
-        return list(dict.fromkeys(device.ep_name for device in policy(devices, {}, {}, 8)))
+        try:
+            return list(dict.fromkeys(device.ep_name for device in policy(devices, {}, {}, 8)))
+        except Exception as error:
+            text = f"EP selection delegate failed: {type(error).__name__}: {error}"
+            raise status(Fail, text) from error
     kinds = {
         Policy.PREFER_GPU: C.OrtHardwareDeviceType.GPU,
         Policy.MAX_PERFORMANCE: C.OrtHardwareDeviceType.GPU,

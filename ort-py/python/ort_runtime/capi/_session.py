@@ -273,8 +273,15 @@ class Session:
         self, results: Sequence[dict[str, Any]], *, error_on_invalid: bool = False
     ) -> None:
         """Ignores results; with `error_on_invalid`, any is a RuntimeError."""
-        if error_on_invalid and results:
-            raise RuntimeError("no provider of this session takes tuning results")
+        for index, result in enumerate(results):
+            name = result["ep"]
+            if not error_on_invalid:
+                continue
+            if name not in self._providers:
+                raise RuntimeError(f"Cannot find execution provider {name}")
+            raise RuntimeError(
+                f"Invalid TuningResults (index={index}). {name} does not support TunableOp."
+            )
 
     def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
         """Accepts options for running sessions; none is a RuntimeError. No provider has any."""

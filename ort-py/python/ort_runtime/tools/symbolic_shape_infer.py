@@ -2,7 +2,8 @@
 
 Dimensions keep the names that the inputs give them; sizes that are no input's get the names
 `unk__0`, `unk__1`, ... Standard operators are inferred by the package `onnx`, contrib operators by
-the rules of `_contrib_shapes`, by turns until nothing is added.
+the rules of `_contrib_shapes`, by turns until nothing is added. With the package `sympy`, sizes
+that nodes compute are expressions such as `2*batch`.
 
 `python -m ort_runtime.tools.symbolic_shape_infer --input in.onnx --output out.onnx --auto_merge`
 """
@@ -10,12 +11,14 @@ the rules of `_contrib_shapes`, by turns until nothing is added.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ._contrib_shapes import RULES, Dim, Known, from_type_proto
+from ._symbolic_values import SymbolicValues
 
 if TYPE_CHECKING:
     import onnx
@@ -34,6 +37,9 @@ _ELEMENTWISE = frozenset(
     }
 )
 
+#: Operators whose output has the element type of their first input.
+_SAME_TYPE = frozenset({"Concat", "Expand", "Range", "Reshape", "Resize", "Slice", "Tile"})
+
 #: Operators whose first two inputs have one shape.
 _RESIDUAL = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 
@@ -48,20 +54,54 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 
     graph = model.graph
+    opsets = list(model.opset_import)
+    # Old exporters forget to import the domain of contrib operators.
+    if "com.microsoft" not in {opset.domain for opset in opsets}:
+        opsets.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return onnx.ModelProto(
         ir_version=model.ir_version,
-        opset_import=model.opset_import,
+        opset_import=opsets,
         functions=model.functions,
         graph=onnx.GraphProto(
             name=graph.name,
             node=graph.node,
             input=graph.input,
-            output=graph.output,
+            output=[_without_names(output) for output in graph.output],
             value_info=graph.value_info,
             initializer=[without_data(tensor) for tensor in graph.initializer],
             sparse_initializer=graph.sparse_initializer,
         ),
     )
+
+
+def _without_names(output: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """Returns an output without the names of its dimensions: those that its node has are better."""
+    import onnx
+
+    result = onnx.ValueInfoProto()
+    result.CopyFrom(output)
+    for dim in result.type.tensor_type.shape.dim if output.type.HasField("tensor_type") else ():
+        if dim.HasField("dim_param"):
+            dim.Clear()
+    return result
+
+
+def _check_branches(graph: onnx.GraphProto) -> None:
+    """Raises ValueError for an If whose branches give tensors of different element types."""
+    import onnx
+
+    for node in graph.node:
+        branches = {a.name: a.g for a in node.attribute if a.type == a.GRAPH}
+        for branch in branches.values():
+            _check_branches(branch)
+        if node.op_type != "If" or len(branches) != 2:
+            continue
+        then_branch, else_branch = branches["then_branch"], branches["else_branch"]
+        for outputs in zip(then_branch.output, else_branch.output, strict=False):
+            kinds = [output.type.tensor_type.elem_type for output in outputs]
+            if 0 not in kinds and kinds[0] != kinds[1]:
+                names = " and ".join(onnx.TensorProto.DataType.Name(kind) for kind in kinds)
+                raise ValueError(f"The branches of node {node.name} give {names}")
 
 
 class _Inference:
@@ -82,8 +122,12 @@ class _Inference:
             self.model = onnx.shape_inference.infer_shapes(self.model, data_prop=True)
             self._read_types()
             added = self._apply_rules()
+            added = self._apply_expressions() or added
             if not (self._auto_merge and self._merge()) and not added:
-                return
+                break
+        for dim in self._found_dims():
+            if not dim.HasField("dim_value") and not dim.dim_param:
+                dim.dim_param = self._symbol()
 
     def known(self, name: str) -> Known:
         """Returns element type and dimensions of a value, None if its shape is unknown."""
@@ -134,6 +178,55 @@ class _Inference:
                     added = True
         return added
 
+    def _apply_expressions(self) -> bool:
+        """Writes the sizes that nodes compute; returns whether there were any new ones."""
+        if importlib.util.find_spec("sympy") is None:
+            return False
+        changed = False
+        values = SymbolicValues(self.model.graph, self)
+        for node in self.model.graph.node:
+            dims = values.visit(node)
+            if dims is None:
+                continue
+            name, known = node.output[0], self.known(node.output[0])
+            if known is None:
+                proto = self._types.get(name)
+                first = self._types.get(node.input[0]) if node.input else None
+                kind = next((p.tensor_type.elem_type for p in (proto, first) if p is not None), 0)
+                if kind and node.op_type in _SAME_TYPE:
+                    self._add(name, (kind, dims))
+                    changed = True
+            elif len(known[1]) == len(dims):
+                for axis, (old, new) in enumerate(zip(known[1], dims, strict=True)):
+                    is_open = old is None or (isinstance(old, str) and _is_made(old))
+                    if new is not None and is_open:
+                        changed = self._set(name, axis, old, new) or changed
+        if changed:
+            # What was made of the unknown dimensions may be known in the next turn.
+            for dim in self._found_dims():
+                if _is_made(dim.dim_param):
+                    dim.Clear()
+        return changed
+
+    def _set(self, name: str, axis: int, old: Dim, new: Dim) -> bool:
+        """Writes a dimension of a value and all of its name; returns whether it is new."""
+        if old == new or (isinstance(new, str) and _is_made(new)):
+            return False
+        graph = self.model.graph
+        if isinstance(old, str):
+            places = [dim for dim in self._dims() if dim.dim_param == old]
+        else:
+            infos = [info for info in [*graph.output, *graph.value_info] if info.name == name]
+            places = [info.type.tensor_type.shape.dim[axis] for info in infos]
+        for dim in places:
+            if isinstance(new, int):
+                dim.dim_value = new
+            else:
+                dim.dim_param = new
+        if places:
+            self._read_types()
+        return bool(places)
+
     def _add(self, name: str, known: tuple[int, list[Dim]]) -> None:
         """Writes a shape to the model; unknown dimensions get new names."""
         import onnx
@@ -161,6 +254,12 @@ class _Inference:
         graph = self.model.graph
         for values in (graph.input, graph.output, graph.value_info):
             for value in values:
+                yield from value.type.tensor_type.shape.dim
+
+    def _found_dims(self) -> Iterator[onnx.TensorShapeProto.Dimension]:
+        """Yields the dimensions of what nodes write."""
+        for value in [*self.model.graph.value_info, *self.model.graph.output]:
+            if value.type.HasField("tensor_type"):
                 yield from value.type.tensor_type.shape.dim
 
     def _merge(self) -> bool:
@@ -209,6 +308,15 @@ class _Inference:
                 yield from zip(reversed(left[:-2]), reversed(right[:-2]), strict=False)
 
 
+def _name_unknown(found: onnx.ValueInfoProto, declared: onnx.ValueInfoProto) -> None:
+    """Gives dimensions without a name of their own the names that the model declares."""
+    dims = found.type.tensor_type.shape.dim if found.type.HasField("tensor_type") else ()
+    for dim, given in zip(dims, declared.type.tensor_type.shape.dim, strict=False):
+        has_size = dim.HasField("dim_value") or (dim.dim_param and not _is_made(dim.dim_param))
+        if not has_size and given.dim_param:
+            dim.dim_param = given.dim_param
+
+
 def _is_made(name: str) -> bool:
     """Returns whether inference made a name, so that the model's are better."""
     return name.startswith("unk__")
@@ -227,8 +335,10 @@ class SymbolicShapeInference:
     ) -> onnx.ModelProto:
         """Returns a copy of a model that has the shapes of its values in `value_info`.
 
-        Values that stay unknown are named in a log message. Nodes in the bodies of control flow
-        are inferred as far as the package `onnx` does it.
+        Those of the outputs are there as well. A name that the model declares for a dimension of an
+        output gives way to what its node computes. Values that stay unknown are named in a log
+        message. Nodes in the bodies of control flow are inferred as far as the package `onnx` does
+        it.
 
         Args:
             in_mp: the model, which is not changed.
@@ -238,6 +348,9 @@ class SymbolicShapeInference:
             guess_output_rank: gives outputs of unknown operators the rank of the first input.
             verbose: logs what was found if above 0.
 
+        Raises:
+            ValueError: the branches of an If have different types.
+
         Example:
             >>> model = onnx.load("model.onnx")
             >>> inferred = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
@@ -245,6 +358,7 @@ class SymbolicShapeInference:
         """
         import onnx
 
+        _check_branches(in_mp.graph)
         inference = _Inference(in_mp, auto_merge, guess_output_rank)
         inference.run()
         inferred = inference.model.graph
@@ -253,9 +367,9 @@ class SymbolicShapeInference:
         del result.graph.value_info[:]
         result.graph.value_info.extend(inferred.value_info)
         for output, found in zip(result.graph.output, inferred.output, strict=True):
-            # Names that the model declares for its outputs stay.
-            if from_type_proto(output.type) is None:
-                output.type.CopyFrom(found.type)
+            _name_unknown(found, output)
+            output.CopyFrom(found)
+            result.graph.value_info.append(output)
         missing = inference.unknown()
         if missing:
             shown = ", ".join(missing[:5])
