@@ -596,7 +596,7 @@ def test_interrupt_of_all_threads() -> None:
     seconds(400)
     n = int(1000 * (4 / seconds(1000)) ** (1 / 3))
     interrupt(.5)
-    print(seconds(min(n, 9000)) < 1.5)
+    print(seconds(min(n, 9000)) < 3)
     """
     check_script(Gives("True"), interrupted(code.strip()))
 
