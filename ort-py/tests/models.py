@@ -426,6 +426,22 @@ def cast(source: str = "float", target: str = "float16") -> onnx.ModelProto:
 
 
 @_model
+def logic(operator: str) -> onnx.ModelProto:
+    """a [n], b [n] of bool -> y, what an operator makes of both."""
+    node = helper.make_node(operator, ["a", "b"], ["y"], name="logic")
+    inputs = [tensor(name, "bool", ["n"]) for name in "ab"]
+    return make([node], inputs, [tensor("y", "bool", ["n"])])
+
+
+@_model
+def scatter_bools(reduction: str) -> onnx.ModelProto:
+    """a [n] of bool, i [k], b [k] of bool -> y, a with each of b joined to the element at i."""
+    node = helper.make_node("ScatterElements", ["a", "i", "b"], ["y"], name="scatter", reduction=reduction)
+    inputs = [tensor("a", "bool", ["n"]), tensor("i", "int64", ["k"]), tensor("b", "bool", ["k"])]
+    return make([node], inputs, [tensor("y", "bool", ["n"])])
+
+
+@_model
 def concat_strings() -> onnx.ModelProto:
     """a [n], b [n] of strings -> y, each of a followed by that of b."""
     return make(
@@ -539,12 +555,12 @@ def dict_vectorizer(key: str = "string", value: str = "float") -> onnx.ModelProt
 
 
 @_model
-def zip_map(key: str = "string") -> onnx.ModelProto:
-    """x [n, 3] -> y, a sequence of maps with keys a, b, c (or 10, 20, 30)."""
+def zip_map(key: str = "string", labels: Sequence[object] = ()) -> onnx.ModelProto:
+    """x [n, 3] -> y, a sequence of maps with keys a, b, c (or 10, 20, 30), or with these labels."""
     if key == "string":
-        keys: dict[str, object] = {"classlabels_strings": ["a", "b", "c"]}
+        keys: dict[str, object] = {"classlabels_strings": list(labels or "abc")}
     else:
-        keys = {"classlabels_int64s": [10, 20, 30]}
+        keys = {"classlabels_int64s": list(labels or (10, 20, 30))}
     node = helper.make_node("ZipMap", ["x"], ["y"], name="zip", domain="ai.onnx.ml", **keys)
     inner = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
     made = helper.make_map_type_proto(ELEMENT_TYPES[key], inner)

@@ -160,8 +160,14 @@ fn widened((from, to): (DType, DType), source: &[u8], target: &mut [u8]) -> bool
         target.iter_mut().zip(source).for_each(|(target, &x)| *target = x.as_());
         true
     }
-    // A boolean is a byte of 0 or 1, so it converts like `u8`.
-    let from = if from == DType::Bool { DType::U8 } else { from };
+    // Any byte but 0 is true: callers view bytes of other libraries as booleans.
+    if from == DType::Bool {
+        return for_each_type!(to in [F32, F64, I32, I64], D => {
+            let Some((source, target)) = slices::<u8, D>(source, target) else { return false };
+            target.iter_mut().zip(source).for_each(|(target, &x)| *target = u8::from(x != 0).as_());
+            true
+        }, else => false);
+    }
     if matches!(from, DType::F32 | DType::F64) {
         return for_each_type!(from in [F32, F64], S => for_each_type!(to in [F32, F64], D => {
             each::<S, D>(source, target)

@@ -48,9 +48,9 @@ cpu_kernels![
         make: |_| Ok(Box::new(WithHeap { bound: places, run: equal_strings })),
         ..KernelDef::BASE
     },
-    logic("And", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a & b)))),
-    logic("Or", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a | b)))),
-    logic("Xor", |_| Ok(logic_kernel(|a, b, out| zip(a, b, out, |a, b| a ^ b)))),
+    logic("And", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a & b)))),
+    logic("Or", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a | b)))),
+    logic("Xor", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a != b)))),
     KernelDef {
         op: "Not",
         in_place: &[(0, 0)],
@@ -78,9 +78,14 @@ fn comparison_function<T: Copy + PartialOrd>(comparison: Comparison) -> ZipBlock
 fn make_comparison(cx: &mut CompileCx<'_>, comparison: Comparison) -> Result<Box<dyn Executable>> {
     let unknown = || error!(Fail, "a comparison has no type");
     let dtype = cx.node.dtype(0).ok_or_else(unknown)?;
-    // Booleans are bytes of 0 and 1, which compare the same way.
     if dtype == DType::Bool {
-        return Ok(comparison_kernel::<u8>(comparison));
+        return Ok(logic_kernel(match comparison {
+            Comparison::Equal => |a, b, out| zip_bools(a, b, out, |a, b| a == b),
+            Comparison::Less => |a, b, out| zip_bools(a, b, out, |a, b| !a & b),
+            Comparison::LessOrEqual => |a, b, out| zip_bools(a, b, out, |a, b| !a | b),
+            Comparison::Greater => |a, b, out| zip_bools(a, b, out, |a, b| a & !b),
+            Comparison::GreaterOrEqual => |a, b, out| zip_bools(a, b, out, |a, b| a | !b),
+        }));
     }
     for_each_type!(dtype in NUMERIC, T => Ok(comparison_kernel::<T>(comparison)), else => Err(unknown()))
 }
@@ -88,6 +93,12 @@ fn make_comparison(cx: &mut CompileCx<'_>, comparison: Comparison) -> Result<Box
 fn comparison_kernel<T: Pod + PartialOrd + Send + Sync>(comparison: Comparison) -> Box<dyn Executable> {
     let function = comparison_function::<T>(comparison);
     Box::new(move |cx: &mut RunCx<'_>| run_zip::<T, T, u8>(cx, function))
+}
+
+/// Combines booleans. Any byte but 0 is true: callers view bytes of other libraries as booleans.
+#[inline(always)]
+fn zip_bools(a: Block<'_, u8>, b: Block<'_, u8>, out: &mut [u8], function: impl Fn(bool, bool) -> bool) {
+    zip(a, b, out, |a, b| u8::from(function(a != 0, b != 0)));
 }
 
 fn logic_kernel(function: ZipBlock<u8, u8, u8>) -> Box<dyn Executable> {

@@ -275,7 +275,11 @@ fn reduce_bools(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Res
         interrupt::copy(data, to);
     }
     let is_or = matches!(reduction, Reduction::Add | Reduction::Max);
-    let meet = |to: &mut u8, update: u8| if is_or { *to |= update } else { *to &= update };
+    // Any byte but 0 is true.
+    let meet = |to: &mut u8, update: u8| {
+        let (old, new) = (*to != 0, update != 0);
+        *to = u8::from(if is_or { old | new } else { old & new });
+    };
     match target {
         Target::Elements(axis) => scatter_elements((shape, to), (indices, updates), axis, meet),
         Target::Tuples => scatter_tuples((shape, to), (indices, updates), meet),
