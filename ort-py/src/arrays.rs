@@ -76,6 +76,19 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     Tensor::from_bytes(dtype, &shape, bytes).or_raise(py)
 }
 
+/// Reads an array as [`tensor_of`] does, and returns the memory that is shared, if it is.
+pub(crate) fn tensor_and_memory(array: &Bound<'_, PyUntypedArray>) -> PyResult<(Tensor, Option<HostMemory>)> {
+    let descr = array.dtype();
+    let dtype = dtypes::of_descr(&descr)?.ok_or_else(|| dtypes::unknown(&descr))?;
+    if dtype == DType::String || dtype.bits().is_some_and(|bits| bits < 8) {
+        return Ok((tensor_of(array)?, None));
+    }
+    let array = readable(array)?;
+    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    let memory = HostMemory::of_array(&array);
+    Ok((memory.tensor(array.py(), dtype, &shape)?, Some(memory)))
+}
+
 /// Keeps a Python object alive from any thread.
 pub(crate) struct Owner(Option<Py<PyAny>>);
 
@@ -383,7 +396,17 @@ impl HostMemory {
     /// tensors or arrays share the reference to it: the collector takes each visit for a reference,
     /// and would free the object under them.
     pub(crate) fn own_object(&self) -> Option<&Py<PyAny>> {
-        self.owner.object().filter(|_| Arc::strong_count(&self.owner) == 1)
+        self.object().filter(|_| Arc::strong_count(&self.owner) == 1)
+    }
+
+    /// The Python object that keeps the memory alive, whatever shares the reference to it.
+    pub(crate) fn object(&self) -> Option<&Py<PyAny>> {
+        self.owner.object()
+    }
+
+    /// The same memory, kept alive by a Python object that owns it.
+    pub(crate) fn lent_by(&self, owner: Py<PyAny>) -> HostMemory {
+        HostMemory { owner: Arc::new(Owner::of(owner)), ..self.clone() }
     }
 
     pub(crate) fn data(&self) -> *mut u8 {

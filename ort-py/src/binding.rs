@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use ort_runtime::ir::ValueType;
 use ort_runtime::{
-    DType, DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, TensorBuffer,
-    Value, ValueSpec, tensor,
+    DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, Value, ValueSpec,
 };
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -14,13 +13,13 @@ use pyo3::types::{PyDict, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::arrays::HostMemory;
+use crate::bound::{at_pointer, buffer_of, lasting_value_of, value_and_memory};
 use crate::cancel::{detached, enter, interruptibly};
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
-use crate::dtypes;
 use crate::error::{OrRaise, exception, raised, text_of};
 use crate::mismatch;
-use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue, sizes_of};
+use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue};
 use crate::ort_value_vector::OrtValueVector;
 use crate::session::{InferenceSession, TERMINATED};
 
@@ -36,6 +35,8 @@ pub(crate) struct SessionIOBinding {
     binds_all: bool,
     /// Bound inputs by name.
     inputs: BTreeMap<String, Value>,
+    /// The memory of bound inputs that Python objects keep alive, by name.
+    lent: BTreeMap<String, HostMemory>,
     /// The callers' host memory of outputs, by name.
     targets: BTreeMap<String, HostTensor>,
     /// Outputs that are written to the memory of an input, with its name.
@@ -70,6 +71,7 @@ impl SessionIOBinding {
         let done = bound.and_then(|()| self.run(py, session, options));
         for name in replaced {
             self.inputs.remove(&name);
+            self.lent.remove(&name);
             self.misfits.remove(&name);
             self.binding.unbind_input(&name).or_raise(py)?;
         }
@@ -90,7 +92,7 @@ impl SessionIOBinding {
             })?;
             let value = any_value_of(&name, &spec.ty, &value)?;
             replaced.push(name);
-            self.set_input(py, &spec, value)?;
+            self.set_input(py, &spec, value, None)?;
         }
         Ok(())
     }
@@ -252,12 +254,23 @@ impl SessionIOBinding {
         Ok(())
     }
 
-    /// Binds an input to a value, unless it does not fit.
-    fn set_input(&mut self, py: Python<'_>, spec: &ValueSpec, value: Value) -> PyResult<()> {
+    /// Binds an input to a value, unless it does not fit. `memory` is the value's, if a Python
+    /// object keeps it alive.
+    fn set_input(
+        &mut self,
+        py: Python<'_>,
+        spec: &ValueSpec,
+        value: Value,
+        memory: Option<HostMemory>,
+    ) -> PyResult<()> {
         self.is_ready = false;
         self.misfits.remove(&spec.name);
         self.part_from(py, &spec.name)?;
         self.inputs.insert(spec.name.clone(), value.clone());
+        match memory {
+            Some(memory) => self.lent.insert(spec.name.clone(), memory),
+            None => self.lent.remove(&spec.name),
+        };
         match mismatch::of_value(&spec.name, &spec.ty, &value) {
             Some(problem) => {
                 self.misfits.insert(spec.name.clone(), problem);
@@ -305,29 +318,6 @@ impl SessionIOBinding {
     }
 }
 
-/// Returns a tensor that runs write in the memory of a caller.
-fn buffer_of(py: Python<'_>, host: &HostTensor) -> PyResult<TensorBuffer> {
-    TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)
-}
-
-/// Reads element type and sizes that a caller gives with a pointer.
-fn at_pointer(
-    py: Python<'_>,
-    element_type: &Bound<'_, PyAny>,
-    shape: &[i64],
-    pointer: usize,
-) -> PyResult<HostTensor> {
-    let (dtype, shape) = (dtypes::named(py, element_type)?, sizes_of(shape)?);
-    if dtype == DType::String {
-        return Err(PyRuntimeError::new_err("Only binding non-string Tensors is currently supported"));
-    }
-    let len = tensor::byte_count(dtype, &shape).or_raise(py)?;
-    if pointer == 0 && len > 0 {
-        return Err(exception(py, ErrorKind::InvalidArgument, "the address of the memory is 0"));
-    }
-    Ok(HostTensor { dtype, shape, memory: HostMemory::at(pointer, len) })
-}
-
 #[pymethods]
 impl SessionIOBinding {
     #[new]
@@ -342,6 +332,7 @@ impl SessionIOBinding {
             order: Vec::new(),
             binds_all: false,
             inputs: BTreeMap::new(),
+            lent: BTreeMap::new(),
             targets: BTreeMap::new(),
             in_place: BTreeMap::new(),
             copied: BTreeSet::new(),
@@ -351,11 +342,16 @@ impl SessionIOBinding {
         })
     }
 
-    /// Shows the garbage collector what the binding keeps alive, apart from memory that it shares
-    /// with values and runs.
+    /// Shows the garbage collector what the binding keeps alive: each reference of its own once.
+    ///
+    /// The engine's tensors share the references to the owners of memory, and the engine gives none
+    /// of these tensors away, except in sequences. Those keep the memory valid, whatever the
+    /// collector does to its owner.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.owner)?;
-        self.order.iter().try_for_each(|(_, given)| visit.call(given))
+        self.order.iter().try_for_each(|(_, given)| visit.call(given))?;
+        let of_targets = self.targets.values().map(|target| &target.memory);
+        self.lent.values().chain(of_targets).try_for_each(|memory| visit.call(memory.object()))
     }
 
     fn __clear__(&mut self) {
@@ -376,16 +372,16 @@ impl SessionIOBinding {
     ) -> PyResult<()> {
         let _call = enter(source.py());
         let py = source.py();
-        let (spec, value) = match (element_type, shape, pointer) {
+        let (spec, value, memory) = match (element_type, shape, pointer) {
             (Some(element_type), Some(shape), Some(pointer)) => {
                 require_host(Some(source))?;
                 let spec = self.input(py, name, "Failed to find input name in the mapping")?;
                 let host = at_pointer(py, element_type, &shape, pointer)?;
-                (spec, Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?))
+                (spec, Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?), None)
             }
             (None, None, None) => {
                 let spec = self.input(py, name, "Failed to find NodeArg with name")?;
-                let value = any_value_of(name, &spec.ty, source).map_err(|problem| {
+                let (value, memory) = lasting_value_of(&spec, source).map_err(|problem| {
                     // Ctrl-C and the like are no fault of the object.
                     if !problem.is_instance_of::<PyException>(py) {
                         return problem;
@@ -393,11 +389,11 @@ impl SessionIOBinding {
                     let text = "Unable to create OrtValue from the given python object";
                     PyRuntimeError::new_err(format!("{text}: {}", problem.value(py)))
                 })?;
-                (spec, value)
+                (spec, value, memory)
             }
             _ => return Err(PyTypeError::new_err("give element type, shape and address together")),
         };
-        self.set_input(py, &spec, value)
+        self.set_input(py, &spec, value, memory)
     }
 
     /// Binds an input to a value.
@@ -407,7 +403,8 @@ impl SessionIOBinding {
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_input() takes an OrtValue"))?;
         let spec = self.input(py, name, "Failed to find input name in the mapping")?;
-        self.set_input(py, &spec, value.get().value(py)?)
+        let (value, memory) = value_and_memory(&value)?;
+        self.set_input(py, &spec, value, memory)
     }
 
     /// Binds an output to the memory of a device, or to memory at an address: (name, device), or
@@ -446,7 +443,10 @@ impl SessionIOBinding {
         let value = OrtValue::inside(value)?
             .ok_or_else(|| PyTypeError::new_err("bind_ortvalue_output() takes an OrtValue"))?;
         let target = match value.get().host() {
-            Some(host) => self.target(py, name, host)?,
+            Some(host) => {
+                let memory = host.memory.lent_by(value.clone().into_any().unbind());
+                self.target(py, name, &HostTensor { memory, ..host.clone() })?
+            }
             None => match value.get().device() {
                 Some(device) => {
                     self.targets.remove(name);
@@ -467,6 +467,7 @@ impl SessionIOBinding {
         for name in std::mem::take(&mut self.inputs).into_keys() {
             self.misfits.remove(&name);
         }
+        self.lent.clear();
         self.in_place.clear();
     }
 
@@ -553,7 +554,7 @@ impl SessionIOBinding {
                 self.binding.bind_output(name, target).or_raise(py)?;
             }
         } else {
-            self.misfits.insert(name.to_owned(), format!("Invalid output name:{name}"));
+            self.misfits.insert(name.to_owned(), format!("Invalid output name: {name}"));
         }
         match self.order.iter_mut().find(|(other, _)| other == name) {
             Some((_, value)) => *value = given,

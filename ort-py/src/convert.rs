@@ -50,7 +50,7 @@ pub(crate) fn any_value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>)
 }
 
 /// Puts a value for an optional input into an optional.
-fn in_optional(ty: &ValueType, value: Value) -> Value {
+pub(crate) fn in_optional(ty: &ValueType, value: Value) -> Value {
     match (ty, &value) {
         (ValueType::Optional(_), Value::Optional(_)) => value,
         (ValueType::Optional(_), _) => optional(ty, Some(value)),

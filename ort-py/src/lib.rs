@@ -6,6 +6,7 @@
 
 mod arrays;
 mod binding;
+mod bound;
 mod build;
 mod cancel;
 mod check;

@@ -1,0 +1,60 @@
+//! What callers bind: values and memory, and who keeps the memory alive.
+
+use numpy::PyUntypedArray;
+use ort_runtime::{DType, ErrorKind, TensorBuffer, Value, ValueSpec, tensor};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::arrays::{HostMemory, tensor_and_memory};
+use crate::convert::{any_value_of, in_optional};
+use crate::dtypes;
+use crate::error::{OrRaise, exception};
+use crate::ort_value::{HostTensor, OrtValue, sizes_of};
+
+/// Returns a tensor that runs write in the memory of a caller.
+pub(crate) fn buffer_of(py: Python<'_>, host: &HostTensor) -> PyResult<TensorBuffer> {
+    TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)
+}
+
+/// Reads what a caller gives for an input, and returns the memory that a Python object keeps alive.
+pub(crate) fn lasting_value_of(
+    spec: &ValueSpec,
+    source: &Bound<'_, PyAny>,
+) -> PyResult<(Value, Option<HostMemory>)> {
+    if let Ok(array) = source.cast::<PyUntypedArray>() {
+        let (tensor, memory) = tensor_and_memory(array)?;
+        return Ok((in_optional(&spec.ty, Value::Tensor(tensor)), memory));
+    }
+    if let Some(value) = OrtValue::inside(source)? {
+        let (value, memory) = value_and_memory(&value)?;
+        return Ok((in_optional(&spec.ty, value), memory));
+    }
+    Ok((any_value_of(&spec.name, &spec.ty, source)?, None))
+}
+
+/// Returns what a run reads of a value. Memory of the host is then kept alive by the value, so that
+/// the garbage collector follows the reference through it.
+pub(crate) fn value_and_memory(value: &Bound<'_, OrtValue>) -> PyResult<(Value, Option<HostMemory>)> {
+    let py = value.py();
+    let Some(host) = value.get().host() else { return Ok((value.get().value(py)?, None)) };
+    let memory = host.memory.lent_by(value.clone().into_any().unbind());
+    Ok((Value::Tensor(memory.tensor(py, host.dtype, &host.shape)?), Some(memory)))
+}
+
+/// Reads element type and sizes that a caller gives with a pointer.
+pub(crate) fn at_pointer(
+    py: Python<'_>,
+    element_type: &Bound<'_, PyAny>,
+    shape: &[i64],
+    pointer: usize,
+) -> PyResult<HostTensor> {
+    let (dtype, shape) = (dtypes::named(py, element_type)?, sizes_of(shape)?);
+    if dtype == DType::String {
+        return Err(PyRuntimeError::new_err("Only binding non-string Tensors is currently supported"));
+    }
+    let len = tensor::byte_count(dtype, &shape).or_raise(py)?;
+    if pointer == 0 && len > 0 {
+        return Err(exception(py, ErrorKind::InvalidArgument, "the address of the memory is 0"));
+    }
+    Ok(HostTensor { dtype, shape, memory: HostMemory::at(pointer, len) })
+}
