@@ -208,17 +208,19 @@ fn map_of(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> {
 /// Reads keys; the first one decides of which type all are.
 fn map_keys(name: &str, keys: &Bound<'_, PyList>) -> PyResult<MapKeys> {
     let first = keys.get_item(0)?;
+    let expected = if first.is_instance_of::<PyString>() { "string" } else { "int64_t" };
     let unexpected = |key: &Bound<'_, PyAny>| {
         let class = key.get_type();
         PyRuntimeError::new_err(format!(
-            "Unexpected key type  {class}, it cannot be linked to C type of the others for input '{name}'."
+            "Unexpected key type  {class}, it cannot be linked to C type {expected} for input '{name}'."
         ))
     };
     if first.is_instance_of::<PyString>() {
         let texts = keys.iter().map(|key| key.extract().map_err(|_| unexpected(&key)));
         return Ok(MapKeys::Strings(texts.collect::<PyResult<_>>()?));
     }
-    if first.extract::<i64>().is_err() {
+    // A number that is no int of 64 bits is an unexpected key, as of an int map.
+    if first.extract::<i64>().is_err() && !first.hasattr(intern!(first.py(), "__float__"))? {
         let text = format!("Key type must be int or string (not {}) for input '{name}'.", first.get_type());
         return Err(PyRuntimeError::new_err(text));
     }
@@ -288,20 +290,29 @@ pub(crate) fn object_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
     }
 }
 
-/// A map of scalars becomes a dict of Python's numbers.
+/// A map of scalars becomes a dict of Python's numbers. Its keys are sorted, as onnxruntime's are:
+/// programs make tables of such dicts, whose columns follow the order of the first.
 fn dict_of<'py>(py: Python<'py>, map: &MapValue) -> PyResult<Bound<'py, PyAny>> {
-    let keys = match &map.keys {
-        MapKeys::Ints(_, keys) => PyList::new(py, keys)?,
-        MapKeys::Strings(keys) => PyList::new(py, keys)?,
+    let (keys, order) = match &map.keys {
+        MapKeys::Ints(_, keys) => (PyList::new(py, keys)?, sorted_places(keys)),
+        MapKeys::Strings(keys) => (PyList::new(py, keys)?, sorted_places(keys)),
     };
     let values = object_of(py, &map.values)?;
     let values = match values.cast::<PyUntypedArray>() {
         Ok(array) => array.call_method0(intern!(py, "tolist"))?,
         Err(_) => values,
     };
-    let dict = PyDict::new(py);
-    for (key, value) in keys.iter().zip(values.cast::<PyList>()?.iter()) {
-        dict.set_item(key, value)?;
+    let (values, dict) = (values.cast::<PyList>()?, PyDict::new(py));
+    for place in order {
+        dict.set_item(keys.get_item(place)?, values.get_item(place)?)?;
     }
     Ok(dict.into_any())
+}
+
+/// Returns the places of keys in ascending order of the keys.
+fn sorted_places<T: Ord>(keys: &[T]) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..keys.len()).collect();
+    // Stable: of equal keys the last one counts.
+    places.sort_by_key(|place| keys.get(*place));
+    places
 }

@@ -170,6 +170,7 @@ mod onnxruntime_pybind11_state {
     #[pyfunction]
     fn get_build_info() -> String {
         let linked: Vec<&str> = ort_runtime::ep::providers().iter().map(|provider| provider.name()).collect();
-        format!("ort-runtime {}, providers: {}", env!("CARGO_PKG_VERSION"), linked.join(", "))
+        // Programs look for these words.
+        format!("ORT Build Info: ort-runtime {}, providers: {}", env!("CARGO_PKG_VERSION"), linked.join(", "))
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use ort_runtime::dim::Dim;
-use ort_runtime::ir::ValueType;
+use ort_runtime::ir::{Graph, Node, ValueType};
 use ort_runtime::onnx::{DeclaredShapes, DeclaredSize};
 use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
@@ -116,12 +116,27 @@ pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bo
 
 /// Returns which provider runs which nodes: one `OrtEpAssignedSubgraph` for each provider and each
 /// run of nodes that follow each other on it.
-pub(crate) fn assigned_subgraphs<'py>(py: Python<'py>, session: &Session) -> PyResult<Bound<'py, PyList>> {
+///
+/// If the CPU runs all of them, each node of the model has a subgraph of its own, as in onnxruntime.
+/// Otherwise they are the nodes that rewrites made, which is what the providers are given.
+pub(crate) fn assigned_subgraphs<'py>(
+    py: Python<'py>,
+    model: &Model,
+    session: &Session,
+) -> PyResult<Bound<'py, PyList>> {
     let module = py.import("ort_runtime.capi._metadata")?;
     let (node_class, subgraph_class) =
         (module.getattr("OrtEpAssignedNode")?, module.getattr("OrtEpAssignedSubgraph")?);
     let list = PyList::empty(py);
-    for group in session.placement().chunk_by(|node, next| node.provider == next.provider) {
+    let placement = session.placement();
+    if placement.iter().all(|node| name_of(node.provider) == CPU) {
+        for node in nodes_of(model.graph()) {
+            let made = node_class.call1((&*node.name, node.spec.domain, node.spec.name))?;
+            list.append(subgraph_class.call1((CPU, PyList::new(py, [made])?))?)?;
+        }
+        return Ok(list);
+    }
+    for group in placement.chunk_by(|node, next| node.provider == next.provider) {
         let nodes = PyList::empty(py);
         for node in group {
             let (domain, operator) = node.operator.rsplit_once('.').unwrap_or(("", &node.operator));
@@ -131,6 +146,16 @@ pub(crate) fn assigned_subgraphs<'py>(py: Python<'py>, session: &Session) -> PyR
         list.append(subgraph_class.call1((provider, nodes))?)?;
     }
     Ok(list)
+}
+
+/// Returns the nodes of a graph, those in the subgraphs of a node before it.
+fn nodes_of(graph: &Graph) -> Vec<&Node> {
+    let mut nodes = Vec::new();
+    for node in &graph.nodes {
+        nodes.extend(node.subgraphs.iter().flat_map(|subgraph| nodes_of(&subgraph.graph)));
+        nodes.push(node);
+    }
+    nodes
 }
 
 /// Returns a list of `OrtMemoryInfo`: runs take values from the host's memory and give them there.

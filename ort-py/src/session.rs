@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::OptionalValue;
-use ort_runtime::{ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
+use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
@@ -17,7 +17,7 @@ use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
 use crate::cancel::{CancelToken, detached, enter, interruptibly};
 use crate::convert::{apart_from_inputs, object_of, value_of};
-use crate::device::memory_of;
+use crate::device::{describe, kind as device_kind, memory_of};
 use crate::dtypes;
 use crate::error::{OrRaise, exception, load_cancelled, raised};
 use crate::metadata::{assigned_subgraphs, memory_infos, model_metadata, node_args};
@@ -327,7 +327,8 @@ impl InferenceSession {
         }
     }
 
-    /// Makes a tensor in the memory of one of the session's devices.
+    /// Makes a tensor in the memory of one of the session's devices. Raises RuntimeError if the
+    /// session has no such device.
     fn create_ortvalue_from_shape_and_type(
         &self,
         py: Python<'_>,
@@ -338,13 +339,17 @@ impl InferenceSession {
         let _call = enter(py);
         let session = &self.built(py)?.session;
         let (memory, dtype) = (memory_of(session, device)?, dtypes::named(py, element_type)?);
+        if memory == DeviceId::HOST && device_kind(device)? != 0 {
+            let text = format!("No session allocator found for {}", describe(device)?);
+            return Err(PyRuntimeError::new_err(text));
+        }
         OrtValue::in_memory(py, session, memory, dtype, &sizes_of(&shape)?)
     }
 
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
-        assigned_subgraphs(py, &self.built(py)?.session)
+        assigned_subgraphs(py, &self.model, &self.built(py)?.session)
     }
 
     /// The inputs without a default, as `NodeArg`.

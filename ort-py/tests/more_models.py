@@ -46,6 +46,10 @@ MODELS: dict[str, str] = {
     "reshape": "reshape (float[n,3] x, int64[k] s) => (float[m] y) { y = Reshape(x, s) }",
     "wide": "wide (float[n,1000] x) => (float[n,1000] y)"
     " { a = Mul(x, x)\n b = Exp(a)\n c = Add(a, b)\n y = Sub(c, a) }",
+    "branches": """branches (bool c, float[n] x) => (float[n] y) {
+        y = If(c)
+            <then_branch = yes () => (float[n] a) { a = Relu(x) },
+             else_branch = no () => (float[n] b) { b = Neg(x) }> }""",
     "loop": """loop (int64 n, float[2] x) => (float[2] y) {
         go = Constant<value = bool {1}>()
         y = Loop(n, go, x)

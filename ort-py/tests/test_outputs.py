@@ -44,6 +44,11 @@ def one(name: str = "scale", x: np.ndarray | None = None) -> np.ndarray:
     return session(name).run(None, {"x": f32(1, 2) if x is None else x})[0]
 
 
+def zipped(key: str, labels: tuple[Any, ...]) -> dict[Any, float]:
+    """The dict that a classifier with these labels gives for the numbers 1, 2, 3."""
+    return session("zip_map", key, labels).run(None, {"x": f32(1, 2, 3).reshape(1, 3)})[0][0]
+
+
 @table(
     "read, expected",
     [
@@ -80,11 +85,14 @@ def one(name: str = "scale", x: np.ndarray | None = None) -> np.ndarray:
             lambda: type(next(iter(session("zip_map", "int64").run(None, {"x": np.ones((1, 3), np.float32)})[0][0]))) is int,
             Gives(True),
         ),
+        case("keys_sorted", lambda: list(zipped("string", ("c", "a", "b"))), Gives(["a", "b", "c"])),
+        case("int_keys_sorted", lambda: zipped("int64", (5, -1, 3)), Gives({-1: 2.0, 3: 3.0, 5: 1.0})),
+        case("upper_case_first", lambda: list(zipped("string", ("b", "é", "B"))), Gives(["B", "b", "é"])),
         case("empty", lambda: one(x=f32()), Gives(f32())),
     ],
 )
 def test_form(read: Callable[[], Any], expected: Any) -> None:
-    """The form of a returned array."""
+    """The form of a returned array or dict."""
     check(expected, read)
 
 

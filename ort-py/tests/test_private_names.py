@@ -141,6 +141,19 @@ def test_assignment(ort: ModuleType):
     assert [(n.domain, n.op_type) for n in part.get_nodes()] == [("", "Mul")]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [row("chain", "chain", ["Mul", "Relu"]), row("branches", "branches", ["Relu", "Neg", "If"])],
+)
+def test_assignment_of_each_node(ort: ModuleType, name: str, expected: list[str]):
+    """Nodes of the model, whatever they are fused to, those of branches before theirs."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    parts = session(ort, name, options).get_provider_graph_assignment_info()
+    assert {part.ep_name for part in parts} == {"CPUExecutionProvider"}
+    assert [[node.op_type for node in part.get_nodes()] for part in parts] == [[op] for op in expected]
+
+
 NAMES = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 CUDA, CPU = NAMES
 
