@@ -18,6 +18,7 @@ use crate::convert::object_of;
 use crate::device::require_host;
 use crate::error::OrRaise;
 use crate::metadata::type_text;
+use crate::sparse::SparseTensor;
 use crate::{dlpack, dtypes};
 
 /// A tensor in host memory that is read and written where it is.
@@ -39,6 +40,8 @@ enum Held {
     Nothing,
     /// Memory of a device that runs write to, kept by the session whose device it is.
     Device(DeviceTensor),
+    /// A sparse tensor in the format that it was given in.
+    Sparse(Box<SparseTensor>),
 }
 
 /// What is wrong before a binding has run.
@@ -144,6 +147,7 @@ impl OrtValue {
             Held::Host(host) => Ok(Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)),
             Held::Value(value) => Ok(value.clone()),
             Held::Device(device) => device.value(py),
+            Held::Sparse(sparse) => Ok(Value::Sparse(sparse.inner().clone())),
             Held::Nothing => Err(PyRuntimeError::new_err(NOT_COMPUTED)),
         }
     }
@@ -186,10 +190,13 @@ impl OrtValue {
         match self.value(py)? {
             Value::Tensor(tensor) => Ok(tensor),
             other => {
+                let supported = match what {
+                    "shape()" | "device_name()" => "Tensors/SparseTensors are currently supported",
+                    "numpy()" => "Tensors are convertible to Numpy objects",
+                    _ => "Tensors are currently supported",
+                };
                 let kind = other.kind_name();
-                Err(PyRuntimeError::new_err(format!(
-                    "Only OrtValues that are Tensors/SparseTensors are currently supported: {what} of a {kind}"
-                )))
+                Err(PyRuntimeError::new_err(format!("Only OrtValues that are {supported}: {what} of {kind}")))
             }
         }
     }
@@ -386,6 +393,7 @@ impl OrtValue {
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         match &self.0 {
             Held::Host(host) => PyList::new(py, &host.shape),
+            Held::Sparse(sparse) => PyList::new(py, sparse.inner().shape.iter()),
             Held::Value(Value::Sparse(sparse)) => PyList::new(py, sparse.shape.iter()),
             _ => PyList::new(py, self.tensor(py, "shape()")?.shape()),
         }
@@ -432,7 +440,7 @@ impl OrtValue {
 
     /// Whether it is a sparse tensor.
     fn is_sparse_tensor(&self) -> bool {
-        matches!(&self.0, Held::Value(Value::Sparse(_)))
+        matches!(&self.0, Held::Sparse(_) | Held::Value(Value::Sparse(_)))
     }
 
     /// Whether it is a sequence of tensors.
@@ -470,7 +478,8 @@ impl OrtValue {
         let is_alike = from.dtype() == host.dtype;
         if !is_alike || !from.bytes().is_some_and(|bytes| host.memory.fill(bytes)) {
             return Err(PyRuntimeError::new_err(format!(
-                "The size of numpy arrays does not match the size of the OrtValue: {} {:?}, expected {} {:?}",
+                "The input size of numpy arrays does not match the size of the OrtValue: {} {:?}, \
+                 expected {} {:?}",
                 dtypes::type_name(from.dtype()),
                 from.shape(),
                 dtypes::type_name(host.dtype),
@@ -482,15 +491,18 @@ impl OrtValue {
 
     /// Wraps a sparse tensor.
     #[staticmethod]
-    fn ort_value_from_sparse_tensor(sparse: &Bound<'_, crate::sparse::SparseTensor>) -> OrtValue {
-        OrtValue::of(Value::Sparse(sparse.get().inner().clone()))
+    fn ort_value_from_sparse_tensor(sparse: &Bound<'_, SparseTensor>) -> OrtValue {
+        OrtValue(Held::Sparse(Box::new(sparse.get().clone())))
     }
 
     /// Returns the sparse tensor.
-    fn as_sparse_tensor(&self) -> PyResult<crate::sparse::SparseTensor> {
+    fn as_sparse_tensor(&self) -> PyResult<SparseTensor> {
         match &self.0 {
-            Held::Value(Value::Sparse(sparse)) => Ok(crate::sparse::SparseTensor::new(sparse.clone())),
-            _ => Err(PyRuntimeError::new_err("the value is no sparse tensor")),
+            Held::Sparse(sparse) => Ok((**sparse).clone()),
+            Held::Value(Value::Sparse(sparse)) => Ok(SparseTensor::new(sparse.clone())),
+            _ => Err(PyRuntimeError::new_err(
+                "This OrtValue does not contain SparseTensor. Check data_type() value.",
+            )),
         }
     }
 }

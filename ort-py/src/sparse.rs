@@ -1,4 +1,4 @@
-//! `SparseTensor`: the format COO of ONNX, and CSR as callers may give it.
+//! `SparseTensor`: the format COO of ONNX, and CSR and blocks as callers may give them.
 
 use numpy::PyUntypedArray;
 use ort_runtime::{Error, ErrorKind, Tensor, tensor};
@@ -12,15 +12,29 @@ use crate::error::OrRaise;
 
 /// A sparse tensor. Its elements and their places are arrays.
 #[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
+#[derive(Clone)]
 pub(crate) struct SparseTensor {
+    /// What runs read.
     inner: tensor::SparseTensor,
-    /// Column indices and row pointers, if it was given in format CSR.
-    csr: Option<[Tensor; 2]>,
+    given: Given,
+}
+
+/// The format that a sparse tensor was given in, and what COO does not tell of it.
+#[derive(Clone)]
+enum Given {
+    Coo,
+    /// Column indices and row pointers.
+    Csr([Tensor; 2]),
+    /// Blocks of elements, and a column of coordinates for each.
+    Blocks {
+        values: Tensor,
+        indices: Tensor,
+    },
 }
 
 impl SparseTensor {
     pub(crate) fn new(inner: tensor::SparseTensor) -> SparseTensor {
-        SparseTensor { inner, csr: None }
+        SparseTensor { inner, given: Given::Coo }
     }
 
     pub(crate) fn inner(&self) -> &tensor::SparseTensor {
@@ -61,6 +75,27 @@ fn check_places(sparse: &tensor::SparseTensor) -> ort_runtime::Result<()> {
             Err(Error::new(ErrorKind::InvalidArgument, text))
         }
     }
+}
+
+/// Returns the linear places of the elements of blocks, in the order of memory. `blocks` are the
+/// coordinates of each block, counted in blocks of this height and width.
+fn places_of_blocks(shape: [usize; 2], blocks: &[[i32; 2]], [height, width]: [usize; 2]) -> Option<Vec<i64>> {
+    let [rows, columns] = shape;
+    let mut places = Vec::with_capacity(blocks.len() * height * width);
+    for block in blocks {
+        let [top, left] = [usize::try_from(block[0]).ok()?, usize::try_from(block[1]).ok()?];
+        let (top, left) = (top.checked_mul(height)?, left.checked_mul(width)?);
+        let is_inside = top.checked_add(height)? <= rows && left.checked_add(width)? <= columns;
+        for row in (top..top + height).filter(|_| is_inside) {
+            for column in left..left + width {
+                places.push(i64::try_from(row.checked_mul(columns)?.checked_add(column)?).ok()?);
+            }
+        }
+        if !is_inside {
+            return None;
+        }
+    }
+    Some(places)
 }
 
 /// Returns an array that cannot be written.
@@ -139,27 +174,86 @@ impl SparseTensor {
         }
         let inner = tensor::SparseTensor { values, indices, shape };
         check_places(&inner).or_raise(py)?;
-        Ok(SparseTensor { inner, csr: Some(csr) })
+        Ok(SparseTensor { inner, given: Given::Csr(csr) })
+    }
+
+    /// Makes a tensor of two sizes from blocks, [count, height, width], and their coordinates,
+    /// [2, count], counted in blocks.
+    #[staticmethod]
+    fn blocksparse_from_numpy(
+        dense_shape: Vec<usize>,
+        values: &Bound<'_, PyUntypedArray>,
+        indices: &Bound<'_, PyUntypedArray>,
+        device: &Bound<'_, PyAny>,
+    ) -> PyResult<SparseTensor> {
+        crate::device::require_host(Some(device))?;
+        let py = values.py();
+        let (values, indices) = (tensor_of(values)?, tensor_of(indices)?);
+        let refused = |text: String| Err(PyRuntimeError::new_err(text));
+        let &[count, height, width] = values.shape() else {
+            let rank = values.shape().len();
+            return refused(format!("Expecting values to have 3-D shape. Got: {rank}"));
+        };
+        let &[axes, places] = indices.shape() else {
+            let rank = indices.shape().len();
+            return refused(format!("Expecting indices to have 2-D shape. Got: {rank}"));
+        };
+        if places != count {
+            let text = format!("Expecting index blocks: {places} to be equal to values blocks: {count}");
+            return refused(text);
+        }
+        let &[rows, columns] = dense_shape.as_slice() else {
+            return refused(format!("a tensor of blocks has two sizes, not {dense_shape:?}"));
+        };
+        if axes != 2 {
+            return refused(format!("a block has two coordinates, not {axes}"));
+        }
+        let Some(bytes) = values.bytes().cloned() else {
+            return refused("blocks of strings are not supported".to_owned());
+        };
+        let coordinates = indices.to_vec::<i32>().or_raise(py)?;
+        let (tops, lefts) = coordinates.split_at(count);
+        let blocks: Vec<[i32; 2]> = tops.iter().zip(lefts).map(|(top, left)| [*top, *left]).collect();
+        let Some(linear) = places_of_blocks([rows, columns], &blocks, [height, width]) else {
+            return refused(format!("a block is outside of shape {dense_shape:?}"));
+        };
+        let inner = tensor::SparseTensor {
+            values: Tensor::from_bytes(values.dtype(), &[linear.len()], bytes).or_raise(py)?,
+            indices: Tensor::from_slice(&[linear.len()], &linear).or_raise(py)?,
+            shape: dense_shape.into_iter().collect(),
+        };
+        Ok(SparseTensor { inner, given: Given::Blocks { values, indices } })
     }
 
     /// Returns the elements, read-only.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        read_only(py, &self.inner.values)
+        match &self.given {
+            Given::Blocks { values, .. } => read_only(py, values),
+            _ => read_only(py, &self.inner.values),
+        }
     }
 
     /// Returns the places of format COO, read-only.
     fn coo_indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if self.csr.is_some() {
-            return Err(PyRuntimeError::new_err("the sparse tensor is of format CSR, not COO"));
+        match &self.given {
+            Given::Coo => read_only(py, &self.inner.indices),
+            _ => Err(PyRuntimeError::new_err("This sparse tensor does not contain COO format")),
         }
-        read_only(py, &self.inner.indices)
     }
 
     /// Returns column indices and row pointers of format CSR, read-only.
     fn csr_indices<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-        match &self.csr {
-            Some([inner, outer]) => Ok((read_only(py, inner)?, read_only(py, outer)?)),
-            None => Err(PyRuntimeError::new_err("the sparse tensor is of format COO, not CSR")),
+        match &self.given {
+            Given::Csr([inner, outer]) => Ok((read_only(py, inner)?, read_only(py, outer)?)),
+            _ => Err(PyRuntimeError::new_err("This sparse tensor does not contain CSR(C) format")),
+        }
+    }
+
+    /// Returns the coordinates of blocks, a column for each, read-only.
+    fn block_indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.given {
+            Given::Blocks { indices, .. } => read_only(py, indices),
+            _ => Err(PyRuntimeError::new_err("This sparse tensor does not contain BlockSparse format")),
         }
     }
 
@@ -168,9 +262,26 @@ impl SparseTensor {
         self.inner.shape.to_vec()
     }
 
-    /// Returns 1 for format COO and 2 for CSR.
-    fn format(&self) -> i64 {
-        if self.csr.is_some() { 2 } else { 1 }
+    /// The format, as `OrtSparseFormat`.
+    #[getter]
+    fn format<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let number = match self.given {
+            Given::Coo => 1,
+            Given::Csr(_) => 2,
+            Given::Blocks { .. } => 4,
+        };
+        py.import("ort_runtime.capi._enums")?.getattr("OrtSparseFormat")?.call1((number,))
+    }
+
+    /// The name of the memory: sparse tensors lie in the host's.
+    fn device_name(&self) -> &'static str {
+        "Cpu"
+    }
+
+    /// Raises RuntimeError: sparse tensors stay in host memory.
+    fn to_cuda(&self, device: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _ = device;
+        Err(PyRuntimeError::new_err("Cuda is not available in this build"))
     }
 
     /// Returns the type as text, such as `sparse_tensor(float)`.

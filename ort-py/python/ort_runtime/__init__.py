@@ -16,6 +16,15 @@ from __future__ import annotations
 
 from .capi import onnxruntime_validation
 from .capi._compiler import check, compile
+from .capi._cuda_libraries import (  # noqa: F401
+    _extract_cuda_major_version,
+    _get_cuda_plugin_ep_library_path,
+    _get_cufft_version,
+    _get_nvidia_dll_paths,
+    _get_package_root,
+    _get_package_version,
+    _register_bundled_cuda_plugin_ep,
+)
 from .capi._pybind_state import (
     Budget,
     ExecutionMode,

@@ -291,6 +291,15 @@ class OrtHardwareDevice(Slotted):
     metadata = read_only("metadata", "More about the device, as strings.")
 
 
+def memory_device(memory_info: OrtMemoryInfo) -> OrtDevice:
+    """Returns the device that a place to allocate in belongs to. Raises TypeError."""
+    if not isinstance(memory_info, OrtMemoryInfo):
+        refuse("memory_info", "an OrtMemoryInfo", memory_info)
+    kind = _HOST if memory_info.name == "Cpu" else _GPU
+    mem_type, vendor = memory_info.device_mem_type, memory_info.device_vendor_id
+    return OrtDevice(kind, mem_type, vendor, memory_info.device_id)
+
+
 class OrtSyncStream:
     """A queue of a device's work. Devices here order their own work, so a stream is a name only."""
 

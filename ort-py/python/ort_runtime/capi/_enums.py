@@ -40,6 +40,10 @@ class NativeEnum(IntEnum):
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
+    def __bool__(self) -> bool:
+        # As in onnxruntime, so that `level or default` keeps ORT_DISABLE_ALL.
+        return True
+
 
 class ArenaExtendStrategy(NativeEnum):
     """How an arena grows."""

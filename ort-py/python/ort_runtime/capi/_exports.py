@@ -18,6 +18,7 @@ _MODULES = tuple(
         "_environment",
         "_ep_context",
         "_errors",
+        "_fp4",
         "_logging",
         "_metadata",
         "_option_values",

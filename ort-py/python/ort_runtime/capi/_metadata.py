@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._devices import OrtEpDevice, OrtHardwareDevice
-from ._fields import Slotted, read_only
+from ._fields import Slotted, read_only, str_dict, to_int64, to_str, typed
 
 __all__ = [
     "ModelMetadata",
@@ -42,7 +42,7 @@ class NodeArg(Slotted):
 
 
 class ModelMetadata(Slotted):
-    """What the author of a model wrote into it."""
+    """What the author of a model wrote into it. A session is not changed with it."""
 
     __slots__ = (
         "_custom_metadata_map",
@@ -69,15 +69,21 @@ class ModelMetadata(Slotted):
         self._graph_name, self._graph_description = graph_name, graph_description
         self._version, self._custom_metadata_map = version, dict(custom_metadata_map)
 
-    producer_name = read_only("producer_name", "The tool that wrote the model.")
-    domain = read_only("domain", "The model's domain, in reverse DNS notation.")
-    description = read_only("description", "The model's documentation.")
-    graph_name = read_only("graph_name", "The name of its graph.")
-    graph_description = read_only("graph_description", "The documentation of its graph.")
-    version = read_only("version", "The version of the model.")
-    custom_metadata_map = property(
-        lambda self: self._custom_metadata_map.copy(), doc="The metadata entries, as a new dict."
-    )
+    producer_name = typed("producer_name", to_str, "The tool that wrote the model.")
+    domain = typed("domain", to_str, "The model's domain, in reverse DNS notation.")
+    description = typed("description", to_str, "The model's documentation.")
+    graph_name = typed("graph_name", to_str, "The name of its graph.")
+    graph_description = typed("graph_description", to_str, "The documentation of its graph.")
+    version = typed("version", to_int64, "The version of the model.")
+
+    @property
+    def custom_metadata_map(self) -> dict[str, str]:
+        """The metadata entries, as a new dict."""
+        return self._custom_metadata_map.copy()
+
+    @custom_metadata_map.setter
+    def custom_metadata_map(self, entries: dict[str, str]) -> None:
+        self._custom_metadata_map = str_dict(entries, "ModelMetadata.custom_metadata_map")
 
 
 class OrtEpAssignedNode(Slotted):

@@ -112,6 +112,26 @@ class RunOptions(Slotted):
         super().__setstate__(state)
 
 
+def check_options(options: Any) -> None:
+    """Raises TypeError unless it is RunOptions or None."""
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(f"run_options must be RunOptions, not {type(options).__name__}")
+
+
+def with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
+    """Returns the feed with the parameters of the adapters in the options.
+
+    The feed goes before the adapters, and an earlier adapter before a later one.
+    """
+    check_options(options)
+    if options is None or not options._adapters:
+        return feed
+    values: dict[str, Any] = {}
+    for adapter in reversed(options._adapters):
+        values |= adapter._parameters
+    return values | feed
+
+
 def _cancel_token() -> Any:
     # The native module imports this one, so it cannot be imported above.
     from .onnxruntime_pybind11_state import CancelToken

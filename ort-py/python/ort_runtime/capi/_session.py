@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-from . import _logging
+from . import _async, _logging
 from . import onnxruntime_pybind11_state as C
 from ._binding import IOBinding
 from ._errors import Fail, status
-from ._fields import refuse, str_dict, to_size
+from ._fields import refuse, to_size
 from ._profiling import Profile
 from ._providers import CPU, warn
 from ._public_devices import OrtDeviceVendorId, native_device
+from ._run_options import check_options, with_adapters
 from ._sparse_tensor import SparseTensor
 from ._values import OrtValue, make_tensor
 
@@ -66,8 +64,7 @@ class Session:
 
     def get_input_epdevices(self) -> list[C.OrtEpDevice]:
         """Returns the device that each input is read by first."""
-        first = next(d for d in C.get_ep_devices() if d.ep_name == self._providers[0])
-        return [first for _ in self._inputs_meta]
+        return self._sess.input_epdevices
 
     def get_providers(self) -> list[str]:
         """Returns the names of the providers in use, CPU last."""
@@ -148,8 +145,8 @@ class Session:
                     raise
         names, feed = self._names(output_names), self._feed(input_feed)
         if run_options is not None:
-            feed = _with_adapters(feed, run_options)
-        results = self._call("run", names, feed, run_options)
+            feed = with_adapters(feed, run_options)
+        results = self._call("run", run_options, names, feed, run_options)
         if self._has_sparse_output:
             return [SparseTensor(r) if isinstance(r, C.SparseTensor) else r for r in results]
         return results
@@ -169,21 +166,8 @@ class Session:
         """
         # A copy: the caller may go on with the dict.
         names, feed = self._names(output_names), dict(self._feed(input_feed))
-        _check_options(run_options)
-        if not callable(callback):
-            raise TypeError(f"callback must be a function, not {type(callback).__name__}")
-
-        def work() -> None:
-            try:
-                results, error = self.run(names, feed, run_options), ""
-            except BaseException as raised:
-                results, error = [], _message(raised)
-            try:
-                callback(results, user_data, error)
-            except BaseException as raised:
-                _report(raised, callback)
-
-        threading.Thread(target=work, name="ort-run-async").start()
+        check_options(run_options)
+        _async.start(lambda: self.run(names, feed, run_options), callback, user_data)
 
     def run_with_ort_values(
         self,
@@ -193,8 +177,8 @@ class Session:
     ) -> list[OrtValue]:
         """Does what `run` does, on values and with values as results."""
         names, feed = self._names(output_names), self._feed(input_dict_ort_values)
-        feed = _with_adapters(feed, run_options)
-        results = self._call("run_with_ort_values", feed, names, run_options)
+        feed = with_adapters(feed, run_options)
+        results = self._call("run_with_ort_values", run_options, feed, names, run_options)
         return [OrtValue(value) for value in results]
 
     def run_with_ortvaluevector(
@@ -206,17 +190,13 @@ class Session:
         fetches: C.OrtValueVector,
         fetch_devices: Sequence[C.OrtDevice],
     ) -> None:
-        """Runs the model on a vector of values, and appends the results to `fetches`.
+        """Runs the model on a vector of values.
 
+        The results are appended to `fetches` if that is empty, and otherwise written to its values.
         `fetch_devices` is accepted: results lie where the model's last nodes write them.
         """
-        values = list(feeds)
-        if len(values) != len(feed_names):
-            raise ValueError(f"there are {len(feed_names)} names for {len(values)} feeds")
-        feed = dict(zip(feed_names, values, strict=True))
-        names, feed = self._names(fetch_names), _with_adapters(feed, run_options)
-        for result in self._call("run_with_ort_values", feed, names, run_options):
-            fetches.push_back(result)
+        values = feed_names, feeds, fetch_names, fetches, fetch_devices
+        self._call("run_with_ortvaluevector", run_options, run_options, *values)
 
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: C.RunOptions | None = None
@@ -231,7 +211,7 @@ class Session:
             # No fallback, here and below: the binding belongs to the native session.
             self._sess.run_with_iobinding(iobinding._iobinding)
             return
-        adapters = _with_adapters({}, run_options)
+        adapters = with_adapters({}, run_options)
         self._profiled("run_with_iobinding", iobinding._iobinding, run_options, adapters)
 
     def io_binding(self) -> IOBinding:
@@ -251,7 +231,7 @@ class Session:
         The arguments are those of `OrtValue.ortvalue_from_shape_and_type`.
         """
         device = native_device(device_type, device_id, vendor_id)
-        owner = C.OrtValue if device.device_type() == 0 else self._sess
+        owner: Any = C.OrtValue if device.device_type() == 0 else self._sess
         return OrtValue(make_tensor(owner, shape, element_type, device), session=self._sess)
 
     def end_profiling(self) -> str:
@@ -267,26 +247,17 @@ class Session:
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
         """Returns an empty list: kernels are not tuned at run time."""
-        return []
+        return self._sess.get_tuning_results()
 
     def set_tuning_results(
         self, results: Sequence[dict[str, Any]], *, error_on_invalid: bool = False
     ) -> None:
         """Ignores results; with `error_on_invalid`, any is a RuntimeError."""
-        for index, result in enumerate(results):
-            name = result["ep"]
-            if not error_on_invalid:
-                continue
-            if name not in self._providers:
-                raise RuntimeError(f"Cannot find execution provider {name}")
-            raise RuntimeError(
-                f"Invalid TuningResults (index={index}). {name} does not support TunableOp."
-            )
+        self._sess.set_tuning_results(results, error_on_invalid)
 
     def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
         """Accepts options for running sessions; none is a RuntimeError. No provider has any."""
-        if not str_dict(options, "options"):
-            raise RuntimeError("No options were provided")
+        self._sess.set_ep_dynamic_options(dict(options))
 
     def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
         """Does nothing: no graph of device calls is captured."""
@@ -347,7 +318,7 @@ class Session:
     def _names(self, output_names: Iterable[str] | None) -> list[str]:
         if output_names is None:
             return self._output_names
-        if isinstance(output_names, str | bytes):
+        if isinstance(output_names, str | bytes) and output_names:
             raise TypeError(
                 f"output_names must be a list of names, not a {type(output_names).__name__}: "
                 f"[{output_names!r}]"
@@ -355,7 +326,7 @@ class Session:
         names = [name.decode() if isinstance(name, bytes) else name for name in output_names]
         return names or self._output_names
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, options: C.RunOptions | None, *arguments: Any) -> Any:
         """Calls a method of the native session; if a provider fails, once more without it."""
         try:
             if self._profile is None:
@@ -365,14 +336,17 @@ class Session:
             self._fall_back(error)
             return self._profiled(method, *arguments)
         except RuntimeError as error:
-            self._log_failure(error, arguments[-1])
+            self._log_failure(error, options)
             raise
 
     def _log_failure(self, error: Exception, options: C.RunOptions | None) -> None:
         """Logs why a run failed, unless the run or the session asks for silence."""
         chosen = options if options and options.log_severity_level >= 0 else self._sess_options
         _logging.log(
-            _logging.ERROR, _message(error), logid=chosen.logid, threshold=chosen.log_severity_level
+            _logging.ERROR,
+            _async.message(error),
+            logid=chosen.logid,
+            threshold=chosen.log_severity_level,
         )
 
     def _profiled(self, method: str, *arguments: Any) -> Any:
@@ -412,48 +386,6 @@ class Session:
         self._required = frozenset(self._required_names)
 
 
-def _report(error: BaseException, source: Any) -> None:
-    """Reports what a callback raised, as Python does for destructors."""
-    unraisable = SimpleNamespace(
-        exc_type=type(error),
-        exc_value=error,
-        exc_traceback=error.__traceback__,
-        err_msg="Exception ignored in the callback of run_async",
-        object=source,
-    )
-    sys.unraisablehook(unraisable)
-
-
-def _check_options(options: Any) -> None:
-    if options is not None and not isinstance(options, C.RunOptions):
-        raise TypeError(f"run_options must be RunOptions, not {type(options).__name__}")
-
-
-def _with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
-    """Returns the feed with the parameters of the adapters in the options.
-
-    The feed goes before the adapters, and an earlier adapter before a later one.
-    """
-    _check_options(options)
-    if options is None or not options._adapters:
-        return feed
-    values: dict[str, Any] = {}
-    for adapter in reversed(options._adapters):
-        values |= adapter._parameters
-    return values | feed
-
-
 def host_memory() -> C.OrtMemoryInfo:
     kind, memory = C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, C.OrtMemType.DEFAULT
     return C.OrtMemoryInfo("Cpu", kind, 0, memory)
-
-
-def _message(error: BaseException) -> str:
-    """Returns the text of an exception without its code."""
-    try:
-        text = str(error)
-    except Exception:
-        text = type(error).__name__
-    if text.startswith("[ONNXRuntimeError]"):
-        text = text.split(" : ", 3)[-1]
-    return text

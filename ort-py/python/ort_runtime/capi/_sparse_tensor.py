@@ -65,19 +65,15 @@ class SparseTensor:
 
     def as_coo_view(self) -> C.SparseCooView:
         """Returns the places. Raises RuntimeError if the format is not COO."""
-        if self.format() is not C.OrtSparseFormat.ORT_SPARSE_COO:
-            raise RuntimeError("This sparse tensor does not contain COO format")
-        return C.SparseCooView(self._tensor.coo_indices())
+        return self._tensor.get_coo_data()
 
     def as_csrc_view(self) -> C.SparseCsrView:
         """Returns columns and rows. Raises RuntimeError if the format is not CSR."""
-        if self.format() is not C.OrtSparseFormat.ORT_SPARSE_CSRC:
-            raise RuntimeError("This sparse tensor does not contain CSR(C) format")
-        return C.SparseCsrView(*self._tensor.csr_indices())
+        return self._tensor.get_csrc_data()
 
     def as_blocksparse_view(self) -> C.SparseBlockSparseView:
-        """Raises RuntimeError: no tensor here has blocks."""
-        raise RuntimeError("This sparse tensor does not contain BlockSparse format")
+        """Returns the places of blocks. Raises RuntimeError if the format has none."""
+        return self._tensor.get_blocksparse_data()
 
     def dense_shape(self) -> list[int]:
         """Returns the sizes of the whole tensor."""
@@ -85,7 +81,7 @@ class SparseTensor:
 
     def format(self) -> C.OrtSparseFormat:
         """Returns the format."""
-        return C.OrtSparseFormat(self._tensor.format())
+        return self._tensor.format
 
     def data_type(self) -> str:
         """Returns the type as text, such as `sparse_tensor(float)`."""
@@ -93,8 +89,9 @@ class SparseTensor:
 
     def device_name(self) -> str:
         """Returns `cpu`: sparse tensors lie there."""
-        return "cpu"
+        return self._tensor.device_name().lower()
 
     def to_cuda(self, ort_device: OrtDevice) -> SparseTensor:
         """Raises RuntimeError: sparse tensors stay on the CPU."""
-        raise RuntimeError("Cuda is not available in this build")
+        self._tensor.to_cuda(ort_device._get_c_device())
+        return self

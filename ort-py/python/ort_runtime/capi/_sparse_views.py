@@ -40,7 +40,7 @@ class SparseCsrView:
 
 
 class SparseBlockSparseView:
-    """The places of blocks. No tensor here has that format."""
+    """The places of blocks."""
 
     __slots__ = ("__weakref__", "_indices")
 
@@ -48,7 +48,7 @@ class SparseBlockSparseView:
         self._indices = indices
 
     def indices(self) -> np.ndarray:
-        """Returns a row of coordinates for each block. Read-only."""
+        """Returns a column of coordinates for each block, counted in blocks. Read-only."""
         return self._indices
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import onnxruntime_pybind11_state as C
 from ._adapters import value_from_bytes, value_to_bytes
+from ._devices import memory_device
 from ._fields import to_sizes
 from ._public_devices import OrtDeviceVendorId, native_device
 from ._sparse_tensor import SparseTensor
@@ -94,13 +95,7 @@ class OrtValue:
         Raises RuntimeError for a negative size, MemoryError if there is not enough memory.
         """
         if memory_info is not None:
-            if not isinstance(memory_info, C.OrtMemoryInfo):
-                raise TypeError(
-                    f"memory_info must be an OrtMemoryInfo, not {type(memory_info).__name__}"
-                )
-            kind = 0 if memory_info.name == "Cpu" else 1
-            mem_type, vendor = memory_info.device_mem_type, memory_info.device_vendor_id
-            device = C.OrtDevice(kind, mem_type, vendor, memory_info.device_id)
+            device = memory_device(memory_info)
         else:
             device = native_device(device_type, device_id, vendor_id)
         return cls(make_tensor(C.OrtValue, shape, element_type, device))
