@@ -117,14 +117,20 @@ fn as_array<'py>(name: &str, given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
 
 /// The refusal of an object that is no value, in onnxruntime's words.
 fn not_a_value(name: &str, given: &Bound<'_, PyAny>) -> PyResult<PyErr> {
-    let class = given.get_type();
-    let is_iterable = !given.is_instance_of::<PyType>() && given.hasattr("__iter__")?;
-    Ok(PyRuntimeError::new_err(if !is_iterable {
-        format!("Unable to handle object of type {class}")
-    } else if given.is_instance_of::<PyString>() {
-        format!("Input must be a list of dictionaries or a single numpy array for input '{name}'.")
-    } else {
-        format!("Iterable of {class} should be given as array for input '{name}'.")
+    if given.is_instance_of::<PyType>() || !given.hasattr("__iter__")? {
+        let class = given.get_type();
+        return Ok(PyRuntimeError::new_err(format!("Unable to handle object of type {class}")));
+    }
+    // What an iterable gives first decides.
+    Ok(PyRuntimeError::new_err(match given.try_iter()?.next().transpose()? {
+        None => format!("Input '{name}' must not be empty."),
+        Some(first) if first.is_instance_of::<PyUntypedArray>() => {
+            let class = first.get_type();
+            format!("Iterable of {class} should be given as array for input '{name}'.")
+        }
+        Some(_) => {
+            format!("Input must be a list of dictionaries or a single numpy array for input '{name}'.")
+        }
     }))
 }
 

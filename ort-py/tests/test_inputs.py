@@ -237,10 +237,9 @@ def test_rank_zero(fed: Callable[[], Any], expected: Any) -> None:
 
 
 LIST = "Could not create tensor from given input list"
-ITERABLE = (
-    "should be given as array for input 'x'"
-    "|Input must be a list of dictionaries or a single numpy array for input 'x'"
-)
+ITERABLE = "Input must be a list of dictionaries or a single numpy array for input 'x'"
+ARRAYS = "Iterable of <class 'numpy.ndarray'> should be given as array for input 'x'"
+EMPTY = "Input 'x' must not be empty"
 OBJECT = r"Unable to handle object of type <class '{}'>"
 
 
@@ -269,6 +268,10 @@ OBJECT = r"Unable to handle object of type <class '{}'>"
         case("str", "float", lambda: "abc", Raises("RuntimeError", ITERABLE)),
         case("generator", "float", lambda: (i for i in [1.0]), Raises("RuntimeError", ITERABLE)),
         case("set", "float", lambda: {1.0}, Raises("RuntimeError", ITERABLE)),
+        case("arrays", "float", lambda: (f32(1), f32(2)), Raises("RuntimeError", ARRAYS)),
+        case("yields_array", "float", lambda: (i for i in [f32(1)]), Raises("RuntimeError", ARRAYS)),
+        case("no_element", "float", lambda: (), Raises("RuntimeError", EMPTY)),
+        case("no_letter", "float", lambda: "", Raises("RuntimeError", EMPTY)),
         case("float", "float", lambda: 1.5, Raises("RuntimeError", OBJECT.format("float"))),
         case("int", "float", lambda: 1, Raises("RuntimeError", OBJECT.format("int"))),
         case("bool", "bool", lambda: True, Raises("RuntimeError", OBJECT.format("bool"))),

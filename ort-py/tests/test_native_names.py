@@ -147,6 +147,7 @@ def run_on(feeds: Any, names: Any = ("y",), fetches: Any = None, feed_names: Any
     [
         case("run", lambda: run_on(vector(X)), Gives([[2.0, 4.0]])),
         case("twice", lambda: run_on(vector(X), ["y", "y"]), Gives([[2.0, 4.0], [2.0, 4.0]])),
+        case("written", lambda: run_on(vector(X), fetches=[f32(0, 0)]), Gives([[2.0, 4.0]])),
         case("no_feed", lambda: run_on(vector()),
              Raises("InvalidArgument", "feed names has 1 elements, but feed has 0 elements")),
         case("two_feeds", lambda: run_on(vector(X, X)),

@@ -320,6 +320,7 @@ ALL = LEVEL.ORT_ENABLE_ALL
                 ["<ArenaExtendStrategy.kNextPowerOfTwo: 0>", "<ArenaExtendStrategy.kSameAsRequested: 1>"],
             ),
         ),
+        case("truth", lambda: bool(LEVEL.ORT_DISABLE_ALL), Gives(True)),
         case("arena_strategy_number", lambda: int(C.kSameAsRequested), Gives(1)),
         case("unknown_number", lambda: repr(LEVEL(98)), Raises("ValueError")),
         case("is_int", lambda: isinstance(ALL, int), Gives(True)),

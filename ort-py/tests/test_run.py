@@ -47,6 +47,7 @@ SUM, DIFFERENCE = f32(11, 22), f32(-9, -18)
             Gives([SUM, DIFFERENCE]),
         ),
         case("list_iterator", lambda: iter(["sum"]), Gives([SUM])),
+        case("empty_text", lambda: "", Gives([SUM, DIFFERENCE])),
         case("bare_str", lambda: "sum", Raises("TypeError")),
         case("bare_bytes", lambda: b"sum", Raises("TypeError")),
         case("int", lambda: 3, Raises("TypeError")),
@@ -542,6 +543,8 @@ SHRINK = "memory.enable_memory_arena_shrinkage"
         case("log_id", lambda: run_options(logid="me"), Gives([SUM])),
         case("only_path", lambda: run_options(only_execute_path_to_fetches=True), Gives([SUM])),
         case("severity", lambda: run_options(log_severity_level=4), Gives([SUM])),
+        case("no_severity", lambda: run_options(log_severity_level=5), Raises("Fail", "severity")),
+        case("below_all", lambda: run_options(log_severity_level=-2), Raises("Fail", "severity")),
         case("unknown_key", lambda: run_options(("foo.bar", "1")), Gives([SUM])),
         case("no_graph", lambda: run_options(("gpu_graph_id", "-1")), Gives([SUM])),
         case(

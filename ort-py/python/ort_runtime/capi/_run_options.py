@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._adapters import LoraAdapter
+from ._errors import Fail, status
 from ._fields import (
     Slotted,
     find_entry,
@@ -15,6 +16,7 @@ from ._fields import (
     to_str,
     typed,
 )
+from ._logging import FATAL
 
 __all__ = ["RunOptions"]
 
@@ -113,9 +115,18 @@ class RunOptions(Slotted):
 
 
 def check_options(options: Any) -> None:
-    """Raises TypeError unless it is RunOptions or None."""
-    if options is not None and not isinstance(options, RunOptions):
+    """Raises TypeError unless it is RunOptions or None, Fail for a severity that is none."""
+    if options is None:
+        return
+    if not isinstance(options, RunOptions):
         raise TypeError(f"run_options must be RunOptions, not {type(options).__name__}")
+    severity = options.log_severity_level
+    if not -1 <= severity <= FATAL:
+        raise status(
+            Fail,
+            "Invalid run log severity level. Not a valid onnxruntime::logging::Severity value: "
+            f"{severity}",
+        )
 
 
 def with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
