@@ -117,8 +117,8 @@ pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bo
 /// Returns which provider runs which nodes: one `OrtEpAssignedSubgraph` for each provider and each
 /// run of nodes that follow each other on it.
 ///
-/// If the CPU runs all of them, each node of the model has a subgraph of its own, as in onnxruntime.
-/// Otherwise they are the nodes that rewrites made, which is what the providers are given.
+/// If the CPU runs all of them, each node of the model has a subgraph of its own, as in
+/// onnxruntime. Otherwise they are the nodes that rewrites made, which providers are given.
 pub(crate) fn assigned_subgraphs<'py>(
     py: Python<'py>,
     model: &Model,
