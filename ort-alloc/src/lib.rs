@@ -10,7 +10,7 @@
 //!   run.
 //! - [`plan`](fn@plan): the static planner. It assigns offsets in one slab per lane from lifetimes
 //!   and sizes, and proves that nothing overlaps.
-//! - [`split_disjoint`]: borrows the parts of a slab that one operation reads and writes.
+//! - [`split_disjoint`]: borrows the parts of slabs that one operation reads and writes.
 //! - [`Buffer::foreign`] and [`dlpack`]: zero-copy use of memory that others own.
 //! - [`MappedFile`]: memory-mapped weights.
 //! - [`Budget`]: the memory limit that everything counts against.
@@ -22,7 +22,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use ort_alloc::{Budget, BudgetedAllocator, Allocator, Category, HostAllocator, Interval, plan, split_disjoint};
+//! use ort_alloc::{Allocator, Budget, BudgetedAllocator, Category, HostAllocator, Interval};
+//! use ort_alloc::{Slices, plan, split_disjoint};
 //!
 //! let values = [
 //!     Interval { bytes: 1000, first: 0, last: 1, ..Interval::default() },
@@ -41,8 +42,8 @@
 //! let mut slab = allocator.allocate(slab_bytes, 64)?;
 //! let place = |index: usize| plan.offsets[index]..plan.offsets[index] + values[index].bytes;
 //! if let Some(bytes) = slab.bytes_mut() {
-//!     let (reads, mut writes) = split_disjoint(bytes, &[place(0)], &[place(1)])?;
-//!     writes[0].copy_from_slice(&reads[0][..500]);
+//!     let mut slices = split_disjoint([bytes], &[(0, place(0))], &[(0, place(1))], Slices::default())?;
+//!     slices.writes[0].copy_from_slice(&slices.reads[0][..500]);
 //! }
 //! assert!(allocator.allocate(1000, 64).is_err()); // over the budget; the allocator stays usable
 //! drop(slab);
@@ -98,6 +99,6 @@ pub use mmap::{Advice, MapError, MappedFile, open_regular};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;
 pub use region::{HOST_ALIGNMENT, HUGE_PAGE_BYTES};
-pub use split::{OverlapError, ReadSlices, WriteSlices, split_disjoint};
+pub use split::{OverlapError, Part, Slices, emptied, split_disjoint};
 pub use stats::Stats;
 pub use units::{exact_bytes, human_bytes};

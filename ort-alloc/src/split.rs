@@ -6,10 +6,50 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use thiserror::Error;
 
-/// Parts of a slab that are read.
-pub type ReadSlices<'slab> = SmallVec<[&'slab [u8]; 16]>;
-/// Parts of a slab that are written.
-pub type WriteSlices<'slab> = SmallVec<[&'slab mut [u8]; 4]>;
+/// A part of some regions of memory: the index of its region, and its bytes there.
+pub type Part = (usize, Range<usize>);
+
+/// The slices that [`split_disjoint`] borrows. Their lists can be reused.
+///
+/// ```
+/// let mut slab = [0u8; 8];
+/// let slices = ort_alloc::split_disjoint([&mut slab[..]], &[(0, 0..4)], &[], Default::default())?;
+/// // Nothing is borrowed any more, but the next step allocates no lists.
+/// let reused: ort_alloc::Slices<'static> = slices.emptied();
+/// assert!(reused.reads.is_empty() && reused.reads.capacity() > 0);
+/// # Ok::<(), ort_alloc::OverlapError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Slices<'memory> {
+    /// The parts to read, in the order of the call.
+    pub reads: Vec<&'memory [u8]>,
+    /// The parts to write, in the order of the call.
+    pub writes: Vec<&'memory mut [u8]>,
+}
+
+impl Slices<'_> {
+    /// Ends the borrows, and keeps the memory of the lists.
+    pub fn emptied<'memory>(self) -> Slices<'memory> {
+        Slices { reads: emptied(self.reads), writes: emptied(self.writes) }
+    }
+}
+
+/// Drops the elements of a list and returns its memory as a list of another type. Nothing is
+/// allocated if elements of both types have the same size and alignment, as they do if only a
+/// lifetime differs.
+///
+/// ```
+/// let text = String::from("borrowed");
+/// let borrowed: Vec<&str> = vec![&text];
+/// let capacity = borrowed.capacity();
+/// let list: Vec<&'static str> = ort_alloc::emptied(borrowed);
+/// assert!(list.is_empty() && list.capacity() == capacity);
+/// ```
+pub fn emptied<From, To>(mut list: Vec<From>) -> Vec<To> {
+    list.clear();
+    // The standard library collects in place. There is no element for which the closure could fail.
+    list.into_iter().filter_map(|_| None).collect()
+}
 
 /// The reason why ranges of a slab cannot be borrowed together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -35,65 +75,75 @@ pub enum OverlapError {
     },
 }
 
-/// Borrows `reads` and `writes` of `slab` together and returns the slices in the given order.
+/// Borrows parts of some regions together: `reads` to read and `writes` to write, each in the given
+/// order. The lists of `slices` are filled anew.
 ///
-/// Ranges to read may overlap each other. A range to write must not overlap any other; an in-place
-/// operation passes its range once, as a write. Empty ranges overlap nothing.
+/// Parts to read may overlap each other. A part to write must not overlap any other; an in-place
+/// operation passes its part once, as a write. Empty parts overlap nothing.
 ///
 /// ```
 /// let mut slab = [1u8, 2, 3, 4];
-/// {
-///     let (reads, mut writes) = ort_alloc::split_disjoint(&mut slab, &[0..2, 1..3], &[3..4])?;
-///     writes[0][0] = reads[0][1] + reads[1][1];
-/// }
+/// let parts = (&[(0, 0..2), (0, 1..3)], &[(0, 3..4)]);
+/// let mut slices = ort_alloc::split_disjoint([&mut slab[..]], parts.0, parts.1, Default::default())?;
+/// slices.writes[0][0] = slices.reads[0][1] + slices.reads[1][1];
 /// assert_eq!(slab, [1, 2, 3, 5]);
-/// assert!(ort_alloc::split_disjoint(&mut slab, &[0..2], &[1..4]).is_err());
+/// assert!(ort_alloc::split_disjoint([&mut slab[..]], &[(0, 0..2)], &[(0, 1..4)], Default::default()).is_err());
 /// # Ok::<(), ort_alloc::OverlapError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`OverlapError`] with the offending ranges.
-pub fn split_disjoint<'slab>(
-    slab: &'slab mut [u8],
-    reads: &[Range<usize>],
-    writes: &[Range<usize>],
-) -> Result<(ReadSlices<'slab>, WriteSlices<'slab>), OverlapError> {
-    check(slab.len(), reads, writes)?;
-    let base = slab.as_mut_ptr();
-    let reads = reads
-        .iter()
-        // SAFETY: `check` verified that the range is inside the slab and disjoint from every range
-        // to write. `slab` is borrowed exclusively while the slices live.
-        .map(|range| unsafe { std::slice::from_raw_parts(base.add(range.start), range.len()) })
-        .collect();
-    let writes = writes
-        .iter()
+/// [`OverlapError`] with the offending ranges. A region that does not exist has no bytes.
+pub fn split_disjoint<'memory>(
+    regions: impl IntoIterator<Item = &'memory mut [u8]>,
+    reads: &[Part],
+    writes: &[Part],
+    slices: Slices<'_>,
+) -> Result<Slices<'memory>, OverlapError> {
+    let mut slices: Slices<'memory> = slices.emptied();
+    let regions: SmallVec<[&'memory mut [u8]; 4]> = regions.into_iter().collect();
+    check(&regions, reads, writes)?;
+    let bases: SmallVec<[*mut u8; 4]> = regions.into_iter().map(<[u8]>::as_mut_ptr).collect();
+    // An empty part may be of a region that does not exist.
+    let base = |region: usize| bases.get(region).copied().unwrap_or(std::ptr::dangling_mut());
+    for (region, range) in reads {
+        // SAFETY: `check` verified that the range is inside its region and disjoint from every part
+        // to write. The regions are separate, and borrowed exclusively while the slices live.
+        let slice = unsafe { std::slice::from_raw_parts(base(*region).add(range.start), range.len()) };
+        slices.reads.push(slice);
+    }
+    for (region, range) in writes {
         // SAFETY: as above; `check` also verified that the writes are disjoint from each other.
-        .map(|range| unsafe { std::slice::from_raw_parts_mut(base.add(range.start), range.len()) })
-        .collect();
-    Ok((reads, writes))
+        let slice = unsafe { std::slice::from_raw_parts_mut(base(*region).add(range.start), range.len()) };
+        slices.writes.push(slice);
+    }
+    Ok(slices)
 }
 
-fn check(len: usize, reads: &[Range<usize>], writes: &[Range<usize>]) -> Result<(), OverlapError> {
-    for range in reads.iter().chain(writes) {
+fn check(regions: &[&mut [u8]], reads: &[Part], writes: &[Part]) -> Result<(), OverlapError> {
+    for (region, range) in reads.iter().chain(writes) {
+        let len = regions.get(*region).map_or(0, |region| region.len());
         if range.start > range.end || range.end > len {
             return Err(OverlapError::OutOfBounds { range: range.clone(), len });
         }
     }
-    let mut sorted: SmallVec<[&Range<usize>; 8]> = writes.iter().filter(|range| !range.is_empty()).collect();
-    sorted.sort_unstable_by_key(|range| range.start);
+    let overlap = |write: &Part, other: &Part| {
+        Err(OverlapError::Overlap { write: write.1.clone(), other: other.1.clone() })
+    };
+    let mut sorted: SmallVec<[&Part; 8]> = writes.iter().filter(|part| !part.1.is_empty()).collect();
+    sorted.sort_unstable_by_key(|(region, range)| (*region, range.start));
     for (write, next) in sorted.iter().zip(sorted.iter().skip(1)) {
-        if write.end > next.start {
-            return Err(OverlapError::Overlap { write: Range::clone(write), other: Range::clone(next) });
+        if write.0 == next.0 && write.1.end > next.1.start {
+            return overlap(write, next);
         }
     }
-    for read in reads.iter().filter(|range| !range.is_empty()) {
+    for read in reads.iter().filter(|part| !part.1.is_empty()) {
         // The writes are sorted and disjoint, so the first one that ends after the read's start
         // decides.
-        let index = sorted.partition_point(|write| write.end <= read.start);
-        if let Some(write) = sorted.get(index).filter(|write| write.start < read.end) {
-            return Err(OverlapError::Overlap { write: Range::clone(write), other: read.clone() });
+        let index = sorted.partition_point(|write| (write.0, write.1.end) <= (read.0, read.1.start));
+        if let Some(write) = sorted.get(index).filter(|write| write.0 == read.0 && write.1.start < read.1.end)
+        {
+            return overlap(write, read);
         }
     }
     Ok(())

@@ -291,7 +291,7 @@ pub(crate) fn object_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
         },
         Value::Map(map) => dict_of(py, map),
         Value::Sparse(sparse) => {
-            Ok(Bound::new(py, crate::sparse::SparseTensor::new(sparse.clone()))?.into_any())
+            Ok(Bound::new(py, crate::sparse::SparseTensor::new((**sparse).clone()))?.into_any())
         }
     }
 }

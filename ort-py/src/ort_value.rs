@@ -147,7 +147,7 @@ impl OrtValue {
             Held::Host(host) => Ok(Value::Tensor(host.memory.tensor(py, host.dtype, &host.shape)?)),
             Held::Value(value) => Ok(value.clone()),
             Held::Device(device) => device.value(py),
-            Held::Sparse(sparse) => Ok(Value::Sparse(sparse.inner().clone())),
+            Held::Sparse(sparse) => Ok(Value::Sparse(Box::new(sparse.inner().clone()))),
             Held::Nothing => Err(PyRuntimeError::new_err(NOT_COMPUTED)),
         }
     }
@@ -499,7 +499,7 @@ impl OrtValue {
     fn as_sparse_tensor(&self) -> PyResult<SparseTensor> {
         match &self.0 {
             Held::Sparse(sparse) => Ok((**sparse).clone()),
-            Held::Value(Value::Sparse(sparse)) => Ok(SparseTensor::new(sparse.clone())),
+            Held::Value(Value::Sparse(sparse)) => Ok(SparseTensor::new((**sparse).clone())),
             _ => Err(PyRuntimeError::new_err(
                 "This OrtValue does not contain SparseTensor. Check data_type() value.",
             )),

@@ -258,11 +258,12 @@ impl RunMemory<'_> {
                 Value::Optional(OptionalValue { element_type, element })
             }
             Value::Map(MapValue { keys, values }) => Value::Map(MapValue { keys, values: again(values)? }),
-            Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
-                values: self.detach_tensor(values, outputs)?,
-                indices: self.detach_tensor(indices, outputs)?,
-                shape,
-            }),
+            Value::Sparse(sparse) => {
+                let SparseTensor { values, indices, shape } = *sparse;
+                let values = self.detach_tensor(values, outputs)?;
+                let indices = self.detach_tensor(indices, outputs)?;
+                Value::Sparse(Box::new(SparseTensor { values, indices, shape }))
+            }
         })
     }
 

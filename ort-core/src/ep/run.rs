@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
-use smallvec::SmallVec;
 
 use super::CancelToken;
 use super::dynamic::{ValueMemory, ask_heap};
@@ -68,11 +67,11 @@ pub enum OutputSlot<'a> {
     Handed(Option<Value>),
 }
 
-/// The inputs of a step. Attention has up to fifteen, and a bound run allocates nothing.
-pub(crate) type InputViews<'a> = SmallVec<[Option<ValueView<'a>>; 16]>;
+/// The inputs of a step. A run reuses the list from step to step.
+pub(crate) type InputViews<'a> = Vec<Option<ValueView<'a>>>;
 
-/// The outputs of a step.
-pub(crate) type OutputSlots<'a> = SmallVec<[OutputSlot<'a>; 4]>;
+/// The outputs of a step, in a list that is reused as well.
+pub(crate) type OutputSlots<'a> = Vec<OutputSlot<'a>>;
 
 /// The elements of an input and an output that may alias.
 pub enum Unary<'a, T> {

@@ -63,7 +63,7 @@ fn read_tensor(proto: TensorProto) -> Result<Value> {
 }
 
 fn read_sparse(proto: SparseTensorProto) -> Result<Value> {
-    sparse_from_proto(proto, &mut ExternalData::unavailable()).map(Value::Sparse)
+    sparse_from_proto(proto, &mut ExternalData::unavailable()).map(|sparse| Value::Sparse(Box::new(sparse)))
 }
 
 fn kind_of(code: i32) -> Result<Kind> {

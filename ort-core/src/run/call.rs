@@ -5,15 +5,15 @@
     reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
 )]
 
-use ort_alloc::{Buffer, Category, DeviceId, ReadSlices, Reservation};
-use smallvec::SmallVec;
+use ort_alloc::{Buffer, Category, DeviceId, Part, Reservation, emptied};
 
 use super::frame::{Frame, RunEnv};
 use super::nested::NestedFrames;
 use super::poison::poison;
+use super::tables::StepTables;
 use super::target::{HandedOver, Target};
 use super::views::DeviceSlab;
-use super::views::{Part, Sources, device_view, output_slot, split_regions, view_of};
+use super::views::{Sources, device_view, output_slot, split_regions, view_of};
 use crate::dtype::DType;
 use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
 use crate::ep::{InputViews, IoShapes, NodeView, OutputSlot, OutputSlots, OutputsFrom, RunCx, guard};
@@ -24,13 +24,10 @@ use crate::tensor::{DeviceRange, Shape, ValueView};
 use crate::{Result, error};
 
 impl Frame<'_> {
-    /// Runs the kernel or transfer of a step and returns the values that the kernel handed over.
-    pub(super) fn execute(
-        &mut self,
-        index: usize,
-        targets: &mut [Target],
-        shapes: &[Option<(DType, Shape)>],
-    ) -> Result<HandedOver> {
+    /// Runs the kernel or transfer of a step. The values that the kernel hands over are then in the
+    /// tables.
+    pub(super) fn execute(&mut self, index: usize, tables: &mut StepTables) -> Result<()> {
+        let StepTables { targets, shapes, handed, call } = tables;
         let step = &self.program.steps[index];
         let outlives_run = self.outlives_run(step);
         let source = self.source(step, outlives_run);
@@ -43,8 +40,8 @@ impl Frame<'_> {
         let _heap = if heap > 0 { Some(self.reserve_heap(heap)?) } else { None };
 
         // Split the host memory into disjoint borrows: what the step reads and what it writes.
-        let read = read_slots(step, plan);
-        let (reads, writes) = (self.read_parts(&read), written_parts(plan, targets));
+        self.find_reads(step, plan, &mut call.reads);
+        find_writes(plan, targets, &mut call.writes);
         let sources = Sources {
             program: self.program,
             plan: self.plan,
@@ -52,14 +49,17 @@ impl Frame<'_> {
             given: self.given,
             bound: self.bound,
         };
-        let (reads, mut writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        let parts = (&call.reads[..], &call.writes[..]);
+        let mut slices =
+            split_regions(self.slabs.host, &mut self.homes, parts, std::mem::take(&mut call.slices))?;
         if self.env.poison {
-            poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
+            poison(targets, &mut slices.writes, scratch.as_mut().and_then(Buffer::bytes_mut));
         }
-        let mut inputs = input_views(&sources, &read, reads, self.slabs.devices)?;
-        let mut writes = writes.into_iter();
-        let mut outputs: OutputSlots<'_> = SmallVec::new();
-        for (target, shape) in targets.iter_mut().zip(shapes) {
+        let mut inputs: InputViews<'_> = emptied(std::mem::take(&mut call.inputs));
+        view_inputs(&sources, (step, plan), &slices.reads, self.slabs.devices, &mut inputs)?;
+        let mut outputs: OutputSlots<'_> = emptied(std::mem::take(&mut call.outputs));
+        let mut writes = slices.writes.drain(..);
+        for (target, shape) in targets.iter_mut().zip(&*shapes) {
             outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
         }
         // An empty workspace is not among the parts. Kernels read it as elements, so that even then
@@ -68,7 +68,6 @@ impl Frame<'_> {
             true => Some(bytemuck::cast_slice_mut::<u128, u8>(&mut [])),
             false => writes.next(),
         };
-        // The iterator must not outlive the memory that the kernel's context borrows.
         drop(writes);
         let workspace = match &mut scratch {
             Some(buffer) => buffer.bytes_mut(),
@@ -78,14 +77,14 @@ impl Frame<'_> {
             Some(buffer) => Some(DeviceRange { buffer, offset: 0, len: buffer.len() }),
             None => planned_device_workspace(plan, self.slabs.devices),
         };
-        // `read_slots` lists the captures of subgraphs behind the step's own inputs.
+        // The captures of subgraphs come behind the step's own inputs.
         let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
         let mut nested = (!step.nested.is_empty()).then(|| NestedFrames {
             plans: &plan.nested,
             nested: &step.nested,
             captures,
             bindings: self.bindings,
-            env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
+            env: RunEnv { outlives_run, depth: self.env.depth + 1, ..*self.env },
             workspace: None,
             slabs: planned_slabs(plan, self.slabs.devices),
         });
@@ -100,21 +99,24 @@ impl Frame<'_> {
             copies: Some(&self.env.devices),
         };
         let at = StepAt { graph: &self.program.graph, index, step };
-        run_work(at, &self.env, &mut cx, nested.as_mut(), workspace)?;
-        Ok(handed_over(cx.outputs))
+        run_work(at, self.env, &mut cx, nested.as_mut(), workspace)?;
+        take_handed_over(&mut cx.outputs, handed);
+        call.keep(slices, cx.inputs, cx.outputs);
+        Ok(())
     }
 
-    /// Returns the ranges of host memory that a step reads. An input whose memory an output takes
+    /// Lists the ranges of host memory that a step reads. An input whose memory an output takes
     /// over is left out, because the step borrows that memory for writing.
-    pub(super) fn read_parts(&self, read: &[(Option<SlotId>, bool)]) -> SmallVec<[Part; 16]> {
-        let part = |&(slot, is_taken): &(Option<SlotId>, bool)| {
+    pub(super) fn find_reads(&self, step: &Step, plan: &StepPlan, reads: &mut Vec<Part>) {
+        let part = |(slot, is_taken): (Option<SlotId>, bool)| {
             let Storage::Slab { slab, range } = &self.plan.slots[slot.filter(|_| !is_taken)?.index()].storage
             else {
                 return None;
             };
             Some((self.plan.host_region(*slab)?, range.clone()))
         };
-        read.iter().filter_map(part).collect()
+        reads.clear();
+        reads.extend(slots_read(step, plan).filter_map(part));
     }
 
     /// Whether a value that the kernel hands over may become an output of the run.
@@ -182,44 +184,42 @@ impl Frame<'_> {
 
 /// The slots that a step reads: its inputs, then its captures. Each comes with whether an output
 /// takes over its memory.
-fn read_slots(step: &Step, plan: &StepPlan) -> SmallVec<[(Option<SlotId>, bool); 16]> {
+fn slots_read<'a>(
+    step: &'a Step,
+    plan: &'a StepPlan,
+) -> impl Iterator<Item = (Option<SlotId>, bool)> + use<'a> {
     let is_taken = |position: usize| plan.in_place.iter().any(|(_, input)| *input as usize == position);
-    let mut read = SmallVec::new();
-    for (position, slot) in step.inputs.iter().enumerate() {
-        read.push((*slot, is_taken(position)));
-    }
-    for slot in step.nested.iter().flat_map(|nested| &nested.captures) {
-        read.push((Some(*slot), false));
-    }
-    read
+    let inputs = step.inputs.iter().enumerate();
+    let inputs = inputs.map(move |(position, slot)| (*slot, is_taken(position)));
+    let captures = step.nested.iter().flat_map(|nested| &nested.captures);
+    inputs.chain(captures.map(|slot| (Some(*slot), false)))
 }
 
-/// Returns the ranges of host memory that a step writes: its outputs, then its workspace if that is
+/// Lists the ranges of host memory that a step writes: its outputs, then its workspace if that is
 /// on the host.
-fn written_parts(plan: &StepPlan, targets: &[Target]) -> SmallVec<[Part; 4]> {
-    let mut parts = SmallVec::new();
+fn find_writes(plan: &StepPlan, targets: &[Target], writes: &mut Vec<Part>) {
+    writes.clear();
     for target in targets {
         if let Target::Slab { region: Some(region), range, .. } = target {
-            parts.push((*region, range.clone()));
+            writes.push((*region, range.clone()));
         }
     }
     if plan.workspace_slab == 0 && !plan.workspace.is_empty() {
-        parts.push((0, plan.workspace.clone()));
+        writes.push((0, plan.workspace.clone()));
     }
-    parts
 }
 
-/// Returns a view of each value that a step reads. `reads` holds the slices of host memory in the
-/// order of `read`.
-fn input_views<'v>(
+/// Lists a view of each value that a step reads. `reads` holds the slices of host memory in the
+/// order of [`slots_read`].
+fn view_inputs<'v>(
     sources: &Sources<'v>,
-    read: &[(Option<SlotId>, bool)],
-    reads: ReadSlices<'v>,
+    (step, plan): (&Step, &StepPlan),
+    reads: &[&'v [u8]],
     devices: &'v [Option<DeviceSlab>],
-) -> Result<InputViews<'v>> {
-    let mut reads = reads.into_iter();
-    let mut views = InputViews::new();
-    for &(slot, is_taken) in read {
+    views: &mut InputViews<'v>,
+) -> Result<()> {
+    let mut reads = reads.iter().copied();
+    for (slot, is_taken) in slots_read(step, plan) {
         let Some(slot) = slot.filter(|_| !is_taken) else {
             views.push(None);
             continue;
@@ -232,7 +232,7 @@ fn input_views<'v>(
             None => device_view(sources.plan, devices, slot),
         });
     }
-    Ok(views)
+    Ok(())
 }
 
 /// A step of a program, with its index and the program's graph.
@@ -279,16 +279,15 @@ fn run_work<'a, 'n: 'a>(
     Ok(())
 }
 
-/// Returns the values that a kernel handed over, by output. Empty if there are none.
-fn handed_over(outputs: OutputSlots<'_>) -> HandedOver {
+/// Takes the values that a kernel handed over, by output. The list stays empty if there are none.
+fn take_handed_over(outputs: &mut OutputSlots<'_>, handed: &mut HandedOver) {
     if !outputs.iter().any(|slot| matches!(slot, OutputSlot::Handed(_))) {
-        return HandedOver::new();
+        return;
     }
-    let value = |slot| match slot {
+    handed.extend(outputs.drain(..).map(|slot| match slot {
         OutputSlot::Handed(value) => value,
         _ => None,
-    };
-    outputs.into_iter().map(value).collect()
+    }));
 }
 
 /// The planned scratch memory of a step on a device with memory of its own.

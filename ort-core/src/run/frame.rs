@@ -19,7 +19,8 @@ use super::Profile;
 use super::inputs::Given;
 use super::profile::{EventMemory, EventTensor, Seen};
 use super::streaming::{Streaming, WindowCursor};
-use super::target::{KnownShapes, Target};
+use super::tables::{StepTables, Tables};
+use super::target::Target;
 use super::views::{DeviceSlab, Sources, device_view, view_of};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
@@ -69,43 +70,15 @@ pub(crate) struct FrameMemory<'a> {
     pub(crate) tables: &'a mut Tables,
 }
 
-/// Tables of a run, which the next run may reuse.
-#[derive(Default)]
-pub(crate) struct Tables {
-    /// Values with memory of their own, by slot.
-    owned: Vec<Option<Value>>,
-    /// Where each output of the current step goes.
-    targets: Vec<Target>,
-    /// The types and shapes of these outputs.
-    shapes: KnownShapes,
-}
-
-impl Tables {
-    /// The most slots of tables that wait for the next run. Larger models run for so long that
-    /// making new ones does not count.
-    const MOST_IDLE_SLOTS: usize = 256;
-
-    /// Whether they are small enough to wait for the next run.
-    pub(crate) fn may_wait(&self) -> bool {
-        self.owned.capacity() <= Tables::MOST_IDLE_SLOTS
-    }
-
-    /// Drops the values.
-    pub(crate) fn clear(&mut self) {
-        self.owned.fill(None);
-    }
-}
-
 /// One run of a program or subgraph.
 pub(crate) struct Frame<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: &'a RunPlan,
     pub(super) bindings: &'a Bindings,
-    pub(super) env: RunEnv<'a>,
+    pub(super) env: &'a RunEnv<'a>,
     pub(super) given: Given<'a>,
-    pub(super) owned: &'a mut Vec<Option<Value>>,
-    pub(super) targets: &'a mut Vec<Target>,
-    pub(super) shapes: &'a mut KnownShapes,
+    pub(super) owned: &'a mut [Option<Value>],
+    pub(super) tables: &'a mut StepTables,
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: WindowCursor<'a>,
     /// Buffers of outputs that hold other values until the output itself is computed, in the order
@@ -117,24 +90,24 @@ pub(crate) struct Frame<'a> {
 impl<'a> Frame<'a> {
     pub(crate) fn new(
         (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
-        env: RunEnv<'a>,
+        env: &'a RunEnv<'a>,
         given: Given<'a>,
         FrameMemory { slabs, windows, bound, tables }: FrameMemory<'a>,
     ) -> Frame<'a> {
-        let Tables { owned, targets, shapes } = tables;
+        let Tables { owned, step: tables } = tables;
         owned.clear();
-        owned.resize(program.slots.len(), None);
+        owned.resize_with(program.slots.len(), || None);
         // Resident constants are values of the frame from the start. Streamed ones arrive before
         // each step.
         for (slot, tensor) in windows.residents() {
             owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
         }
         let homes = Vec::new();
-        Frame { program, plan, bindings, env, given, owned, targets, shapes, slabs, windows, homes, bound }
+        Frame { program, plan, bindings, env, given, owned, tables, slabs, windows, homes, bound }
     }
 
     /// Runs every step and returns the outputs.
-    pub(crate) fn run(mut self) -> Result<Vec<Value>> {
+    pub(crate) fn run(&mut self) -> Result<Vec<Value>> {
         self.run_steps()?;
         let outputs = &self.plan.outputs;
         let mut values = Vec::with_capacity(outputs.len());
@@ -276,18 +249,19 @@ impl<'a> Frame<'a> {
         if self.dynamic_view(step)? {
             return Ok(());
         }
-        let (mut targets, mut shapes) = (std::mem::take(self.targets), std::mem::take(self.shapes));
-        let found = self.find_targets(index, &mut targets, &mut shapes);
-        let done = found.and_then(|()| self.execute(index, &mut targets, &shapes));
-        let done = done.and_then(|handed| self.keep(step, (&mut targets, &shapes), handed));
+        let mut tables = std::mem::take(self.tables);
+        let found = self.find_targets(index, &mut tables.targets, &mut tables.shapes);
+        let done = found.and_then(|()| self.execute(index, &mut tables));
+        let done = done.and_then(|()| self.keep(step, &mut tables));
         // Return bound buffers to their places, even after an error.
-        for target in targets.drain(..) {
+        for target in tables.targets.drain(..) {
             if let Target::Bound { place, buffer, .. } = target {
                 self.bound[place] = Some(buffer);
             }
         }
-        shapes.clear();
-        (*self.targets, *self.shapes) = (targets, shapes);
+        tables.shapes.clear();
+        tables.handed.clear();
+        *self.tables = tables;
         done
     }
 
@@ -315,7 +289,7 @@ impl<'a> Frame<'a> {
 /// is too short, because the node's plan did not know some size, the slab is allocated here.
 pub(crate) fn device_slabs(
     plan: &RunPlan,
-    env: RunEnv<'_>,
+    env: &RunEnv<'_>,
     ready: Option<&[(DeviceId, DeviceRange<'_>)]>,
 ) -> Result<SmallVec<[Option<DeviceSlab>; 2]>> {
     let mut slabs = SmallVec::new();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ort_alloc::fork::Mutex;
 use ort_alloc::{Allocator, Buffer, Recycler};
 
-use super::frame::Tables;
+use super::tables::Tables;
 use crate::ep::dynamic::DynamicMemory;
 
 /// How much idle memory a session keeps, and for how long.

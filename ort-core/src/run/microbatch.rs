@@ -10,10 +10,10 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
-use super::frame::Tables;
 use super::grant::{Grant, MemoryDemand, RunWork};
 use super::inputs::is_on_device;
 use super::inputs::{Given, fits};
+use super::tables::Tables;
 use super::{Executor, RunOptions};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
@@ -397,7 +397,7 @@ impl Executor {
         }
         let work = RunWork { plan: &part.plan, bindings: &part.bindings, given: Given::Views(&views) };
         let places = given.len();
-        self.frame(grant, work, (&mut bound, tables), options, |mut frame| {
+        self.frame(grant, work, (&mut bound, tables), options, |frame| {
             frame.run_steps()?;
             for (index, (items, buffer)) in layout.outputs.iter().zip(whole.iter_mut()).enumerate() {
                 if let Some(value) = frame.deliver(index, places + index, DeviceId::HOST)? {

@@ -18,6 +18,7 @@ mod outputs;
 pub(crate) mod poison;
 mod profile;
 pub(crate) mod streaming;
+pub(crate) mod tables;
 mod target;
 pub(crate) mod transfer;
 mod views;

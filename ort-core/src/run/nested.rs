@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use ort_alloc::{Category, DeviceId};
 
-use super::frame::{Frame, FrameMemory, RunEnv, Slabs, Tables, device_slabs};
+use super::frame::{Frame, FrameMemory, RunEnv, Slabs, device_slabs};
 use super::inputs::{Given, bind, fits};
 use super::streaming::WindowCursor;
+use super::tables::Tables;
 use crate::dim::{Bindings, Dim, unify};
 use crate::ep::NestedRun;
 use crate::ep::dynamic::{Source, ValueMemory};
@@ -130,11 +131,11 @@ impl NestedRun for NestedFrames<'_> {
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }
         };
-        let devices = device_slabs(&plan, self.env, Some(&self.slabs))?;
+        let devices = device_slabs(&plan, &self.env, Some(&self.slabs))?;
         let slabs = Slabs { host, devices: &devices };
         let windows = WindowCursor::default();
         let memory = FrameMemory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
-        Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
+        Frame::new((program, &plan, &bindings), &self.env, Given::Views(&given), memory).run()
     }
 
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {

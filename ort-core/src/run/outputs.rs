@@ -10,7 +10,8 @@ use std::borrow::Cow;
 use ort_alloc::{Buffer, Category, DeviceId, allocate_in};
 
 use super::frame::Frame;
-use super::target::{HandedOver, KnownShapes, Target, no_shape};
+use super::tables::StepTables;
+use super::target::{KnownShapes, Target, no_shape};
 use super::views::view_of;
 use crate::dtype::DType;
 use crate::ep::dynamic::{Source, ValueMemory};
@@ -77,13 +78,9 @@ impl Frame<'_> {
 
     /// Stores the outputs for which a step allocated memory, or whose values its kernel handed
     /// over.
-    pub(super) fn keep(
-        &mut self,
-        step: &Step,
-        (targets, shapes): (&mut [Target], &[Option<(DType, Shape)>]),
-        handed: HandedOver,
-    ) -> Result<()> {
-        let mut handed = handed.into_iter();
+    pub(super) fn keep(&mut self, step: &Step, tables: &mut StepTables) -> Result<()> {
+        let StepTables { targets, shapes, handed, .. } = tables;
+        let mut handed = handed.drain(..);
         for (position, target) in targets.iter_mut().enumerate() {
             let value = handed.next().flatten();
             let Some(slot) = step.outputs[position] else { continue };

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use ort_alloc::{Buffer, SharedBuffer};
-use smallvec::SmallVec;
 
 use crate::dtype::DType;
 use crate::error;
@@ -13,7 +12,7 @@ use crate::tensor::{Shape, TensorBuffer, Value};
 pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
 
 /// The values that a kernel hands over, by output. Empty if it hands over none.
-pub(crate) type HandedOver = SmallVec<[Option<Value>; 1]>;
+pub(crate) type HandedOver = Vec<Option<Value>>;
 
 /// Where the memory of an output comes from in this run.
 pub(crate) enum Target {

@@ -170,11 +170,11 @@ pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>
         Value::Map(MapValue { keys, values }) => {
             Value::Map(MapValue { keys: keys.clone(), values: Box::new(on_host(values, to_host)?) })
         }
-        Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
-            values: tensor(values)?,
-            indices: tensor(indices)?,
-            shape: shape.clone(),
-        }),
+        Value::Sparse(sparse) => Value::Sparse(Box::new(SparseTensor {
+            values: tensor(&sparse.values)?,
+            indices: tensor(&sparse.indices)?,
+            shape: sparse.shape.clone(),
+        })),
     })
 }
 

@@ -7,8 +7,7 @@
 
 use std::ops::Range;
 
-use ort_alloc::{Buffer, ReadSlices, SharedBuffer, WriteSlices, split_disjoint};
-use smallvec::SmallVec;
+use ort_alloc::{Buffer, Part, SharedBuffer, Slices, split_disjoint};
 
 use super::inputs::Given;
 use super::target::{Target, no_shape};
@@ -153,41 +152,20 @@ pub(crate) fn output_slot<'v>(
     Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
 }
 
-/// A range of the run's host memory: the region, and the bytes in it.
-pub(crate) type Part = (usize, Range<usize>);
-
-/// Borrows ranges of the host slab (region 0) and of the homes (the regions after it) at once.
-/// Returns the slices in the order given.
+/// Borrows parts of the host slab (region 0) and of the homes (the regions after it) at once.
 pub(crate) fn split_regions<'s>(
     slab: &'s mut [u8],
     homes: &'s mut [Option<Buffer>],
-    reads: &[Part],
-    writes: &[Part],
-) -> Result<(ReadSlices<'s>, WriteSlices<'s>)> {
+    (reads, writes): (&[Part], &[Part]),
+    slices: Slices<'static>,
+) -> Result<Slices<'s>> {
     // Steps whose values all have memory of their own, as in models of one node.
     if reads.is_empty() && writes.is_empty() {
-        return Ok(Default::default());
-    }
-    let mut read: SmallVec<[Option<&'s [u8]>; 8]> = reads.iter().map(|_| None).collect();
-    let mut written: SmallVec<[Option<&'s mut [u8]>; 4]> = writes.iter().map(|_| None).collect();
-    let homes = homes.iter_mut().map(|home| home.as_mut().and_then(Buffer::bytes_mut));
-    // Regions are separate allocations, so each is split on its own.
-    for (region, bytes) in std::iter::once(Some(slab)).chain(homes).enumerate() {
-        let of = |parts: &[Part]| -> SmallVec<[Range<usize>; 8]> {
-            parts.iter().filter(|part| part.0 == region).map(|part| part.1.clone()).collect()
-        };
-        let (from, to) = (of(reads), of(writes));
-        let Some(bytes) = bytes.filter(|_| !from.is_empty() || !to.is_empty()) else { continue };
-        let (from, to) = split_disjoint(bytes, &from, &to)
-            .map_err(|problem| error!(Fail, "the plan overlaps: {problem}"))?;
-        let places = reads.iter().zip(&mut read).filter(|(part, _)| part.0 == region);
-        places.zip(from).for_each(|((_, place), slice)| *place = Some(slice));
-        let places = writes.iter().zip(&mut written).filter(|(part, _)| part.0 == region);
-        places.zip(to).for_each(|((_, place), slice)| *place = Some(slice));
+        return Ok(slices);
     }
     // A missing home was taken for its output, so no other value may still be in it.
-    let missing = || error!(Fail, "a part of an output is used after the output has its memory");
-    let read: Option<ReadSlices<'s>> = read.into_iter().collect();
-    let written: Option<WriteSlices<'s>> = written.into_iter().collect();
-    Ok((read.ok_or_else(missing)?, written.ok_or_else(missing)?))
+    let home = |home: &'s mut Option<Buffer>| home.as_mut().and_then(Buffer::bytes_mut).unwrap_or_default();
+    let regions = std::iter::once(slab).chain(homes.iter_mut().map(home));
+    split_disjoint(regions, reads, writes, slices)
+        .map_err(|problem| error!(Fail, "the plan overlaps: {problem}"))
 }

@@ -107,7 +107,7 @@ impl Session {
         let IoBinding { inputs, outputs, buffers, results, tables, .. } = binding;
         let work = RunWork { plan, bindings, given: Given::Values(inputs) };
         let given = inputs.len();
-        self.executor.execute(work, (buffers, tables), options, |mut frame| {
+        self.executor.execute(work, (buffers, tables), options, |frame| {
             frame.run_steps()?;
             for (index, (bound, result)) in outputs.iter().zip(&mut *results).enumerate() {
                 match bound {

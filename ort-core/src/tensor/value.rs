@@ -16,8 +16,9 @@ pub enum Value {
     Optional(OptionalValue),
     /// A map from integers or strings to values.
     Map(MapValue),
-    /// A tensor given by its nonzero elements.
-    Sparse(SparseTensor),
+    /// A tensor given by its nonzero elements. Boxed: it is rare, and would more than double the
+    /// size of a value.
+    Sparse(Box<SparseTensor>),
 }
 
 /// A sequence, with its element type even if it is empty.

@@ -154,7 +154,10 @@ fn sparse_tensors_go_there_and_back() {
         let dense = again.to_dense().unwrap();
         assert_eq!(dense.to_vec::<f32>().unwrap(), [0.0, 1.0, 0.0, 0.0, 2.0, 3.0]);
         let dense = Value::Tensor(dense).value_type();
-        assert_eq!(Value::Sparse(again).value_type(), ValueType::Sparse(dense.as_tensor().unwrap().clone()));
+        assert_eq!(
+            Value::Sparse(Box::new(again)).value_type(),
+            ValueType::Sparse(dense.as_tensor().unwrap().clone())
+        );
     }
 }
 

@@ -84,7 +84,8 @@ struct Streamed {
 #[derive(Default)]
 pub(crate) struct WindowCursor<'a> {
     residents: &'a [(SlotId, Tensor)],
-    lanes: SmallVec<[LaneCursor<'a>; 1]>,
+    // Not inline: a frame is moved, and most runs have no window.
+    lanes: Vec<LaneCursor<'a>>,
 }
 
 struct LaneCursor<'a> {

@@ -4,7 +4,6 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use ort_alloc::{Budget, SharedBuffer};
-use smallvec::SmallVec;
 
 use super::call::{exported, only_node, opened, put, record, reporting, whole};
 use super::tensors::{bytes_mut, range, read_mut, read_view, shape};
@@ -159,7 +158,7 @@ unsafe fn run_on(
             .iter()
             .any(|output| output.kind != ORT_PROVIDER_ABSENT && usize::try_from(output.in_place) == Ok(index))
     };
-    let mut given: InputViews<'_> = SmallVec::new();
+    let mut given: InputViews<'_> = Vec::with_capacity(inputs.len());
     for (index, (tensor, shape)) in inputs.iter().zip(&input_shapes).enumerate() {
         // A view of an in-place input would alias the output's mutable view.
         if tensor.kind == ORT_PROVIDER_ABSENT || in_place(index) {
@@ -170,7 +169,7 @@ unsafe fn run_on(
         // are skipped.
         given.push(Some(ValueView::Tensor(unsafe { read_view(tensor, shape, &kernel.nothing) }?)));
     }
-    let mut taken: OutputSlots<'_> = SmallVec::new();
+    let mut taken: OutputSlots<'_> = Vec::with_capacity(outputs.len());
     for (tensor, shape) in outputs.iter().zip(&output_shapes) {
         if tensor.kind == ORT_PROVIDER_ABSENT {
             taken.push(OutputSlot::Unwanted);
