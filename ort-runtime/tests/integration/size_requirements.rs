@@ -423,3 +423,92 @@ fn a_reshape_counts_packed_elements() -> Result<()> {
     }
     Ok(())
 }
+/// A branch of one node on captured values, or of `Neg` of the first.
+fn branch_of(attr: &'static str, node: Option<&Unplannable>, outer: &[ValueId]) -> Result<Subgraph> {
+    let mut graph = Graph::new(attr);
+    let inner: Vec<ValueId> = (0..outer.len())
+        .map(|index| graph.add_value(format!("captured_{index}"), ValueType::Unknown))
+        .collect();
+    let captures = outer.iter().zip(&inner).map(|(&outer, &inner)| Capture { outer, inner }).collect();
+    let mut builder = GraphBuilder::extend(graph);
+    let result = match node {
+        Some((op, attrs, ..)) => builder.node(op, &inner, attrs)?,
+        None => builder.node("Neg", &inner[..1], &[])?,
+    };
+    Ok(Subgraph { attr, graph: builder.finish_subgraph(&[result]), captures })
+}
+
+/// An operator, its attributes, two shapes that its kernel refuses to plan, and the error.
+type Unplannable =
+    (&'static str, Vec<(&'static str, Attribute)>, [&'static [usize]; 2], ErrorKind, &'static str);
+
+/// Operators whose kernels compare the sizes.
+fn unplannable() -> Vec<Unplannable> {
+    let equation = vec![text("equation", "ij,jk->ik")];
+    vec![
+        ("MatMul", vec![], [&[2, 3], &[4, 5]], FAIL, "[2, 3]"),
+        ("MatMul", vec![], [&[2, 1, 3], &[3, 3, 5]], FAIL, "[2, 1, 3]"),
+        ("Conv", vec![], [&[1, 3, 8, 8], &[4, 5, 3, 3]], FAIL, "channels"),
+        ("ConvTranspose", vec![], [&[1, 3, 8, 8], &[4, 5, 3, 3]], INVALID, "channels"),
+        ("Einsum", equation, [&[2, 3], &[4, 5]], INVALID, "4"),
+    ]
+}
+
+/// `if c { node(a, b) } else { -a }`, in a loop body too.
+#[test]
+fn what_no_kernel_can_plan_is_an_error_of_the_branch_that_is_taken() -> Result<()> {
+    for case in unplannable() {
+        let (op, _, shapes, kind, message) = &case;
+        for nested in [false, true] {
+            let mut main = GraphBuilder::new("main");
+            let mut outer = Vec::new();
+            for (name, shape) in ["a", "b"].iter().zip(shapes) {
+                let sizes: Vec<String> = (0..shape.len()).map(|axis| format!("{name}_{axis}")).collect();
+                let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+                outer.push(main.input(name, DType::F32, &sizes));
+            }
+            let (control, result) = match nested {
+                false => {
+                    let condition = main.input("c", DType::Bool, &[]);
+                    let branches = vec![
+                        branch_of("then_branch", Some(&case), &outer)?,
+                        branch_of("else_branch", None, &outer)?,
+                    ];
+                    ("If", main.add(("", "If"), &[Some(condition)], &[], 1, branches)?)
+                }
+                true => {
+                    // Without an iteration there is nothing to refuse.
+                    let trips = main.input("c", DType::I64, &[]);
+                    let body = branch_of("body", Some(&case), &outer)?;
+                    let mut builder = GraphBuilder::extend(body.graph);
+                    builder.input("number", DType::I64, &[]);
+                    let holds = builder.input("holds", DType::Bool, &[]);
+                    let result = builder.graph().nodes[0].outputs[0].expect("the node has an output");
+                    let graph = builder.finish_subgraph(&[holds, result]);
+                    let body = Subgraph { graph, ..body };
+                    ("Loop", main.add(("", "Loop"), &[Some(trips), None], &[], 1, vec![body])?)
+                }
+            };
+            let session = session(main.finish(&result)?)?;
+            let run = |taken: bool| {
+                let c = match nested {
+                    false => Tensor::from_bools(&[], &[taken])?,
+                    true => Tensor::scalar(i64::from(taken))?,
+                };
+                session.run(&[("c", c.into()), ("a", zeros(shapes[0])?), ("b", zeros(shapes[1])?)])
+            };
+            for _ in 0..2 {
+                let shape = run(false)?[0].1.tensor()?.shape().to_vec();
+                if !nested {
+                    assert_eq!(shape, shapes[0], "{op}");
+                }
+                let problem = run(true).expect_err(op);
+                assert_eq!(problem.kind(), *kind, "{problem:?}");
+                assert_eq!(problem.nodes().map(|(_, op)| op).collect::<Vec<_>>(), [control, *op]);
+                assert!(problem.to_string().contains(message), "{problem}");
+            }
+        }
+    }
+    Ok(())
+}
+
