@@ -3,7 +3,13 @@
 
 use crate::support::{ints, session};
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_runtime::onnx::proto::tensor_shape_proto::{Dimension, dimension};
+use ort_runtime::onnx::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    type_proto,
+};
 use ort_runtime::{DType, ErrorKind, Model, Result, Session, Tensor, Value};
+use prost::Message;
 
 const INVALID: ErrorKind = ErrorKind::InvalidArgument;
 const FAIL: ErrorKind = ErrorKind::Fail;
@@ -56,6 +62,8 @@ fn text(name: &'static str, value: &str) -> (&'static str, Attribute) {
 
 fn cases() -> Vec<Case> {
     let inner = (INVALID, "the inner size of B is 4, expected 3");
+    let too_large = (INVALID, "the extent of the kernel along a spatial axis is 3, expected 2 at most");
+    let pads = ("pads", Attribute::Ints(vec![1, 1, 1, 1]));
     let relu = text("activation", "Relu");
     let kernel = ("kernel_shape", Attribute::Ints(vec![2, 2]));
     vec![
@@ -96,6 +104,48 @@ fn cases() -> Vec<Case> {
             &[F(&[1, 2, 5, 5]), F(&[2, 3, 3, 3]), F(&[3])],
             &[F(&[1, 2, 5, 5]), F(&[2, 3, 3, 3]), F(&[4])],
             (INVALID, "the length of the bias is 4, expected 3"),
+        ),
+        case(
+            "Conv",
+            &[],
+            &[F(&[1, 1, 3, 3]), F(&[1, 1, 3, 3])],
+            &[F(&[1, 1, 3, 2]), F(&[1, 1, 3, 3])],
+            too_large,
+        ),
+        case(
+            "Conv",
+            &[pads.clone(), ("strides", Attribute::Ints(vec![3, 3]))],
+            &[F(&[1, 1, 2, 1]), F(&[1, 1, 4, 3])],
+            &[F(&[1, 1, 0, 1]), F(&[1, 1, 3, 3])],
+            too_large,
+        ),
+        case(
+            "Conv",
+            &[text("auto_pad", "VALID"), ("dilations", Attribute::Ints(vec![2]))],
+            &[F(&[1, 1, 3]), F(&[1, 1, 2])],
+            &[F(&[1, 1, 2]), F(&[1, 1, 2])],
+            too_large,
+        ),
+        case(
+            "ConvInteger",
+            &[],
+            &[Bytes(&[1, 1, 3]), Bytes(&[1, 1, 3])],
+            &[Bytes(&[1, 1, 2]), Bytes(&[1, 1, 3])],
+            too_large,
+        ),
+        case(
+            "ms.FusedConv",
+            std::slice::from_ref(&relu),
+            &[F(&[1, 1, 3]), F(&[1, 1, 3])],
+            &[F(&[1, 1, 2]), F(&[1, 1, 3])],
+            too_large,
+        ),
+        case(
+            "ConvTranspose",
+            std::slice::from_ref(&pads),
+            &[F(&[1, 1, 2, 2]), F(&[1, 1, 2, 2])],
+            &[F(&[1, 1, 2, 2]), F(&[1, 1, 1, 2])],
+            (INVALID, "the padding along a spatial axis is 2, expected 1 at most"),
         ),
         case(
             "ms.FusedConv",
@@ -383,46 +433,6 @@ fn sizes_of_a_branch_count_only_if_it_is_taken() -> Result<()> {
     Ok(())
 }
 
-/// The inner size of the GEMM is the number of nonzero elements, which no plan knows.
-#[test]
-fn sizes_that_depend_on_data_are_checked_in_the_run() -> Result<()> {
-    let mut builder = GraphBuilder::new("counted");
-    let x = builder.input("x", DType::F32, &["m"]);
-    let a = builder.input("a", DType::F32, &["2", "n"]);
-    let places = builder.node("NonZero", &[x], &[])?;
-    let places = builder.node("Cast", &[places], &[int("to", 1)])?;
-    let column = builder.node("Transpose", &[places], &[])?;
-    let result = builder.node("Gemm", &[a, column], &[])?;
-    let session = Session::builder(&Model::from_graph(builder.finish(&[result])?)).threads(1).build()?;
-    for (elements, fits) in [([1.0f32, 2.0, 3.0], true), ([1.0, 0.0, 3.0], false)] {
-        let x = Tensor::from_slice(&[3], &elements)?;
-        let outcome = session.run(&[("x", x.into()), ("a", zeros(&[2, 3])?)]);
-        assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
-        if let Err(problem) = outcome {
-            assert_eq!(problem.kind(), INVALID, "{problem}");
-            assert!(problem.to_string().contains("the inner size of B is 2, expected 3"), "{problem}");
-        }
-    }
-    Ok(())
-}
-
-/// `int2` packs four elements into a byte, so 35 and 36 of them take as many bytes.
-#[test]
-fn a_reshape_counts_packed_elements() -> Result<()> {
-    let mut builder = GraphBuilder::new("packed");
-    let x = builder.input("x", DType::I2, &["a", "b", "c"]);
-    let shape = builder.constant(ints(&[5, -1])?);
-    let result = builder.node("Reshape", &[x, shape], &[])?;
-    let session = session(builder.finish(&[result])?)?;
-    for (last, fits) in [(5, true), (6, false)] {
-        let shape = [2, 3, last];
-        let bytes = DType::I2.byte_len(shape.iter().product()).expect("a few bytes");
-        let x = Tensor::from_bytes(DType::I2, &shape, vec![0; bytes].into())?;
-        let outcome = session.run(&[("x", x.into())]);
-        assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
-    }
-    Ok(())
-}
 /// A branch of one node on captured values, or of `Neg` of the first.
 fn branch_of(attr: &'static str, node: Option<&Unplannable>, outer: &[ValueId]) -> Result<Subgraph> {
     let mut graph = Graph::new(attr);
@@ -512,3 +522,102 @@ fn what_no_kernel_can_plan_is_an_error_of_the_branch_that_is_taken() -> Result<(
     Ok(())
 }
 
+/// The inner size of the GEMM is the number of nonzero elements, which no plan knows.
+#[test]
+fn sizes_that_depend_on_data_are_checked_in_the_run() -> Result<()> {
+    let mut builder = GraphBuilder::new("counted");
+    let x = builder.input("x", DType::F32, &["m"]);
+    let a = builder.input("a", DType::F32, &["2", "n"]);
+    let places = builder.node("NonZero", &[x], &[])?;
+    let places = builder.node("Cast", &[places], &[int("to", 1)])?;
+    let column = builder.node("Transpose", &[places], &[])?;
+    let result = builder.node("Gemm", &[a, column], &[])?;
+    let session = Session::builder(&Model::from_graph(builder.finish(&[result])?)).threads(1).build()?;
+    for (elements, fits) in [([1.0f32, 2.0, 3.0], true), ([1.0, 0.0, 3.0], false)] {
+        let x = Tensor::from_slice(&[3], &elements)?;
+        let outcome = session.run(&[("x", x.into()), ("a", zeros(&[2, 3])?)]);
+        assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
+        if let Err(problem) = outcome {
+            assert_eq!(problem.kind(), INVALID, "{problem}");
+            assert!(problem.to_string().contains("the inner size of B is 2, expected 3"), "{problem}");
+        }
+    }
+    Ok(())
+}
+
+/// `int2` packs four elements into a byte, so 35 and 36 of them take as many bytes.
+#[test]
+fn a_reshape_counts_packed_elements() -> Result<()> {
+    let mut builder = GraphBuilder::new("packed");
+    let x = builder.input("x", DType::I2, &["a", "b", "c"]);
+    let shape = builder.constant(ints(&[5, -1])?);
+    let result = builder.node("Reshape", &[x, shape], &[])?;
+    let session = session(builder.finish(&[result])?)?;
+    for (last, fits) in [(5, true), (6, false)] {
+        let shape = [2, 3, last];
+        let bytes = DType::I2.byte_len(shape.iter().product()).expect("a few bytes");
+        let x = Tensor::from_bytes(DType::I2, &shape, vec![0; bytes].into())?;
+        let outcome = session.run(&[("x", x.into())]);
+        assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
+    }
+    Ok(())
+}
+
+/// `Split` of a vector of this size, or of size `n`, into `count` parts, at an opset.
+fn split_at(opset: i64, size: Option<i64>, count: usize) -> Result<Model> {
+    let value = match size {
+        Some(size) => dimension::Value::DimValue(size),
+        None => dimension::Value::DimParam("n".into()),
+    };
+    let shape = TensorShapeProto { dim: vec![Dimension { value: Some(value), ..Dimension::default() }] };
+    let tensor = type_proto::Tensor { elem_type: Some(DType::F32.onnx_code()), shape: Some(shape) };
+    let ty = TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() };
+    let parts: Vec<String> = (0..count).map(|index| format!("y{index}")).collect();
+    let output = |name: &String| ValueInfoProto { name: Some(name.clone()), ..ValueInfoProto::default() };
+    let graph = GraphProto {
+        name: Some("g".into()),
+        input: vec![ValueInfoProto { r#type: Some(ty), ..output(&"x".into()) }],
+        output: parts.iter().map(output).collect(),
+        node: vec![NodeProto {
+            op_type: Some("Split".into()),
+            input: vec!["x".into()],
+            output: parts,
+            ..NodeProto::default()
+        }],
+        ..GraphProto::default()
+    };
+    let proto = ModelProto {
+        ir_version: Some(8),
+        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(opset) }],
+        graph: Some(graph),
+        ..ModelProto::default()
+    };
+    Model::from_bytes(proto.encode_to_vec())
+}
+
+/// Only since version 18 the last part may be smaller.
+#[test]
+fn early_versions_split_evenly() -> Result<()> {
+    for opset in [1, 2, 11, 13] {
+        for (size, count) in [(6, 3), (6, 1), (0, 2)] {
+            for known in [Some(size), None] {
+                let session = Session::builder(&split_at(opset, known, count)?).threads(1).build()?;
+                let outputs = session.run(&[("x", zeros(&[size as usize])?)])?;
+                for (_, part) in &outputs {
+                    assert_eq!(part.tensor()?.shape(), [size as usize / count], "opset {opset}");
+                }
+            }
+        }
+        for (size, count) in [(7, 3), (7, 2), (2, 3), (9, 4)] {
+            let text = format!("the size of the split axis {size} is not a multiple of {count}");
+            let loading = split_at(opset, Some(size), count).map(|_| ()).unwrap_err();
+            let session = Session::builder(&split_at(opset, None, count)?).threads(1).build()?;
+            let running = session.run(&[("x", zeros(&[size as usize])?)]).unwrap_err();
+            for problem in [loading, running] {
+                assert_eq!(problem.kind(), FAIL, "opset {opset}: {problem}");
+                assert!(problem.to_string().contains(&text), "opset {opset}: {problem}");
+            }
+        }
+    }
+    Ok(())
+}
