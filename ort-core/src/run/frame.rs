@@ -273,11 +273,12 @@ impl<'a> Frame<'a> {
     /// Runs a step: as a view of an input if that is possible, otherwise by its kernel.
     fn step(&mut self, index: usize) -> Result<()> {
         let step = &self.program.steps[index];
-        if self.dynamic_view(step)? {
+        let mut inferred = None;
+        if self.dynamic_view(step, &mut inferred)? {
             return Ok(());
         }
         let (mut targets, mut shapes) = (std::mem::take(self.targets), std::mem::take(self.shapes));
-        let found = self.find_targets(index, &mut targets, &mut shapes);
+        let found = self.find_targets(index, &mut targets, &mut shapes, inferred);
         let done = found.and_then(|()| self.execute(index, &mut targets, &shapes));
         let done = done.and_then(|handed| self.keep(step, (&mut targets, &shapes), handed));
         // Return bound buffers to their places, even after an error.
