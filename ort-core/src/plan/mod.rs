@@ -143,8 +143,9 @@ pub(crate) struct RunPlan {
     pub(crate) has_dynamic: bool,
     /// Whether some device kernel, of a subgraph too, could run with a smaller workspace.
     pub(crate) can_shrink: bool,
-    /// The error of a run if the sizes contradict what an operator requires of them. It is no error
-    /// of the plan, because a branch that is planned may never be taken.
+    /// The error of a run if the sizes contradict what an operator requires of them, or what its
+    /// kernel can plan for. It is no error of the plan, because a branch that is planned may never
+    /// be taken.
     pub(crate) contradiction: Option<Error>,
 }
 

@@ -82,6 +82,25 @@ pub(super) fn resolve_given(
     }
 }
 
+/// Plans a subgraph that cannot be planned for these sizes, which is an error only if it runs.
+/// Returns a plan without steps and memory, whose run fails with `problem`.
+pub(super) fn refuse(
+    program: &Program,
+    bindings: &Bindings,
+    threads: usize,
+    around: Surroundings<'_>,
+    problem: Error,
+) -> Result<RunPlan> {
+    let specialized = specialize(program, bindings, around.known);
+    let graph = specialized.as_ref().unwrap_or(&program.graph);
+    let mut planner = Planner::new((program, graph), bindings, threads, around.bound);
+    // The shapes of the given values tell which runs the plan is for.
+    planner.find_shapes();
+    planner.needed.fill(false);
+    planner.is_output.fill(false);
+    Ok(RunPlan { contradiction: Some(problem), ..planner.place()? })
+}
+
 /// Returns the error of the first node whose requirements the sizes do not meet.
 fn contradiction(program: &Program, bindings: &Bindings) -> Option<Error> {
     program.graph.requirements.iter().find_map(|requirement| requirement.check(bindings).err())

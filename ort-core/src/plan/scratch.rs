@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 
 use super::bound::SlabLimits;
-use super::resolve::{Group, Planner, Surroundings, resolve_given};
+use super::resolve::{Group, Planner, Surroundings, refuse, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
 use crate::Result;
@@ -97,7 +97,11 @@ impl Planner<'_> {
                 bound.room = SlabLimits::LEAST;
             }
             let around = Surroundings { known: &given, bound: &bound };
-            let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
+            let (program, bindings, threads) = (&nested.program, self.bindings, self.threads);
+            // Sizes that contradict each other may be in a branch that is not taken, or in a loop
+            // without iterations.
+            let plan = resolve_given(program, bindings, threads, around)
+                .or_else(|problem| refuse(program, bindings, threads, around, problem))?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             self.can_shrink |= plan.can_shrink;

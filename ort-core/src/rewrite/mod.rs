@@ -3,7 +3,7 @@
 //! It folds constants, eliminates common subexpressions and dead code, and applies tables of rules
 //! ([`mod@crate::rules`]) that replace patterns of nodes by cheaper ones. Larger rewrites are
 //! passes of their own: elementwise fusion, attention with its KV cache, NHWC layout, transposed
-//! weights.
+//! weights, loop-invariant state.
 //!
 //! A rule is data: a pattern and a template, both as text, with a guard or a builder function for
 //! what text cannot say. The driver matches a pattern from its root towards the inputs. It rejects
@@ -19,6 +19,7 @@ mod elementwise_fusion;
 mod environment;
 mod fold;
 mod level;
+mod loop_invariant;
 mod matching;
 mod nhwc;
 mod nodes;
@@ -94,7 +95,8 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
 }
 
 /// The names of the passes that can be disabled like a rule.
-const PASSES: [&str; 4] = [attention_cache::RULE, elementwise_fusion::RULE, nhwc::RULE, weight_vectors::RULE];
+const PASSES: [&str; 5] =
+    [attention_cache::RULE, elementwise_fusion::RULE, loop_invariant::RULE, nhwc::RULE, weight_vectors::RULE];
 
 /// The names of the rewrite rules, for [`Optimizer::disabled`].
 pub fn rule_names() -> impl Iterator<Item = &'static str> + Clone {
@@ -127,7 +129,12 @@ pub(crate) fn optimize(
         return Ok(report);
     }
     let mut driver = Driver { optimizer, environment, report: &mut report, shared: fold::Shared::default() };
-    driver.graph(Arc::make_mut(graph))?;
+    let graph = Arc::make_mut(graph);
+    // First, so that the rules see in bodies what loops passed to them.
+    if driver.applies(loop_invariant::RULE) && loop_invariant::apply(graph, driver.report)? {
+        graph.verify()?;
+    }
+    driver.graph(graph)?;
     tracing::info!(
         rules = report.total(),
         folded = report.folded,

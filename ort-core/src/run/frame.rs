@@ -246,11 +246,12 @@ impl<'a> Frame<'a> {
     /// Runs a step: as a view of an input if that is possible, otherwise by its kernel.
     fn step(&mut self, index: usize) -> Result<()> {
         let step = &self.program.steps[index];
-        if self.dynamic_view(step)? {
+        let mut inferred = None;
+        if self.dynamic_view(step, &mut inferred)? {
             return Ok(());
         }
         let mut tables = std::mem::take(self.tables);
-        let found = self.find_targets(index, &mut tables.targets, &mut tables.shapes);
+        let found = self.find_targets(index, &mut tables.targets, &mut tables.shapes, inferred);
         let done = found.and_then(|()| self.execute(index, &mut tables));
         let done = done.and_then(|()| self.keep(step, &mut tables));
         // Return bound buffers to their places, even after an error.

@@ -134,16 +134,17 @@ impl Frame<'_> {
         Ok(value)
     }
 
-    /// Decides where each output of a step goes, and determines its type and shape.
+    /// Decides where each output of a step goes, and determines its type and shape. `inferred` is
+    /// what inference found for the step's actual inputs, if it has run.
     pub(super) fn find_targets(
         &mut self,
         index: usize,
         targets: &mut Vec<Target>,
         shapes: &mut KnownShapes,
+        mut inferred: Option<OutputShapes>,
     ) -> Result<()> {
         let (program, plan) = (self.program, self.plan);
         let step = &program.steps[index];
-        let mut inferred: Option<OutputShapes> = None;
         for (position, slot) in step.outputs.iter().enumerate() {
             let Some(slot) = *slot else {
                 targets.push(Target::Unwanted);
@@ -166,7 +167,7 @@ impl Frame<'_> {
                     let shape = Some((buffer.dtype(), Shape::from(buffer.shape())));
                     targets.push(Target::Bound { place: *place, buffer, in_place });
                     if known.is_none() {
-                        self.check_bound(step, position, &shape)?;
+                        check_bound(self.infer_once(step, &mut inferred)?, position, &shape)?;
                     }
                     shapes.push(shape);
                     continue;
@@ -177,11 +178,8 @@ impl Frame<'_> {
                 Storage::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
                 Storage::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
-                    if inferred.is_none() {
-                        inferred = Some(self.infer(step)?);
-                    }
-                    let shape = inferred.as_ref().and_then(|all| all.get(position).cloned().flatten());
-                    match shape {
+                    let all = self.infer_once(step, &mut inferred)?;
+                    match all.get(position).cloned().flatten() {
                         Some((dtype, Some(shape))) if dtype != DType::String => {
                             self.allocate(slot, Some((dtype, shape)), Category::Dynamic)?
                         }
@@ -196,33 +194,19 @@ impl Frame<'_> {
         }
         // Where the plan knows the outputs but not the inputs, nothing has checked the inputs yet.
         let is_open = |slot: &SlotId| plan.slots[slot.index()].shape.is_none();
-        if inferred.is_none()
-            && step.claim.outputs == OutputsFrom::Plan
-            && step.inputs.iter().flatten().any(is_open)
-        {
-            self.infer(step)?;
+        if step.claim.outputs == OutputsFrom::Plan && step.inputs.iter().flatten().any(is_open) {
+            self.infer_once(step, &mut inferred)?;
         }
         Ok(())
     }
 
-    /// Refuses a bound output whose shape, known only at run time, is not that of its buffer.
-    pub(super) fn check_bound(
-        &self,
-        step: &Step,
-        position: usize,
-        bound: &Option<(DType, Shape)>,
-    ) -> Result<()> {
-        let inferred = self.infer(step)?.into_iter().nth(position).flatten();
-        let inferred = inferred.and_then(|(dtype, shape)| Some((dtype, shape?)));
-        ensure!(
-            inferred.is_some() && inferred == *bound,
-            InvalidArgument,
-            help = "bind the output to a device, where it may have any size",
-            "the output is {}, but it is bound to {}",
-            in_words(&inferred),
-            in_words(bound)
-        );
-        Ok(())
+    /// Infers the outputs of a step, unless `known` has them already.
+    fn infer_once<'i>(&self, step: &Step, known: &'i mut Option<OutputShapes>) -> Result<&'i OutputShapes> {
+        let inferred = match known.take() {
+            Some(inferred) => inferred,
+            None => self.infer(step)?,
+        };
+        Ok(known.insert(inferred))
     }
 
     /// Allocates an output of its own, in the memory of its slot.
@@ -296,8 +280,8 @@ impl Frame<'_> {
     }
 
     /// Makes outputs of unknown size views of an input that owns its memory, if the operator allows
-    /// it. Returns whether it did.
-    pub(super) fn dynamic_view(&mut self, step: &Step) -> Result<bool> {
+    /// it. Returns whether it did. If it had to infer the step, `inferred` has the result.
+    pub(super) fn dynamic_view(&mut self, step: &Step, inferred: &mut Option<OutputShapes>) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
         // A graph output owns its memory, so it is copied instead of being a view.
@@ -308,8 +292,9 @@ impl Frame<'_> {
         if !step.outputs.iter().flatten().all(shares) {
             return Ok(false);
         }
+        let all = self.infer_once(step, inferred)?.iter();
         let outputs: Vec<Option<Shape>> =
-            self.infer(step)?.into_iter().map(|output| output.and_then(|(_, shape)| shape)).collect();
+            all.map(|output| output.as_ref().and_then(|(_, shape)| shape.clone())).collect();
         if outputs.iter().any(Option::is_none) {
             return Ok(false);
         }
@@ -340,6 +325,21 @@ impl Frame<'_> {
         }
         Ok(true)
     }
+}
+
+/// Refuses a bound output whose shape, known only at run time, is not that of its buffer.
+fn check_bound(inferred: &OutputShapes, position: usize, bound: &Option<(DType, Shape)>) -> Result<()> {
+    let inferred = inferred.get(position).cloned().flatten();
+    let inferred = inferred.and_then(|(dtype, shape)| Some((dtype, shape?)));
+    ensure!(
+        inferred.is_some() && inferred == *bound,
+        InvalidArgument,
+        help = "bind the output to a device, where it may have any size",
+        "the output is {}, but it is bound to {}",
+        in_words(&inferred),
+        in_words(bound)
+    );
+    Ok(())
 }
 
 /// The value of an output in a buffer of its own.

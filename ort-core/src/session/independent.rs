@@ -43,7 +43,8 @@ impl Session {
         if let Some(session) = session.get() {
             return Ok(session.clone());
         }
-        tracing::warn!(
+        // ONNX Runtime accepts such inputs silently.
+        tracing::info!(
             "the inputs give one dimension name two sizes ({}); compiling the model again for such runs, without \
              relying on the names; to avoid this, give equal sizes, or export the model with a name for each dimension",
             conflict.located_message()

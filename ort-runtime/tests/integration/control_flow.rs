@@ -169,7 +169,8 @@ fn endless_loops_end_at_the_deadline() -> Result<()> {
     let (mut body, _) = Body::new(&[]);
     let [_, _, carried] = body.loop_inputs();
     let holds = body.builder.constant(Tensor::from_bools(&[], &[true])?);
-    let body = body.finish("body", &[holds, carried]);
+    let next = body.builder.node("Neg", &[carried], &[])?;
+    let body = body.finish("body", &[holds, next]);
     let outputs = main.add(("", "Loop"), &[None, None, Some(x)], &[], 1, vec![body])?;
     let session = Session::builder(&Model::from_graph(main.finish(&outputs)?)).threads(1).build()?;
     let deadline = Some(Instant::now() + Duration::from_millis(50));

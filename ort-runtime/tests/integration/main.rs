@@ -43,6 +43,7 @@ mod joined;
 mod largest_batch;
 mod least_limit;
 mod load_options;
+mod loop_invariant;
 mod lowering;
 mod many_inputs;
 mod memory_limit;

@@ -3,7 +3,13 @@
 
 use crate::support::{ints, session};
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_runtime::onnx::proto::tensor_shape_proto::{Dimension, dimension};
+use ort_runtime::onnx::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    type_proto,
+};
 use ort_runtime::{DType, ErrorKind, Model, Result, Session, Tensor, Value};
+use prost::Message;
 
 const INVALID: ErrorKind = ErrorKind::InvalidArgument;
 const FAIL: ErrorKind = ErrorKind::Fail;
@@ -56,6 +62,8 @@ fn text(name: &'static str, value: &str) -> (&'static str, Attribute) {
 
 fn cases() -> Vec<Case> {
     let inner = (INVALID, "the inner size of B is 4, expected 3");
+    let too_large = (INVALID, "the extent of the kernel along a spatial axis is 3, expected 2 at most");
+    let pads = ("pads", Attribute::Ints(vec![1, 1, 1, 1]));
     let relu = text("activation", "Relu");
     let kernel = ("kernel_shape", Attribute::Ints(vec![2, 2]));
     vec![
@@ -96,6 +104,48 @@ fn cases() -> Vec<Case> {
             &[F(&[1, 2, 5, 5]), F(&[2, 3, 3, 3]), F(&[3])],
             &[F(&[1, 2, 5, 5]), F(&[2, 3, 3, 3]), F(&[4])],
             (INVALID, "the length of the bias is 4, expected 3"),
+        ),
+        case(
+            "Conv",
+            &[],
+            &[F(&[1, 1, 3, 3]), F(&[1, 1, 3, 3])],
+            &[F(&[1, 1, 3, 2]), F(&[1, 1, 3, 3])],
+            too_large,
+        ),
+        case(
+            "Conv",
+            &[pads.clone(), ("strides", Attribute::Ints(vec![3, 3]))],
+            &[F(&[1, 1, 2, 1]), F(&[1, 1, 4, 3])],
+            &[F(&[1, 1, 0, 1]), F(&[1, 1, 3, 3])],
+            too_large,
+        ),
+        case(
+            "Conv",
+            &[text("auto_pad", "VALID"), ("dilations", Attribute::Ints(vec![2]))],
+            &[F(&[1, 1, 3]), F(&[1, 1, 2])],
+            &[F(&[1, 1, 2]), F(&[1, 1, 2])],
+            too_large,
+        ),
+        case(
+            "ConvInteger",
+            &[],
+            &[Bytes(&[1, 1, 3]), Bytes(&[1, 1, 3])],
+            &[Bytes(&[1, 1, 2]), Bytes(&[1, 1, 3])],
+            too_large,
+        ),
+        case(
+            "ms.FusedConv",
+            std::slice::from_ref(&relu),
+            &[F(&[1, 1, 3]), F(&[1, 1, 3])],
+            &[F(&[1, 1, 2]), F(&[1, 1, 3])],
+            too_large,
+        ),
+        case(
+            "ConvTranspose",
+            std::slice::from_ref(&pads),
+            &[F(&[1, 1, 2, 2]), F(&[1, 1, 2, 2])],
+            &[F(&[1, 1, 2, 2]), F(&[1, 1, 1, 2])],
+            (INVALID, "the padding along a spatial axis is 2, expected 1 at most"),
         ),
         case(
             "ms.FusedConv",
@@ -383,6 +433,95 @@ fn sizes_of_a_branch_count_only_if_it_is_taken() -> Result<()> {
     Ok(())
 }
 
+/// A branch of one node on captured values, or of `Neg` of the first.
+fn branch_of(attr: &'static str, node: Option<&Unplannable>, outer: &[ValueId]) -> Result<Subgraph> {
+    let mut graph = Graph::new(attr);
+    let inner: Vec<ValueId> = (0..outer.len())
+        .map(|index| graph.add_value(format!("captured_{index}"), ValueType::Unknown))
+        .collect();
+    let captures = outer.iter().zip(&inner).map(|(&outer, &inner)| Capture { outer, inner }).collect();
+    let mut builder = GraphBuilder::extend(graph);
+    let result = match node {
+        Some((op, attrs, ..)) => builder.node(op, &inner, attrs)?,
+        None => builder.node("Neg", &inner[..1], &[])?,
+    };
+    Ok(Subgraph { attr, graph: builder.finish_subgraph(&[result]), captures })
+}
+
+/// An operator, its attributes, two shapes that its kernel refuses to plan, and the error.
+type Unplannable =
+    (&'static str, Vec<(&'static str, Attribute)>, [&'static [usize]; 2], ErrorKind, &'static str);
+
+/// Operators whose kernels compare the sizes.
+fn unplannable() -> Vec<Unplannable> {
+    let equation = vec![text("equation", "ij,jk->ik")];
+    vec![
+        ("MatMul", vec![], [&[2, 3], &[4, 5]], FAIL, "[2, 3]"),
+        ("MatMul", vec![], [&[2, 1, 3], &[3, 3, 5]], FAIL, "[2, 1, 3]"),
+        ("Conv", vec![], [&[1, 3, 8, 8], &[4, 5, 3, 3]], FAIL, "channels"),
+        ("ConvTranspose", vec![], [&[1, 3, 8, 8], &[4, 5, 3, 3]], INVALID, "channels"),
+        ("Einsum", equation, [&[2, 3], &[4, 5]], INVALID, "4"),
+    ]
+}
+
+/// `if c { node(a, b) } else { -a }`, in a loop body too.
+#[test]
+fn what_no_kernel_can_plan_is_an_error_of_the_branch_that_is_taken() -> Result<()> {
+    for case in unplannable() {
+        let (op, _, shapes, kind, message) = &case;
+        for nested in [false, true] {
+            let mut main = GraphBuilder::new("main");
+            let mut outer = Vec::new();
+            for (name, shape) in ["a", "b"].iter().zip(shapes) {
+                let sizes: Vec<String> = (0..shape.len()).map(|axis| format!("{name}_{axis}")).collect();
+                let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+                outer.push(main.input(name, DType::F32, &sizes));
+            }
+            let (control, result) = match nested {
+                false => {
+                    let condition = main.input("c", DType::Bool, &[]);
+                    let branches = vec![
+                        branch_of("then_branch", Some(&case), &outer)?,
+                        branch_of("else_branch", None, &outer)?,
+                    ];
+                    ("If", main.add(("", "If"), &[Some(condition)], &[], 1, branches)?)
+                }
+                true => {
+                    // Without an iteration there is nothing to refuse.
+                    let trips = main.input("c", DType::I64, &[]);
+                    let body = branch_of("body", Some(&case), &outer)?;
+                    let mut builder = GraphBuilder::extend(body.graph);
+                    builder.input("number", DType::I64, &[]);
+                    let holds = builder.input("holds", DType::Bool, &[]);
+                    let result = builder.graph().nodes[0].outputs[0].expect("the node has an output");
+                    let graph = builder.finish_subgraph(&[holds, result]);
+                    let body = Subgraph { graph, ..body };
+                    ("Loop", main.add(("", "Loop"), &[Some(trips), None], &[], 1, vec![body])?)
+                }
+            };
+            let session = session(main.finish(&result)?)?;
+            let run = |taken: bool| {
+                let c = match nested {
+                    false => Tensor::from_bools(&[], &[taken])?,
+                    true => Tensor::scalar(i64::from(taken))?,
+                };
+                session.run(&[("c", c.into()), ("a", zeros(shapes[0])?), ("b", zeros(shapes[1])?)])
+            };
+            for _ in 0..2 {
+                let shape = run(false)?[0].1.tensor()?.shape().to_vec();
+                if !nested {
+                    assert_eq!(shape, shapes[0], "{op}");
+                }
+                let problem = run(true).expect_err(op);
+                assert_eq!(problem.kind(), *kind, "{problem:?}");
+                assert_eq!(problem.nodes().map(|(_, op)| op).collect::<Vec<_>>(), [control, *op]);
+                assert!(problem.to_string().contains(message), "{problem}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The inner size of the GEMM is the number of nonzero elements, which no plan knows.
 #[test]
 fn sizes_that_depend_on_data_are_checked_in_the_run() -> Result<()> {
@@ -420,6 +559,65 @@ fn a_reshape_counts_packed_elements() -> Result<()> {
         let x = Tensor::from_bytes(DType::I2, &shape, vec![0; bytes].into())?;
         let outcome = session.run(&[("x", x.into())]);
         assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
+    }
+    Ok(())
+}
+
+/// `Split` of a vector of this size, or of size `n`, into `count` parts, at an opset.
+fn split_at(opset: i64, size: Option<i64>, count: usize) -> Result<Model> {
+    let value = match size {
+        Some(size) => dimension::Value::DimValue(size),
+        None => dimension::Value::DimParam("n".into()),
+    };
+    let shape = TensorShapeProto { dim: vec![Dimension { value: Some(value), ..Dimension::default() }] };
+    let tensor = type_proto::Tensor { elem_type: Some(DType::F32.onnx_code()), shape: Some(shape) };
+    let ty = TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() };
+    let parts: Vec<String> = (0..count).map(|index| format!("y{index}")).collect();
+    let output = |name: &String| ValueInfoProto { name: Some(name.clone()), ..ValueInfoProto::default() };
+    let graph = GraphProto {
+        name: Some("g".into()),
+        input: vec![ValueInfoProto { r#type: Some(ty), ..output(&"x".into()) }],
+        output: parts.iter().map(output).collect(),
+        node: vec![NodeProto {
+            op_type: Some("Split".into()),
+            input: vec!["x".into()],
+            output: parts,
+            ..NodeProto::default()
+        }],
+        ..GraphProto::default()
+    };
+    let proto = ModelProto {
+        ir_version: Some(8),
+        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(opset) }],
+        graph: Some(graph),
+        ..ModelProto::default()
+    };
+    Model::from_bytes(proto.encode_to_vec())
+}
+
+/// Only since version 18 the last part may be smaller.
+#[test]
+fn early_versions_split_evenly() -> Result<()> {
+    for opset in [1, 2, 11, 13] {
+        for (size, count) in [(6, 3), (6, 1), (0, 2)] {
+            for known in [Some(size), None] {
+                let session = Session::builder(&split_at(opset, known, count)?).threads(1).build()?;
+                let outputs = session.run(&[("x", zeros(&[size as usize])?)])?;
+                for (_, part) in &outputs {
+                    assert_eq!(part.tensor()?.shape(), [size as usize / count], "opset {opset}");
+                }
+            }
+        }
+        for (size, count) in [(7, 3), (7, 2), (2, 3), (9, 4)] {
+            let text = format!("the size of the split axis {size} is not a multiple of {count}");
+            let loading = split_at(opset, Some(size), count).map(|_| ()).unwrap_err();
+            let session = Session::builder(&split_at(opset, None, count)?).threads(1).build()?;
+            let running = session.run(&[("x", zeros(&[size as usize])?)]).unwrap_err();
+            for problem in [loading, running] {
+                assert_eq!(problem.kind(), FAIL, "opset {opset}: {problem}");
+                assert!(problem.to_string().contains(&text), "opset {opset}: {problem}");
+            }
+        }
     }
     Ok(())
 }

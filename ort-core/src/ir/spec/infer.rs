@@ -146,6 +146,15 @@ impl<'a> InferCx<'a> {
         Ok(())
     }
 
+    /// Requires something that only a run checks, even of constant sizes: ONNX Runtime loads models
+    /// whose kernels would refuse their inputs.
+    pub fn require_in_run(&self, requirement: Requirement) {
+        let is_met = |sizes: [i64; 2]| requirement.check(sizes).is_ok();
+        if !requirement.is_certain() && !requirement.constants().is_some_and(is_met) {
+            self.requirements.borrow_mut().push(requirement);
+        }
+    }
+
     /// Requires a size to be equal to another. `what` names it in the error.
     pub fn require_equal(
         &self,

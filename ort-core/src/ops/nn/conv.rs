@@ -168,6 +168,7 @@ pub(in crate::ops) fn output_shape(
         cx.require(Requirement::equal("the length of the bias", channels, filters).or_fail())?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
+    windows.require_fit(cx, image);
     let mut shape = vec![batch.clone(), filters.clone()];
     shape.extend(windows.outputs(image));
     Ok(shape)
@@ -188,6 +189,7 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
         cx.require_equal("the length of the bias", channels, &filters)?;
     }
     let windows = Windows::new(cx.attrs, kernel)?;
+    windows.require_output(cx, image)?;
     let mut shape = vec![batch.clone(), filters];
     shape.extend(windows.transposed_outputs(cx.attrs, image)?);
     cx.set_shape(0, shape)

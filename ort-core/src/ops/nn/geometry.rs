@@ -4,6 +4,7 @@
 
 use crate::dim::Dim;
 use crate::ir::Attributes;
+use crate::spec::{InferCx, Requirement};
 use crate::{Result, ensure, error};
 
 /// How the padding is chosen (`auto_pad`).
@@ -151,6 +152,20 @@ impl Windows {
         }
     }
 
+    /// Requires that a convolution's kernel fits in the padded image. ONNX Runtime refuses other
+    /// convolutions. Of a pool, it returns an empty result.
+    pub(super) fn require_fit(&self, cx: &InferCx<'_>, image: &[Dim]) {
+        for (axis, size) in self.axes.iter().zip(image) {
+            let padded = match self.auto_pad {
+                AutoPad::SameUpper | AutoPad::SameLower => continue,
+                AutoPad::Valid => size.clone(),
+                AutoPad::NotSet => size + (axis.pads[0] + axis.pads[1]),
+            };
+            let what = "the extent of the kernel along a spatial axis";
+            cx.require_in_run(Requirement::at_most(what, &axis.extent(), &padded));
+        }
+    }
+
     /// Returns the padding before and after each axis of an image of these spatial dimensions, or
     /// `None` if it depends on a symbolic one. At stride 1, `SAME` padding is the same for every
     /// size.
@@ -205,6 +220,24 @@ impl Windows {
             dilation: number(&Dim::constant(axis.dilation))?,
             pads: [number(&Dim::constant(pads[0]))?, number(&Dim::constant(pads[1]))?],
         })
+    }
+
+    /// Requires that the padding leaves something of a transposed convolution's output.
+    ///
+    /// # Errors
+    ///
+    /// As [`Windows::transposed_outputs`].
+    pub(super) fn require_output(&self, cx: &InferCx<'_>, image: &[Dim]) -> Result<()> {
+        if self.auto_pad != AutoPad::NotSet || self.output_shape(cx.attrs)?.is_some() {
+            return Ok(());
+        }
+        for ((axis, size), extra) in self.axes.iter().zip(image).zip(self.extra(cx.attrs)?) {
+            let pads = Dim::constant(axis.pads[0] + axis.pads[1]);
+            let whole = (size - 1) * axis.stride + extra + axis.extent();
+            let what = "the padding along a spatial axis";
+            cx.require_in_run(Requirement::at_most(what, &pads, &(whole - 1)));
+        }
+        Ok(())
     }
 
     /// Returns the spatial dimensions of a transposed convolution's output, which is what its

@@ -23,16 +23,24 @@ static SPLIT: OpSpec = OpSpec {
     outputs: &[many("outputs", "T", 1)],
     types: &[var("T", TypeSet::ALL_TENSOR)],
     attrs: &[attr::optional("num_outputs", AttrKind::Int), attr::int("axis", 0)],
+    internal_attrs: &[attr::int(EVEN, 0)],
     traits: Traits::MOVES_DATA,
     infer,
     view: Some(view),
-    upgrades: &[Upgrade { before: 2, apply: whole_parts }, Upgrade { before: 13, apply: split_to_input }],
+    upgrades: &[
+        Upgrade { before: 2, apply: whole_parts },
+        Upgrade { before: 13, apply: split_to_input },
+        Upgrade { before: 18, apply: equal_parts },
+    ],
     grad: Grad::Rule(gradients::of_split),
     batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };
 
 ops![SPLIT];
+
+/// Whether parts without given sizes must be equal.
+const EVEN: &str = "even";
 
 /// In version 1 the part sizes could also be an input, of the data's type.
 fn whole_parts(draft: &mut Draft<'_>) -> Result<()> {
@@ -45,6 +53,15 @@ fn whole_parts(draft: &mut Draft<'_>) -> Result<()> {
 
 fn split_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("split", 1)
+}
+
+/// Before version 18 the parts were equal, unless their sizes were given.
+fn equal_parts(draft: &mut Draft<'_>) -> Result<()> {
+    if draft.input(1).is_none() {
+        draft.set_attr("num_outputs", Attribute::Int(draft.outputs.len() as i64));
+        draft.set_attr(EVEN, Attribute::Int(1));
+    }
+    Ok(())
 }
 
 /// Returns the size of each part of a dimension that is split into `count` parts.
@@ -72,6 +89,11 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     }
     if let Some(given) = cx.attrs.find_int("num_outputs") {
         ensure!(given == count as i64, InvalidGraph, "num_outputs is {given}, but there are {count} outputs");
+    }
+    if cx.attrs.find_int(EVEN) == Some(1) {
+        let whole = Requirement::multiple("the size of the split axis", size, count as i64).or_fail();
+        cx.require(whole.help("give the sizes of the parts"))?;
+        return Ok(vec![size.floor_div(&Dim::constant(count as i64)); count]);
     }
     // The standard: equal parts, with a smaller last one if the size does not divide.
     let part = size.ceil_div(&Dim::constant(count as i64));

@@ -42,7 +42,10 @@ impl MatmulBatch {
                 strides: [Shape::new(), Shape::new()],
             });
         }
-        let batch = ort_core::spec::broadcast::shapes(&[lhs.0, rhs.0])?;
+        // ONNX Runtime's error is a `Fail` here, unlike that of other broadcasts.
+        let batch = ort_core::spec::broadcast::shapes(&[lhs.0, rhs.0]).map_err(|_| {
+            error!(Fail, "the batches of the matrix product do not broadcast: {a:?} and {b:?}")
+        })?;
         let strides = [(lhs.0, rows * k), (rhs.0, k * columns)].map(|(sizes, matrix)| {
             // A stride of 0 repeats a matrix along a broadcast dimension, so nothing is copied.
             let mut strides: Shape = std::iter::repeat_n(0, batch.len()).collect();
