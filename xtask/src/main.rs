@@ -9,6 +9,7 @@ mod allocators;
 mod arm;
 mod artifacts;
 mod bench;
+mod cargo_tests;
 mod chart;
 mod compare;
 mod conformance;
