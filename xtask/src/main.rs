@@ -30,6 +30,7 @@ mod python;
 mod python_package;
 mod quick;
 mod reference;
+mod shared_build;
 mod soak;
 mod summary;
 mod table;
