@@ -19,7 +19,7 @@ const BUILDS: [(&str, &[&str]); 2] = [("ort-cli", &[]), ("ort-py", &["--features
 const OWN: [&str; 1] = ["ort-runtime"];
 
 /// Where features that one build lacks belong.
-const HELP: &str = "add them to ort-report/Cargo.toml";
+const HELP: &str = "see ort-report/Cargo.toml";
 
 /// A crate with its features.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,7 +77,6 @@ fn parse(tree: &str, root: &str) -> Result<Graph> {
 
 /// Compares the members that both builds have: their own features, and those of all crates below.
 fn compare(first: &Graph, second: &Graph) -> Vec<String> {
-    let [(first_build, _), (second_build, _)] = BUILDS;
     // Each crate that differs, with the members that are compiled twice for it.
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let is_shared =
@@ -90,9 +89,7 @@ fn compare(first: &Graph, second: &Graph) -> Vec<String> {
         }
         let own = below(first, member);
         for name in own.symmetric_difference(&others).map(|unit| &unit.name).collect::<BTreeSet<_>>() {
-            let [here, there] = [&own, &others].map(|units| shown(units, name));
-            let what = format!("{name} has {here} for {first_build}, but {there} for {second_build}");
-            found.entry(what).or_default().push(&member.name);
+            found.entry(difference(name, &own, &others)).or_default().push(&member.name);
         }
     }
     found
@@ -112,14 +109,26 @@ fn below<'a>(graph: &'a Graph, unit: &'a Unit) -> BTreeSet<&'a Unit> {
     found
 }
 
-/// Returns the features of a crate, which a build script and a library may have different ones of.
-fn shown(units: &BTreeSet<&Unit>, name: &str) -> String {
-    let of = units.iter().filter(|unit| unit.name == name);
-    let texts: Vec<String> = of
-        .map(|unit| unit.features.iter().map(String::as_str).collect::<Vec<_>>().join(","))
-        .map(|features| format!("the features [{features}]"))
-        .collect();
-    if texts.is_empty() { "no part".to_owned() } else { texts.join(" and ") }
+/// Says what a crate has in one build alone.
+fn difference(name: &str, first: &BTreeSet<&Unit>, second: &BTreeSet<&Unit>) -> String {
+    let of = |units: &BTreeSet<&Unit>| -> Vec<BTreeSet<String>> {
+        units.iter().filter(|unit| unit.name == name).map(|unit| unit.features.clone()).collect()
+    };
+    let [first, second] = [of(first), of(second)];
+    let all = |sets: &[BTreeSet<String>]| sets.iter().flatten().cloned().collect::<BTreeSet<String>>();
+    let (here, there) = (all(&first), all(&second));
+    let mut parts = Vec::new();
+    for ((build, _), only) in BUILDS.iter().zip([&here - &there, &there - &here]) {
+        if !only.is_empty() {
+            let only: Vec<String> = only.into_iter().collect();
+            parts.push(format!("{} for {build} alone", only.join(",")));
+        }
+    }
+    match parts.is_empty() {
+        // A library and a build script may each have features of their own.
+        true => format!("{name} is built {} and {} times", first.len(), second.len()),
+        false => format!("{name} has {}", parts.join(" and ")),
+    }
 }
 
 /// Returns the first members of a list, and the number of the others.
