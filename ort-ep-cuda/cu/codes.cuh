@@ -3,7 +3,7 @@
 
 #include "common.cuh"
 
-// The types of scales; `float_kind` of codes.rs has the same numbers.
+// The types of scales; `scale_tag` of type_tags.rs has the same numbers.
 enum FloatKind { IS_FLOAT, IS_HALF, IS_BFLOAT };
 
 // The same number, of which the compiler knows nothing. A branch on a kind that it knows is found in all turns of a loop that is unrolled,
@@ -20,7 +20,7 @@ __device__ inline float float_at(const void* from, int kind, uint i) {
     return static_cast<const float*>(from)[i];
 }
 
-// A type of codes: its bits, and whether it has a sign. `code_kind` of codes.rs has the same numbers.
+// A type of quantized values: its bits, and whether it has a sign. `quantized_tag` of type_tags.rs has the same numbers.
 constexpr int HAS_SIGN = 64;
 __device__ inline int bits_of(int kind) { return kind & (HAS_SIGN - 1); }
 

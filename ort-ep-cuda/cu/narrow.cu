@@ -1,7 +1,7 @@
 // Floats of eight and four bits: casts, also those of integers of less than eight bits, and quantized numbers.
 #include "quantize.cuh"
 
-// A type of codes that are such floats has this bit, and 256 times its format; `code_kind` of codes.rs has the same numbers.
+// A type of quantized values that are such floats has this bit, and 256 times its format; `quantized_tag` of type_tags.rs has the same numbers.
 constexpr int IS_NARROW = 128;
 enum Format { E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E2M1, E8M0 };
 // Numbers beyond the largest become infinity or NaN, where there is one.
@@ -81,7 +81,7 @@ __device__ __noinline__ int nearest_narrow(float x, int kind) {
     return code == 0 && format.special == NAN_FOR_NEGATIVE_ZERO ? 0 : code | sign;
 }
 
-// How a number becomes a power of two; narrow.rs has the same numbers.
+// How a number becomes a power of two; fp8_fp4.rs has the same numbers.
 enum Round { UP, DOWN, NEAREST };
 
 // The code of E8M0 of a number's magnitude.

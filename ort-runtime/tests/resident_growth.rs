@@ -239,6 +239,16 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "RoiAlign of many samples",
+        make: || {
+            // A million samples of a bin are inside of the image, in one row.
+            let far = 4_194_304.0;
+            let regions = floats(&[2, 4], &[0.0, -far, 7.0, far, 0.0, -far, 7.0, far])?;
+            let inputs = vec![numbers(&[1, 1, 8, 8])?, regions, ints(&[0, 0])?];
+            one(("", "RoiAlign"), inputs, &[("sampling_ratio", Attribute::Int(1 << 20))], 1)
+        },
+    },
+    Case {
         name: "MaxRoiPool",
         make: || {
             let regions = floats(&[MIB, 5], &vec![0.0; 5 * MIB])?;

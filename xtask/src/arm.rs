@@ -1,7 +1,7 @@
 //! `cargo xtask arm`: the tests of the CPU kernels for AArch64, under QEMU's user-mode emulation.
 //!
-//! It checks NEON on a machine of another architecture. Emulation takes minutes, so `cargo xtask
-//! test` leaves it out. On AArch64 itself the unit tests check the same.
+//! It checks NEON on a machine of another architecture, and is a stage of `cargo xtask test`. On
+//! AArch64 itself the unit tests check the same.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
+use crate::cargo_tests::run_tests;
 use crate::summary::Summary;
-use crate::test::run_tests;
 use crate::workspace::Workspace;
+
+/// The name of the stage in the summary.
+const SUITE: &str = "AArch64, emulated";
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The crates with code for each instruction set.
@@ -38,22 +41,41 @@ struct Tools {
     runner: OsString,
 }
 
+impl Default for ArmOptions {
+    fn default() -> Self {
+        // As clap fills it in.
+        ArmOptions { rustc: std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()).into() }
+    }
+}
+
 /// Builds and runs the tests, or reports what they lack.
 pub(crate) fn run(workspace: &Workspace, options: &ArmOptions) -> Result<()> {
-    let summary = match find(&options.rustc) {
-        Ok(tools) => {
-            let mut command = workspace.cargo();
-            command.args(["test", "--quiet", "--tests", "--target", TARGET]);
-            PACKAGES.iter().for_each(|name| {
-                command.args(["--package", name]);
-            });
-            command.env("RUSTC", tools.rustc).env(LINKER, tools.linker).env(RUNNER, tools.runner);
-            run_tests(&mut command)?
-        }
-        Err(why) => Summary::without("the tests of AArch64", PACKAGES.len(), &why),
-    };
+    let summary = tests(workspace, options)?;
     println!("{summary}");
     Ok(())
+}
+
+/// The stage of `cargo xtask test`, which is skipped if a tool is missing.
+pub(crate) fn stage(workspace: &Workspace) -> Result<Summary> {
+    if cfg!(target_arch = "aarch64") {
+        // The unit tests ran the same tests, without emulation.
+        return Ok(Summary::default());
+    }
+    tests(workspace, &ArmOptions::default())
+}
+
+fn tests(workspace: &Workspace, options: &ArmOptions) -> Result<Summary> {
+    let tools = match find(&options.rustc) {
+        Ok(tools) => tools,
+        Err(why) => return Ok(Summary::without(SUITE, PACKAGES.len(), &why)),
+    };
+    let mut command = workspace.cargo();
+    command.args(["test", "--quiet", "--tests", "--target", TARGET]);
+    PACKAGES.iter().for_each(|name| {
+        command.args(["--package", name]);
+    });
+    command.env("RUSTC", tools.rustc).env(LINKER, tools.linker).env(RUNNER, tools.runner);
+    run_tests(&mut command)
 }
 
 /// Finds the tools, or says which one is missing and how to install it.

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::shared_build;
 use crate::table;
 use crate::workspace::{CrateTarget, Package, Workspace, capture, run as run_command};
 
@@ -35,6 +36,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         workspace.packages.iter().filter(|package| package.is_published()).collect();
     let mut problems: Vec<String> = published.iter().flat_map(|package| missing_metadata(package)).collect();
     problems.extend(missing_code_hashes(&workspace.packages));
+    problems.extend(shared_build::differences(workspace)?);
     pack(workspace, &published)?;
     let mut rows = table::new(&["package", "files", "KiB"]);
     for package in &published {

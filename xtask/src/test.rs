@@ -1,18 +1,18 @@
 //! `cargo xtask test`: every check, the quick ones first.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use crate::artifacts::artifacts;
+use crate::cargo_tests::run_tests;
 use crate::python::Python;
-use crate::summary::{SkippedTest, Summary};
-use crate::workspace::{Workspace, capture, describe, run as run_command};
+use crate::summary::Summary;
+use crate::workspace::{Workspace, capture, run as run_command};
 use crate::{
-    chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package,
+    arm, chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package,
     python_package, quick, reference, soak, table, tidy,
 };
 
@@ -84,6 +84,7 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
         summary += stages
             .run(&format!("unit tests, {isa}"), || tests_of(workspace, &ON_CPU_KERNELS, ("ORT_ISA", isa)))?;
     }
+    summary += stages.run("unit tests, AArch64", || arm::stage(workspace))?;
     stages.run("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {
@@ -282,37 +283,6 @@ fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &
     }
     if summary.passed == 0 {
         bail!("no test ran");
-    }
-    Ok(summary)
-}
-
-/// Runs a test command, passing its output through and adding up its counts.
-pub(crate) fn run_tests(command: &mut Command) -> Result<Summary> {
-    eprintln!("$ {}", describe(command));
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot run {}", describe(command)))?;
-    let (mut summary, mut skipped) = (Summary::default(), Vec::<SkippedTest>::new());
-    // Read to the end before waiting, so that the child cannot block on a full pipe.
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).lines() {
-            let line = line?;
-            println!("{line}");
-            if let Some(counts) = Summary::from_cargo(&line) {
-                summary += counts;
-            }
-            if let Some(test) = SkippedTest::from_line(&line)
-                && !skipped.iter().any(|known| known.is_of(&test))
-            {
-                skipped.push(test);
-            }
-        }
-    }
-    skipped.iter().for_each(|test| summary.leave_out(test));
-    let status = child.wait()?;
-    if !status.success() {
-        bail!("{summary} ({status})");
     }
     Ok(summary)
 }

@@ -4,8 +4,9 @@
 //! It registers one kernel for each record in [`records`], instead of a list of names. Such a
 //! kernel has a rank below all others, so any kernel that names its operator replaces it.
 
+use crate::dtype::{DType, TypeSet};
 use crate::ir::Attributes;
-use crate::spec::{AttrKind, BinaryFn, OpSpec, Registry, ScalarExpr, UnaryFn};
+use crate::spec::{AttrKind, BinaryFn, OpSpec, Registry, ScalarExpr, Types, UnaryFn};
 
 use super::KernelDef;
 
@@ -53,6 +54,34 @@ pub fn has_one_type(spec: &OpSpec) -> bool {
     let mut types = spec.inputs.iter().chain(spec.outputs).map(|param| param.ty);
     let first = types.next();
     types.all(|ty| Some(ty) == first)
+}
+
+/// Returns whether all inputs and outputs of an operator are booleans.
+pub fn is_logic(spec: &OpSpec) -> bool {
+    let booleans = Types::tensors(TypeSet::of(&[DType::Bool]));
+    let mut params = spec.inputs.iter().chain(spec.outputs);
+    params.all(|param| spec.type_var(param.ty).is_some_and(|var| var.types == booleans))
+}
+
+/// A comparison of two inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// `Less`, `LessOrEqual` or `Equal`.
+    pub function: BinaryFn,
+    /// The indices of the inputs that it compares.
+    pub operands: [usize; 2],
+}
+
+/// Returns the comparison that a formula is, if it is no more than that.
+pub fn comparison(formula: &ScalarExpr) -> Option<Comparison> {
+    let ScalarExpr::Binary(function, a, b) = formula else { return None };
+    let compares = matches!(function, BinaryFn::Less | BinaryFn::LessOrEqual | BinaryFn::Equal);
+    match (&**a, &**b) {
+        (ScalarExpr::Input(a), ScalarExpr::Input(b)) if compares => {
+            Some(Comparison { function: *function, operands: [*a, *b] })
+        }
+        _ => None,
+    }
 }
 
 /// Returns the numbers that the formula of a record needs. A float attribute may be a fraction, so
@@ -134,6 +163,31 @@ mod tests {
             let spec = find(op)?;
             assert_eq!(kernel(spec).in_place, expected, "{op}");
             assert_eq!(has_one_type(spec), !matches!(op, "Pow" | "Less" | "Where"), "{op}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn logic_and_comparisons_are_found() -> Result<()> {
+        for op in ["And", "Or", "Xor", "Not"] {
+            assert!(is_logic(find(op)?), "{op}");
+        }
+        for op in ["Add", "Less", "Where", "IsNaN"] {
+            assert!(!is_logic(find(op)?), "{op}");
+        }
+        let table = [
+            ("Less", Some((BinaryFn::Less, [0, 1]))),
+            ("Greater", Some((BinaryFn::Less, [1, 0]))),
+            ("GreaterOrEqual", Some((BinaryFn::LessOrEqual, [1, 0]))),
+            ("Equal", Some((BinaryFn::Equal, [0, 1]))),
+            ("Max", None),
+            ("Relu", None),
+        ];
+        for (op, expected) in table {
+            let spec = find(op)?;
+            let formula = spec.formula(&Attributes::new(spec, Vec::new())?, 2)?;
+            let expected = expected.map(|(function, operands)| Comparison { function, operands });
+            assert_eq!(comparison(&formula), expected, "{op}");
         }
         Ok(())
     }

@@ -239,12 +239,12 @@ impl<'a> Blocks<'a> {
         for (at, column) in columns.clone().enumerate() {
             self.parameters(isa, column, &blocks, &mut scales[at][..units], &mut zeros[at][..units]);
         }
-        let mut rows = [BlockRow { codes: &[], scales: &[], zeros: &[] }; SIDE];
+        let mut rows = [BlockRow { quantized: &[], scales: &[], zeros: &[] }; SIDE];
         for (at, column) in columns.clone().enumerate() {
             // A part of a large block is treated as a block of its own.
             let first = column * self.blocks() * self.layout.bytes() + steps.start * self.layout.bits / 8;
             rows[at] = BlockRow {
-                codes: &self.quantized[first..][..units * unit.bytes()],
+                quantized: &self.quantized[first..][..units * unit.bytes()],
                 scales: &scales[at][..units],
                 zeros: &zeros[at][..units],
             };
@@ -380,7 +380,7 @@ impl<'a> Blocks<'a> {
             let columns = Columns {
                 block,
                 blocks: self.blocks(),
-                codes: &self.quantized[first * self.blocks() * self.layout.bytes()..],
+                quantized: &self.quantized[first * self.blocks() * self.layout.bytes()..],
                 scales: &scales[first * self.blocks() * 4..],
                 zeros: match self.zeros {
                     Zeros::Quantized(zeros) => Some(&zeros[first * row..]),
@@ -404,7 +404,7 @@ impl<'a> Blocks<'a> {
                 self.parameters(isa, column, &blocks, &mut scales[at][..count], &mut zeros[at][..count]);
             }
             let weights: [BlockRow<'_>; TILE[0]] = std::array::from_fn(|at| BlockRow {
-                codes: if at < columns.len() { self.quantized(columns.start + at, &blocks) } else { &[] },
+                quantized: if at < columns.len() { self.quantized(columns.start + at, &blocks) } else { &[] },
                 scales: &scales[at][..count],
                 zeros: &zeros[at][..count],
             });

@@ -14,8 +14,8 @@ pub(super) const FP8_FP4: TypeSet = TypeSet::of(&FORMATS);
 /// Flag of such a type: out-of-range values become infinity or NaN instead of saturating.
 pub(super) const BEYOND: usize = 4096;
 
-/// Returns the tag of a quantized type (`code_kind` in the kernels' comments): its bits, plus 64 if
-/// it is signed. For an FP8 or FP4 type: its bits, plus 128, plus 256 times its format.
+/// Returns the tag of a quantized type: its bits, plus 64 if it is signed. For an FP8 or FP4 type:
+/// its bits, plus 128, plus 256 times its format.
 pub(super) fn quantized_tag(dtype: DType) -> Result<usize> {
     let format = FORMATS.into_iter().chain([DType::F8E8M0]).position(|own| own == dtype);
     if let (Some(format), Some(bits)) = (format, dtype.bits()) {
@@ -28,7 +28,7 @@ pub(super) fn quantized_tag(dtype: DType) -> Result<usize> {
     Ok(bits as usize + if dtype.is_signed() { 64 } else { 0 })
 }
 
-/// Returns the tag of a scale type (`float_kind` in the kernels' comments).
+/// Returns the tag of a scale type.
 pub(super) fn scale_tag(dtype: DType) -> Result<usize> {
     match dtype {
         DType::F32 => Ok(0),

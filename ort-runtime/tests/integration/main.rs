@@ -23,6 +23,7 @@ mod constant_folding;
 mod control_flow;
 mod conv_gradients;
 mod counter_dropout;
+mod data_dependent_memory;
 mod dynamic_memory;
 mod elementwise_chains;
 mod fused;

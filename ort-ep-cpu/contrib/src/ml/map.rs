@@ -1,7 +1,7 @@
 //! Conversions from and to maps: `CastMap`, `DictVectorizer` and `ZipMap`.
 
-use ort_core::dtype::DType;
 use ort_core::dtype::text::format_float;
+use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
 use ort_core::spec::ONNX_ML;
@@ -11,6 +11,10 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::scores::Labels;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_threads::interrupt::{Pace, UNITS_OF_A_TEXT, spend_text, spending};
+
+/// The bytes of a map besides its keys and values: the value itself, and the box, the tensor and
+/// its allocation.
+const MAP_BYTES: usize = 256;
 
 cpu_kernels![
     KernelDef {
@@ -105,6 +109,11 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (MapKeys::Ints(_, keys), values) = map_of(cx)? else {
             return Err(error!(InvalidArgument, "the keys of the map are strings, expected integers"));
         };
+        // `max_map` may be any number: the places and the numbers of the row are reserved first.
+        let columns = if sparse { most } else { keys.len() };
+        let each_key = size_of::<(i64, usize)>() + size_of::<f32>();
+        let tables = columns.saturating_mul(size_of::<Option<usize>>());
+        let _tables = cx.reserve(tables.saturating_add(keys.len().saturating_mul(each_key)))?;
         // Sorted by key, because a map has no order of its own.
         let mut order: Vec<(i64, usize)> = spending(1, keys).copied().zip(0..).collect();
         let pace = Pace::default();
@@ -114,9 +123,8 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         });
         let negative = order.first().is_some_and(|(key, _)| *key < 0);
         ensure!(!(sparse && negative), InvalidArgument, "a key is negative, and map_form is SPARSE");
-        // A sparse result has `max_map` columns, and a key is its column.
-        let columns = if sparse { most } else { order.len() };
-        // For each column, its place among the values.
+        // A sparse result has `max_map` columns, and a key is its column. For each column, its
+        // place among the values.
         let mut places: Vec<Option<usize>> = vec![None; ort_core::tensor::element_count(&[1, columns])?];
         for (rank, (key, place)) in spending(2, order).enumerate() {
             // A dense result packs the values in the order of their keys.
@@ -126,33 +134,42 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 *column = Some(place);
             }
         }
-        let output = cast(values, &places, to)?;
+        let output = cast(cx, values, &places, to)?;
         cx.set(0, output)
     }))
 }
 
+/// Returns a row of numbers.
+fn row<T: Element>(
+    cx: &RunCx<'_>,
+    columns: usize,
+    numbers: impl Iterator<Item = Result<T>>,
+) -> Result<Tensor> {
+    let mut output = cx.allocate(T::DTYPE, &[1, columns])?;
+    for (to, number) in output.as_mut_slice::<T>()?.iter_mut().zip(numbers) {
+        *to = number?;
+    }
+    output.finish()
+}
+
 /// Returns a row of the values at `places`, cast to another type.
-fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> {
-    let shape = [1, places.len()];
+fn cast(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> {
+    let columns = places.len();
     let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is not a number");
     if let Ok(texts) = values.strings() {
         let text = |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(String::as_str);
         let places = || spending(UNITS_OF_A_TEXT, places);
         return match to {
             DType::String => {
-                let own = places().map(|place| text(place).unwrap_or("0.f").to_string()).collect();
-                Tensor::from_strings(&shape, own)
+                cx.strings(&[1, columns], places().map(|place| text(place).unwrap_or("0.f").to_string()))
             }
             DType::I64 => {
                 let parse = |text: &str| text.trim().parse::<i64>().map_err(|_| no_number(text));
-                let ints: Result<Vec<i64>> = places().map(|place| text(place).map_or(Ok(0), parse)).collect();
-                Tensor::from_vec(&shape, ints?)
+                row(cx, columns, places().map(|place| text(place).map_or(Ok(0), parse)))
             }
             _ => {
                 let parse = |text: &str| text.trim().parse::<f32>().map_err(|_| no_number(text));
-                let floats: Result<Vec<f32>> =
-                    places().map(|place| text(place).map_or(Ok(0.0), parse)).collect();
-                Tensor::from_vec(&shape, floats?)
+                row(cx, columns, places().map(|place| text(place).map_or(Ok(0.0), parse)))
             }
         };
     }
@@ -164,11 +181,11 @@ fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> 
             // Six digits, like `%f` in C.
             let text = |x: f32| if x.is_finite() { format!("{x:.6}") } else { format_float(f64::from(x)) };
             let texts = each(UNITS_OF_A_TEXT);
-            let texts = texts.map(|place| number(place).map_or("0.f".to_string(), text)).collect();
-            Tensor::from_strings(&shape, texts)
+            let texts = texts.map(|place| number(place).map_or("0.f".to_string(), text));
+            cx.strings(&[1, columns], texts)
         }
-        DType::I64 => Tensor::from_vec(&shape, each(2).map(|p| number(p).unwrap_or(0.0) as i64).collect()),
-        _ => Tensor::from_vec(&shape, each(2).map(|p| number(p).unwrap_or(0.0)).collect()),
+        DType::I64 => row(cx, columns, each(2).map(|place| Ok(number(place).unwrap_or(0.0) as i64))),
+        _ => row(cx, columns, each(2).map(|place| Ok(number(place).unwrap_or(0.0)))),
     }
 }
 
@@ -186,10 +203,20 @@ fn make_zip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let input = cx.input(0)?;
         let columns = input.shape().last().copied().unwrap_or(0);
         ensure!(columns == count && count > 0, InvalidArgument, "{columns} columns for {count} labels");
-        let mut elements = Vec::new();
+        let rows = input.as_slice::<f32>()?.chunks(count);
+        // Each row's keys, values, and the map itself.
+        let key_bytes = match &keys {
+            MapKeys::Ints(_, keys) => keys.len().saturating_mul(size_of::<i64>()),
+            MapKeys::Strings(keys) => keys.iter().fold(0, |sum: usize, key| {
+                sum.saturating_add(key.len()).saturating_add(size_of::<String>() + 32)
+            }),
+        };
+        let row_bytes = key_bytes.saturating_add(count.saturating_mul(size_of::<f32>()) + MAP_BYTES);
+        let _maps = cx.reserve(rows.len().saturating_mul(row_bytes))?;
+        let mut elements = Vec::with_capacity(rows.len());
         let each_key = if dtype == DType::String { UNITS_OF_A_TEXT } else { 1 };
         // Each map gets its own copy of the keys, because maps own them.
-        for row in spending(64 + each_key * count, input.as_slice::<f32>()?.chunks(count)) {
+        for row in spending(64 + each_key * count, rows) {
             let values = Box::new(Value::Tensor(Tensor::from_slice(&[count], row)?));
             elements.push(Value::Map(MapValue { keys: keys.clone(), values }));
         }

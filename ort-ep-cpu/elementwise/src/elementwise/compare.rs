@@ -1,46 +1,48 @@
-//! Comparisons, logic, and classification of floats, with booleans as bytes 0 and 1.
+//! Comparisons and classification of floats, with booleans as bytes 0 and 1.
+//!
+//! Comparisons follow from the formulas of records, but are no programs: their results have another
+//! size than their operands.
+
+use std::sync::OnceLock;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use ort_alloc::fork::get_or_init;
 use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::formula::{self, Comparison};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::spec::{BinaryFn, OpSpec};
 use ort_core::{Result, error, for_each_type};
 
-use super::blocks::{ZipBlock, output_elements, output_shape, run_in_place, run_map, run_zip, zip};
+use super::blocks::{ZipBlock, output_elements, output_shape, run_map, run_zip, zip};
 use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast};
-use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::heap::{WithHeap, elements};
+use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::{spend_text, spending};
 
 const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
 
-const COMPARABLE: &[(&str, TypeSet)] = &[("T", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))];
+const COMPARABLE: &[(&str, TypeSet)] =
+    &[(KernelDef::INPUTS, TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))];
 
-type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
-
-const fn comparison(op: &'static str, make: Make) -> KernelDef {
-    KernelDef { op, types: COMPARABLE, make, ..KernelDef::BASE }
+/// The kernels of all records whose formula compares two inputs.
+fn derived() -> &'static [KernelDef] {
+    static KERNELS: OnceLock<Vec<KernelDef>> = OnceLock::new();
+    get_or_init(&KERNELS, || {
+        let compares = |spec: &&OpSpec| {
+            let formula = Attributes::new(spec, Vec::new()).and_then(|attrs| spec.formula(&attrs, 2));
+            !formula::is_logic(spec) && formula.is_ok_and(|formula| formula::comparison(&formula).is_some())
+        };
+        let kernel = |spec| KernelDef { types: COMPARABLE, make, ..formula::kernel(spec) };
+        formula::records().filter(compares).map(kernel).collect()
+    })
+    .as_slice()
 }
 
-const fn logic(op: &'static str, make: Make) -> KernelDef {
-    KernelDef { op, in_place: &[(0, 0), (1, 0)], make, ..KernelDef::BASE }
-}
-
-#[derive(Clone, Copy)]
-enum Comparison {
-    Equal,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-}
+inventory::submit! { DerivedKernels(derived) }
 
 cpu_kernels![
-    comparison("Equal", |cx| make_comparison(cx, Comparison::Equal)),
-    comparison("Less", |cx| make_comparison(cx, Comparison::Less)),
-    comparison("LessOrEqual", |cx| make_comparison(cx, Comparison::LessOrEqual)),
-    comparison("Greater", |cx| make_comparison(cx, Comparison::Greater)),
-    comparison("GreaterOrEqual", |cx| make_comparison(cx, Comparison::GreaterOrEqual)),
     KernelDef {
         op: "Equal",
         rank: 1,
@@ -48,61 +50,55 @@ cpu_kernels![
         make: |_| Ok(Box::new(WithHeap { bound: places, run: equal_strings })),
         ..KernelDef::BASE
     },
-    logic("And", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a & b)))),
-    logic("Or", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a | b)))),
-    logic("Xor", |_| Ok(logic_kernel(|a, b, out| zip_bools(a, b, out, |a, b| a != b)))),
-    KernelDef {
-        op: "Not",
-        in_place: &[(0, 0)],
-        make: |_| {
-            Ok(Box::new(|cx: &mut RunCx<'_>| {
-                run_in_place::<u8>(cx, |block| block.iter_mut().for_each(|x| *x = u8::from(*x == 0)))
-            }))
-        },
-        ..KernelDef::BASE
-    },
     KernelDef { op: "IsNaN", make: make_is_nan, ..KernelDef::BASE },
     KernelDef { op: "IsInf", make: make_is_inf, ..KernelDef::BASE },
 ];
 
-fn comparison_function<T: Copy + PartialOrd>(comparison: Comparison) -> ZipBlock<T, T, u8> {
-    match comparison {
-        Comparison::Equal => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a == b)),
-        Comparison::Less => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a < b)),
-        Comparison::LessOrEqual => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a <= b)),
-        Comparison::Greater => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a > b)),
-        Comparison::GreaterOrEqual => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a >= b)),
-    }
+fn function<T: Copy + PartialOrd>(comparison: Comparison) -> Option<ZipBlock<T, T, u8>> {
+    Some(match (comparison.function, comparison.operands) {
+        (BinaryFn::Equal, [0, 1] | [1, 0]) => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a == b)),
+        (BinaryFn::Less, [0, 1]) => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a < b)),
+        (BinaryFn::Less, [1, 0]) => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(b < a)),
+        (BinaryFn::LessOrEqual, [0, 1]) => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(a <= b)),
+        (BinaryFn::LessOrEqual, [1, 0]) => |a, b, out| zip(a, b, out, |a: T, b: T| u8::from(b <= a)),
+        _ => return None,
+    })
 }
 
-fn make_comparison(cx: &mut CompileCx<'_>, comparison: Comparison) -> Result<Box<dyn Executable>> {
-    let unknown = || error!(Fail, "a comparison has no type");
-    let dtype = cx.node.dtype(0).ok_or_else(unknown)?;
-    if dtype == DType::Bool {
-        return Ok(logic_kernel(match comparison {
-            Comparison::Equal => |a, b, out| zip_bools(a, b, out, |a, b| a == b),
-            Comparison::Less => |a, b, out| zip_bools(a, b, out, |a, b| !a & b),
-            Comparison::LessOrEqual => |a, b, out| zip_bools(a, b, out, |a, b| !a | b),
-            Comparison::Greater => |a, b, out| zip_bools(a, b, out, |a, b| a & !b),
-            Comparison::GreaterOrEqual => |a, b, out| zip_bools(a, b, out, |a, b| a | !b),
-        }));
-    }
-    for_each_type!(dtype in NUMERIC, T => Ok(comparison_kernel::<T>(comparison)), else => Err(unknown()))
+/// False is less than true. Any byte but 0 is true: callers view bytes of other libraries as
+/// booleans.
+fn function_of_booleans(comparison: Comparison) -> Option<ZipBlock<u8, u8, u8>> {
+    Some(match (comparison.function, comparison.operands) {
+        (BinaryFn::Equal, [0, 1] | [1, 0]) => |a, b, out| zip_bools(a, b, out, |a, b| a == b),
+        (BinaryFn::Less, [0, 1]) => |a, b, out| zip_bools(a, b, out, |a, b| !a & b),
+        (BinaryFn::Less, [1, 0]) => |a, b, out| zip_bools(a, b, out, |a, b| a & !b),
+        (BinaryFn::LessOrEqual, [0, 1]) => |a, b, out| zip_bools(a, b, out, |a, b| !a | b),
+        (BinaryFn::LessOrEqual, [1, 0]) => |a, b, out| zip_bools(a, b, out, |a, b| a | !b),
+        _ => return None,
+    })
 }
 
-fn comparison_kernel<T: Pod + PartialOrd + Send + Sync>(comparison: Comparison) -> Box<dyn Executable> {
-    let function = comparison_function::<T>(comparison);
-    Box::new(move |cx: &mut RunCx<'_>| run_zip::<T, T, u8>(cx, function))
-}
-
-/// Combines booleans. Any byte but 0 is true: callers view bytes of other libraries as booleans.
 #[inline(always)]
 fn zip_bools(a: Block<'_, u8>, b: Block<'_, u8>, out: &mut [u8], function: impl Fn(bool, bool) -> bool) {
     zip(a, b, out, |a, b| u8::from(function(a != 0, b != 0)));
 }
 
-fn logic_kernel(function: ZipBlock<u8, u8, u8>) -> Box<dyn Executable> {
-    Box::new(move |cx: &mut RunCx<'_>| run_zip::<u8, u8, u8>(cx, function))
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let node = cx.node.node;
+    let formula = node.spec.formula(&node.attrs, node.inputs.len())?;
+    let kernel = match (formula::comparison(&formula), cx.node.dtype(0)) {
+        (Some(comparison), Some(DType::Bool)) => kernel(function_of_booleans(comparison)),
+        (Some(comparison), Some(dtype)) => {
+            for_each_type!(dtype in NUMERIC, T => kernel(function::<T>(comparison)), else => None)
+        }
+        _ => None,
+    };
+    kernel.ok_or_else(|| error!(NotImplemented, "{} is no comparison of two numbers", node.spec.name))
+}
+
+fn kernel<T: Pod + Send + Sync>(function: Option<ZipBlock<T, T, u8>>) -> Option<Box<dyn Executable>> {
+    let function = function?;
+    Some(Box::new(move |cx: &mut RunCx<'_>| run_zip::<T, T, u8>(cx, function)))
 }
 
 /// Returns the bytes of the indices of all strings.

@@ -1,4 +1,4 @@
-//! Float operators with a scalar formula, compiled to a program that runs block by block.
+//! Operators with a scalar formula, compiled to a program that runs block by block.
 //!
 //! Some common functions are a single loop of the vector library instead.
 
@@ -6,12 +6,13 @@ use std::sync::OnceLock;
 
 use ort_alloc::fork::get_or_init;
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, formula};
-use ort_core::spec::{RUNTIME, ScalarExpr};
-use ort_core::{Result, error};
+use ort_core::ep::formula::{self, Arithmetic};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::{OpSpec, RUNTIME, ScalarExpr};
+use ort_core::{Result, error, for_each_type};
 use smallvec::{SmallVec, smallvec};
 
-use super::blocks::{operand, output_shape, select};
+use super::blocks::{operand, output_elements, output_shape, select};
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
 use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
@@ -20,19 +21,25 @@ use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::thread_scratch::ThreadScratch;
 
-/// The kernels of all records with a formula over floats of one type.
+type Types = &'static [(&'static str, TypeSet)];
+
+const FLOATS: Types = &[(KernelDef::INPUTS, TypeSet::FLOATS)];
+const NUMBERS: Types = &[(KernelDef::INPUTS, TypeSet::NUMERIC)];
+
+/// The kernels of all records with a formula over numbers of one type, or over booleans.
 fn derived() -> &'static [KernelDef] {
     static KERNELS: OnceLock<Vec<KernelDef>> = OnceLock::new();
-    get_or_init(&KERNELS, || {
-        let records = formula::records().filter(|spec| formula::has_one_type(spec));
-        let kernel = |spec| KernelDef {
-            types: &[(KernelDef::INPUTS, TypeSet::FLOATS)],
-            make: make_formula,
-            ..formula::kernel(spec)
-        };
-        records.map(kernel).collect()
-    })
-    .as_slice()
+    get_or_init(&KERNELS, || formula::records().filter_map(kernel).collect()).as_slice()
+}
+
+fn kernel(spec: &'static OpSpec) -> Option<KernelDef> {
+    let kernel = KernelDef { make: make_formula, ..formula::kernel(spec) };
+    if formula::has_one_type(spec) {
+        let is_of_floats = formula::arithmetic(spec) == Arithmetic::Float;
+        return Some(KernelDef { types: if is_of_floats { FLOATS } else { NUMBERS }, ..kernel });
+    }
+    // Inputs and output have type variables of their own, which both are booleans.
+    formula::is_logic(spec).then_some(KernelDef { in_place: &[(0, 0), (1, 0)], ..kernel })
 }
 
 inventory::submit! { DerivedKernels(derived) }
@@ -74,13 +81,23 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
         Some(DType::F32) => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &program)),
         Some(DType::F16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::f16>(cx, &program)),
         Some(DType::BF16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::bf16>(cx, &program)),
-        Some(DType::F64) => {
-            // Idioms are loops over `f32` only.
-            let program = Program::compile(formula);
-            Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &program))
+        // Idioms are loops over `f32` only.
+        Some(DType::F64) => of_steps::<f64>(formula),
+        // Booleans are bytes of 0 and 1.
+        Some(DType::Bool) => of_steps::<u8>(formula),
+        Some(dtype) if TypeSet::INTEGERS.contains(dtype) => {
+            for_each_type!(dtype in INTEGERS, T => of_steps::<T>(formula), else => {
+                return Err(error!(Fail, "{} is no integer", dtype.name()))
+            })
         }
         other => return Err(error!(NotImplemented, "a formula of {other:?} is not supported")),
     })
+}
+
+/// Creates a kernel that uses none of the lane type's own functions.
+fn of_steps<T: Storage>(formula: &ScalarExpr) -> Box<dyn Executable> {
+    let program = Program::compile(formula);
+    Box::new(move |cx: &mut RunCx<'_>| run::<T>(cx, &program))
 }
 
 /// Buffers that the blocks of one thread share.
@@ -153,11 +170,13 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     }
     let walk = Broadcast::new(shape, &shapes)?;
     let threads = cx.threads();
-    let output = cx.output(0)?.as_mut_slice::<S>()?;
-    // A single step over contiguous lanes needs no registers, so blocks may be of any length.
-    let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some();
+    let output = output_elements::<S>(cx, 0)?;
+    // A single step over contiguous lanes needs no registers, so blocks may be of any length. What
+    // the output holds may have to be copied.
+    let needs_copy = !S::Lane::HAS_BINARY_IN_PLACE && inputs.iter().any(Option::is_none);
+    let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some() && !needs_copy;
     let limit = if whole { usize::MAX } else { BLOCK };
-    let extra = program.extra_units();
+    let extra = program.extra_units(S::Lane::REMAINDER_UNITS);
     walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
         if extra > 0 {
             spend(extra * block.len());
@@ -237,16 +256,17 @@ fn compute<S: Storage>(
     let len = block.len();
     let Some((last, steps)) = program.steps.split_last() else { return };
     let gathering = Gathering { program, walk, inputs: inputs.as_slice(), start, len };
-    // Steps before the last read what the output holds in place.
-    // An input that several steps read is gathered once per block.
-    let operands = gathering.gather(steps, block, buffers);
-    for step in steps {
-        // Taken out, so that other registers can be read while it is written.
-        let mut target = std::mem::take(&mut registers[step.to]);
-        apply(step, &operands, registers, target.values(len));
-        registers[step.to] = target;
+    if !steps.is_empty() {
+        // Steps before the last read what the output holds in place.
+        // An input that several steps read is gathered once per block.
+        let operands = gathering.gather(steps, block, buffers);
+        for step in steps {
+            // Taken out, so that other registers can be read while it is written.
+            let mut target = std::mem::take(&mut registers[step.to]);
+            apply(step, &operands, registers, target.values(len));
+            registers[step.to] = target;
+        }
     }
-    drop(operands);
     // Half precision computes in `f32` and rounds once.
     if S::lanes(block).is_none() {
         result.resize(len, S::Lane::default());

@@ -1,11 +1,11 @@
-//! The compute types of programs, `f32` and `f64`, and the element types stored as them.
+//! The compute types of programs, and the element types stored as them. `integer_lanes.rs` has the
+//! integers.
 
 use std::convert::Infallible;
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use ort_core::dtype::Element;
 use ort_core::spec::{BinaryFn, UnaryFn};
 
 use super::blocks::zip;
@@ -19,6 +19,11 @@ use ort_cpu_vector::simd::Isa;
 pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     /// Functions of one value that it has beside those of formulas.
     type Own: Copy + PartialEq + Send + Sync;
+    /// The units of work of a remainder beyond the one that every element counts for: of floats, it
+    /// may take a step for each power of two between its operands.
+    const REMAINDER_UNITS: usize = 32;
+    /// Whether [`binary_in_place`](Self::binary_in_place) has loops.
+    const HAS_BINARY_IN_PLACE: bool;
     fn from_f64(value: f64) -> Self;
     fn own(function: Self::Own, from: &[Self], to: &mut [Self]);
     fn own_in_place(function: Self::Own, data: &mut [Self]);
@@ -49,6 +54,7 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
 
 impl Lane for f32 {
     type Own = Unary;
+    const HAS_BINARY_IN_PLACE: bool = true;
 
     fn from_f64(value: f64) -> f32 {
         value as f32
@@ -176,6 +182,7 @@ fn vector_unary(function: UnaryFn) -> Result<Unary, fn(f32) -> f32> {
 
 impl Lane for f64 {
     type Own = Infallible;
+    const HAS_BINARY_IN_PLACE: bool = false;
 
     fn from_f64(value: f64) -> f64 {
         value
@@ -208,7 +215,7 @@ impl Lane for f64 {
     }
 }
 
-fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
+pub(super) fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
     match function {
         UnaryFn::Neg => |x| -x,
         UnaryFn::Abs => f64::abs,
@@ -287,7 +294,7 @@ fn floor_remainder<T: num_traits::Float>(a: T, b: T) -> T {
 }
 
 /// An element type that programs compute in as [`Storage::Lane`].
-pub(super) trait Storage: Element + Pod {
+pub(super) trait Storage: Pod + Send + Sync {
     type Lane: Lane;
     fn widen_one(self) -> Self::Lane;
     /// Replaces the content of `to` by the numbers of `from`.
@@ -324,7 +331,7 @@ macro_rules! stored_as_is {
     )*};
 }
 
-stored_as_is!(f32, f64);
+stored_as_is!(f32, f64, u8, i8, u16, i16, u32, i32, u64, i64);
 
 /// 16-bit floats, computed in `f32`.
 macro_rules! stored_as_f32 {

@@ -1,7 +1,8 @@
 //! Element-wise operators.
 //!
-//! Float formulas run as small programs over blocks. Integers, comparisons and moves have typed
-//! loops.
+//! Formulas run as small programs over blocks, of floats, integers and booleans. Typed loops have
+//! what does not follow from a formula of one type: comparisons, powers of mixed types, bit
+//! operations and moves.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,6 +17,7 @@ mod dropout;
 pub(super) mod formula;
 mod identity;
 mod integer;
+mod integer_lanes;
 mod lanes;
 mod power;
 mod program;

@@ -6,7 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{ZipBlock, run_zip, zip};
-use super::integer::Integer;
+use super::integer_lanes::integer_power;
 use ort_cpu_kernel::cpu_kernels;
 
 cpu_kernels![KernelDef {
@@ -38,31 +38,6 @@ where
     f64: AsPrimitive<T>,
 {
     base.as_().powf(exponent.as_()).as_()
-}
-
-/// Computes an exact power if it fits, else it wraps. A negative exponent truncates the fraction,
-/// so the result is 0 except for the bases 1 and -1.
-fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
-    let mut rest: i64 = exponent.as_();
-    if rest < 0 {
-        let odd = rest % 2 != 0;
-        let unit = base == T::one() || base == T::one().wrapping_neg();
-        return match (unit, odd) {
-            (true, true) => base,
-            (true, false) => T::one(),
-            (false, _) => T::zero(),
-        };
-    }
-    let (mut square, mut power) = (base, T::one());
-    // Exponentiation by squaring: at most 63 rounds, whatever the exponent.
-    while rest > 0 {
-        if rest % 2 != 0 {
-            power = power.wrapping_mul(&square);
-        }
-        square = square.wrapping_mul(&square);
-        rest /= 2;
-    }
-    power
 }
 
 #[cfg(test)]

@@ -111,13 +111,11 @@ impl<V: Copy + PartialEq> Program<V> {
 type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
 
 impl<V: Copy> Program<V> {
-    /// Returns the units of work for an element beyond the one that every element counts for. A
-    /// remainder may take a step for each power of two between its operands.
-    pub(super) fn extra_units(&self) -> usize {
-        const OF_A_REMAINDER: usize = 32;
+    /// Returns the units of work for an element beyond the one that every element counts for.
+    pub(super) fn extra_units(&self, of_a_remainder: usize) -> usize {
         let is_remainder =
             |step: &&Step<V>| matches!(step.function, Function::Binary(BinaryFn::Mod | BinaryFn::Fmod));
-        self.steps.len().saturating_sub(1) + OF_A_REMAINDER * self.steps.iter().filter(is_remainder).count()
+        self.steps.len().saturating_sub(1) + of_a_remainder * self.steps.iter().filter(is_remainder).count()
     }
 
     /// Returns whether the input at `index` is only ever one side of binary functions whose other

@@ -257,7 +257,7 @@ impl<'a, L: ByteLanes> Side8<'a, L> {
     #[inline(always)]
     fn load<const SIGNED: bool>(&self, lanes: L, at: usize, count: usize) -> Numbers<L> {
         match self {
-            Side8::Quantized(values) => lanes.load_codes::<SIGNED>(values, at, count),
+            Side8::Quantized(values) => lanes.load_quantized::<SIGNED>(values, at, count),
             Side8::One(number) => *number,
         }
     }

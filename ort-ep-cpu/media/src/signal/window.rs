@@ -65,6 +65,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let &[bins, bands] = output.shape() else {
             return Err(error!(Fail, "the output is not a matrix"));
         };
+        let _points = cx.reserve(bands.saturating_add(2).saturating_mul(size_of::<f64>()))?;
         let points = band_points([low, high], bands, length, rate);
         ensure!(
             points.iter().all(|point| (0.0..=bins as f64).contains(point)),

@@ -99,15 +99,16 @@ fn corners(values: &[f32], centred: bool) -> Corners {
 /// Returns the kept boxes, best first. Ties go by index, and NaN is the lowest score.
 fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
     let (all, pace) = (spending(1, 0..scores.len()), Pace::default());
-    let mut candidates: Vec<usize> =
-        all.filter(|&index| limits.score.is_none_or(|least| scores[index] > least)).collect();
+    // No list grows, because a list that grows takes more than was reserved for it.
+    let mut candidates: Vec<usize> = Vec::with_capacity(scores.len());
+    candidates.extend(all.filter(|&index| limits.score.is_none_or(|least| scores[index] > least)));
     // NaN sorts below all numbers, because sorting needs a total order.
     candidates.sort_by(|&a, &b| {
         pace.step(2);
         let by_value = scores[b].partial_cmp(&scores[a]);
         by_value.unwrap_or_else(|| scores[a].is_nan().cmp(&scores[b].is_nan()))
     });
-    let mut kept: Vec<usize> = Vec::new();
+    let mut kept: Vec<usize> = Vec::with_capacity(limits.boxes.min(candidates.len()));
     for candidate in candidates {
         if kept.len() == limits.boxes {
             break;

@@ -8,7 +8,7 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::heap::{WithHeap, elements};
 use ort_cpu_kernel::number::Real;
 use ort_cpu_kernel::number::to_f64s;
-use ort_cpu_threads::interrupt::spend;
+use ort_cpu_threads::interrupt::{PIECE, spend, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
 cpu_kernels![
@@ -17,7 +17,7 @@ cpu_kernels![
 ];
 
 /// Maximum samples per bin along one axis. No sensible region needs more.
-const MOST_SAMPLES: f64 = 4096.0;
+const MOST_SAMPLES: usize = 1 << 20;
 
 #[derive(Clone, Copy)]
 struct Align {
@@ -73,7 +73,7 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let samples = attrs.int("sampling_ratio")?;
     ensure!(
-        samples as f64 <= MOST_SAMPLES,
+        samples <= MOST_SAMPLES as i64,
         InvalidGraph,
         "sampling_ratio is {samples}, expected at most {MOST_SAMPLES}"
     );
@@ -84,10 +84,13 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         samples: usize::try_from(samples).unwrap_or(0),
         scale: f64::from(attrs.float("spatial_scale")?),
     };
-    let bound = |shapes: &IoShapes<'_>| {
+    let bound = move |shapes: &IoShapes<'_>| {
         // The indices of the images are converted twice.
         let images = elements(shapes.input(2)).saturating_mul(size_of::<i64>() + size_of::<usize>());
-        regions_bytes(shapes).saturating_add(images)
+        let &[.., height, width] = shapes.input(0) else { return regions_bytes(shapes) };
+        let pairs = align.most_inside(height).saturating_add(align.most_inside(width));
+        let pairs = pairs.saturating_mul(size_of::<Pair>()).saturating_mul(shapes.threads);
+        regions_bytes(shapes).saturating_add(images).saturating_add(pairs)
     };
     let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
@@ -102,9 +105,6 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn regions_bytes(shapes: &IoShapes<'_>) -> usize {
     elements(shapes.input(1)).saturating_mul(size_of::<f64>())
 }
-
-/// A bilinear sample: four neighbours and their weights.
-type Sample = [(usize, f64); 4];
 
 fn run_align<T: Real>(cx: &mut RunCx<'_>, align: Align) -> Result<()> {
     let regions = to_f64s(&cx.input(1)?)?;
@@ -122,15 +122,30 @@ fn run_align<T: Real>(cx: &mut RunCx<'_>, align: Align) -> Result<()> {
     let images: Result<Vec<usize>> =
         images.iter().map(|&image| image_index(image as f64, maps.images())).collect();
     let images = images?;
+    // Before the parallel loop, which cannot return errors.
+    for region in spending(8, regions.chunks_exact(4)) {
+        align.bins(region, maps.pooled)?;
+    }
     let len = maps.channels * maps.pooled[0] * maps.pooled[1];
     for_each_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, len.max(1), |region, to| {
-        align.region(maps, &regions[region * 4..][..4], images[region], to);
+        if let Ok(bins) = align.bins(&regions[region * 4..][..4], maps.pooled) {
+            align.region(maps, &bins, images[region], to);
+        }
     });
     Ok(())
 }
 
+/// The bins of a region, in elements of the map.
+struct Bins {
+    start: [f64; 2],
+    size: [f64; 2],
+    /// The samples of a bin along each axis.
+    samples: [usize; 2],
+}
+
 impl Align {
-    fn region<T: Real>(self, maps: Maps<'_, T>, region: &[f64], image: usize, to: &mut [T]) {
+    /// Returns the bins of a region, or an error if they have too many samples.
+    fn bins(self, region: &[f64], pooled: [usize; 2]) -> Result<Bins> {
         let shift = if self.half_pixel { 0.5 } else { 0.0 };
         // Regions are [x1, y1, x2, y2]; the arrays below are [y, x].
         let at = |index: usize| region[index] * self.scale - shift;
@@ -141,49 +156,87 @@ impl Align {
             extent = extent.map(|extent| extent.max(1.0));
         }
         // Without half-pixel coordinates no bin is empty; otherwise its samples may be none.
-        let bin = [extent[0] / maps.pooled[0] as f64, extent[1] / maps.pooled[1] as f64];
-        let samples = bin.map(|bin| match self.samples {
-            0 => bin.ceil().clamp(0.0, MOST_SAMPLES) as usize,
+        let size = [extent[0] / pooled[0] as f64, extent[1] / pooled[1] as f64];
+        if self.samples > 0 {
+            return Ok(Bins { start, size, samples: [self.samples; 2] });
+        }
+        // `max` ignores NaN, which has no samples.
+        let widest = size.iter().fold(0.0, |widest, size| f64::max(widest, size.ceil()));
+        ensure!(
+            widest <= MOST_SAMPLES as f64,
+            InvalidArgument,
+            help = "make the region smaller, or set sampling_ratio",
+            "the bins of region {region:?} span {widest:?} elements, expected at most {MOST_SAMPLES}"
+        );
+        Ok(Bins { start, size, samples: size.map(|size| size.ceil().max(0.0) as usize) })
+    }
+
+    /// Returns an upper bound on the samples of a bin that are inside of a map, along an axis.
+    fn most_inside(self, size: usize) -> usize {
+        match self.samples {
+            // Two samples are more than half an element apart.
+            0 => size.saturating_mul(2).saturating_add(3).min(MOST_SAMPLES),
             samples => samples,
-        });
+        }
+    }
+
+    fn region<T: Real>(self, maps: Maps<'_, T>, bins: &Bins, image: usize, to: &mut [T]) {
+        let Bins { start, size: bin, samples } = *bins;
         let count = (samples[0] * samples[1]).max(1) as f64;
-        let mut places: Vec<Sample> = Vec::new();
+        let most = |axis: usize| samples[axis].min(self.most_inside(maps.size[axis]));
+        let mut pairs = [0, 1].map(|axis| Vec::<Pair>::with_capacity(most(axis)));
         let [rows, columns] = maps.pooled;
         for cell in 0..rows * columns {
-            let cell_start =
-                [start[0] + (cell / columns) as f64 * bin[0], start[1] + (cell % columns) as f64 * bin[1]];
-            places.clear();
+            let place = [cell / columns, cell % columns];
             spend(samples[0] + samples[1]);
-            let step = |axis: usize, index: usize| {
-                cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
-            };
-            // Samples outside of the map have no weight, and a region far larger than the map has
-            // millions of them.
-            let inside = |axis: usize| {
-                let size = maps.size[axis] as f64;
-                (0..samples[axis])
-                    .map(move |index| step(axis, index))
-                    .filter(move |at| (-1.0..=size).contains(at))
-            };
-            let columns_inside: Vec<f64> = inside(1).collect();
-            for row in inside(0) {
-                places.extend(columns_inside.iter().map(|&column| neighbours([row, column], maps.size)));
+            for (axis, pairs) in pairs.iter_mut().enumerate() {
+                let (first, size) = (start[axis] + place[axis] as f64 * bin[axis], maps.size[axis]);
+                let at = |index: usize| first + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64;
+                // Samples outside of the map have no weight, and a region far larger than the map
+                // has millions of them.
+                let inside = (0..samples[axis]).map(at).filter(|at| (-1.0..=size as f64).contains(at));
+                pairs.clear();
+                pairs.extend(inside.map(|at| pair(at, size)));
             }
             for channel in 0..maps.channels {
-                spend(4 * places.len());
                 let plane = maps.plane(image, channel);
-                // A weight of 0 skips the element, because 0 times infinity is NaN.
-                let weighted = |&(index, weight): &(usize, f64)| match weight {
-                    0.0 => 0.0,
-                    _ => plane[index].to_f64() * weight,
-                };
-                let value = if self.greatest {
-                    let all = places.iter().flatten().map(weighted);
-                    all.reduce(greater).unwrap_or(0.0)
-                } else {
-                    places.iter().flatten().map(weighted).sum::<f64>() / count
+                let value = match self.greatest {
+                    true => {
+                        let mut best = None;
+                        let keep = |x: f64| best = Some(best.map_or(x, |best| greater(best, x)));
+                        each_tap(plane, maps.size[1], &pairs, keep);
+                        best.unwrap_or(0.0)
+                    }
+                    false => {
+                        let mut sum = -0.0;
+                        each_tap(plane, maps.size[1], &pairs, |x| sum += x);
+                        sum / count
+                    }
                 };
                 to[channel * rows * columns + cell] = T::from_f64(value);
+            }
+        }
+    }
+}
+
+/// Calls `take` with each weighted element of the samples, row by row. A sample has four, by its
+/// pairs along both axes.
+fn each_tap<T: Real>(plane: &[T], width: usize, [rows, columns]: &[Vec<Pair>; 2], mut take: impl FnMut(f64)) {
+    // Few samples are counted at once.
+    let all = 4 * rows.len() * columns.len();
+    let is_long = all > PIECE;
+    spend(if is_long { 0 } else { all });
+    for &[top, bottom] in rows {
+        if is_long {
+            spend(4 * columns.len());
+        }
+        for &[left, right] in columns {
+            for (y, x) in [(top, left), (top, right), (bottom, left), (bottom, right)] {
+                // A weight of 0 skips the element, because 0 times infinity is NaN.
+                take(match y.1 * x.1 {
+                    0.0 => 0.0,
+                    weight => plane[y.0 * width + x.0].to_f64() * weight,
+                });
             }
         }
     }
@@ -194,24 +247,20 @@ fn greater(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// Returns the four neighbours of a position for bilinear interpolation. Outside of the map their
-/// weights are 0.
-fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
-    let inside = |axis: usize| place[axis] >= -1.0 && place[axis] <= size[axis] as f64 && size[axis] > 0;
-    if !(inside(0) && inside(1)) {
-        return [(0, 0.0); 4];
+/// The two elements along an axis between which a sample is interpolated, with their weights.
+type Pair = [(usize, f64); 2];
+
+/// Returns the elements on both sides of a position that is inside of the map.
+fn pair(at: f64, size: usize) -> Pair {
+    if size == 0 {
+        return [(0, 0.0); 2];
     }
-    let split = |axis: usize| {
-        let at = place[axis].max(0.0);
-        let low = (at as usize).min(size[axis] - 1);
-        // At the last element both neighbours are the same, so its weight is 1.
-        let high = (low + 1).min(size[axis] - 1);
-        let weight = if high == low { 0.0 } else { at - low as f64 };
-        [(low, 1.0 - weight), (high, weight)]
-    };
-    let ([top, bottom], [left, right]) = (split(0), split(1));
-    [(top, left), (top, right), (bottom, left), (bottom, right)]
-        .map(|(y, x)| (y.0 * size[1] + x.0, y.1 * x.1))
+    let at = at.max(0.0);
+    let low = (at as usize).min(size - 1);
+    // At the last element both neighbours are the same, so its weight is 1.
+    let high = (low + 1).min(size - 1);
+    let weight = if high == low { 0.0 } else { at - low as f64 };
+    [(low, 1.0 - weight), (high, weight)]
 }
 
 fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {

@@ -103,21 +103,21 @@ impl Simd for Avx512 {
         intrinsic!({
             let places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             // A look-up uses the low four bits of a lane, so a 2-bit table is repeated four times.
-            let codes = if BITS == 2 { _mm512_and_si512(places, _mm512_set1_epi32(3)) } else { places };
-            self.mul(self.sub(self.to_f32(codes), zero), scale)
+            let quantized = if BITS == 2 { _mm512_and_si512(places, _mm512_set1_epi32(3)) } else { places };
+            self.mul(self.sub(self.to_f32(quantized), zero), scale)
         })
     }
     #[inline(always)]
     fn decode<const BITS: u32>(
         self,
-        codes: Self::I32,
+        quantized: Self::I32,
         table: Self::F32,
         scale: Self::F32,
         zero: Self::F32,
     ) -> Self::F32 {
         match BITS {
-            8 => self.mul(self.sub(self.to_f32(codes), zero), scale),
-            _ => intrinsic!(_mm512_permutexvar_ps(codes, table)),
+            8 => self.mul(self.sub(self.to_f32(quantized), zero), scale),
+            _ => intrinsic!(_mm512_permutexvar_ps(quantized, table)),
         }
     }
     #[inline(always)]

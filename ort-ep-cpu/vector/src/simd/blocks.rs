@@ -11,7 +11,7 @@ use super::{Isa, Simd, SimdOp, dispatch};
 #[derive(Debug, Clone, Copy)]
 pub struct BlockRow<'a> {
     /// The quantized values, `block * bits / 8` bytes per block.
-    pub codes: &'a [u8],
+    pub quantized: &'a [u8],
     /// One scale per block.
     pub scales: &'a [f32],
     /// One zero point per block.
@@ -53,7 +53,7 @@ impl BlockLayout {
         assert!(matches!(self.bits, 2 | 4 | 8) && self.block >= 16 && self.block.is_power_of_two());
         for row in rows {
             assert!(row.scales.len() == blocks && row.zeros.len() == blocks, "each block has a scale");
-            assert_eq!(row.codes.len(), blocks * self.bytes(), "the codes fill their blocks");
+            assert_eq!(row.quantized.len(), blocks * self.bytes(), "the quantized values fill their blocks");
         }
     }
 }
@@ -94,7 +94,10 @@ pub fn dot(
     let blocks = rows.first().map_or(0, |row| row.scales.len());
     layout.check(rows, blocks);
     assert!(rows.len() <= TILE[0] && sides.len() <= TILE[1], "a tile is small");
-    assert!(sides.iter().all(|side| side.len() == blocks * layout.block), "each code meets a value");
+    assert!(
+        sides.iter().all(|side| side.len() == blocks * layout.block),
+        "each quantized value meets a value"
+    );
     // Small blocks have fewer bytes than the widest vector loads.
     let isa = layout.isa(isa);
     // Four rows share the loads of one side. With more sides, there are not enough registers for
@@ -173,18 +176,18 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
                 *parameters = block_parameters::<S, BITS>(s, row, index);
             }
             for at in (0..bytes).step_by(S::LANES) {
-                let mut codes = [s.splat_i32(0); ROWS];
-                for (codes, row) in codes.iter_mut().zip(self.rows) {
+                let mut quantized = [s.splat_i32(0); ROWS];
+                for (quantized, row) in quantized.iter_mut().zip(self.rows) {
                     // SAFETY: `check` made sure that each row's bytes fill its blocks, and
                     // `BlockLayout::isa` chose vectors that divide a block.
-                    *codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
+                    *quantized = unsafe { s.load_u8_ptr(row.quantized.as_ptr().add(index * bytes + at)) };
                 }
                 for place in 0..8 / BITS as usize {
                     let mut weights = [s.splat(0.0); ROWS];
                     for row in 0..ROWS {
                         let (table, scale, zero) = parameters[row];
-                        let codes = at_place::<S, BITS>(s, codes[row], place);
-                        weights[row] = s.decode::<BITS>(codes, table, scale, zero);
+                        let quantized = at_place::<S, BITS>(s, quantized[row], place);
+                        weights[row] = s.decode::<BITS>(quantized, table, scale, zero);
                     }
                     for side in 0..SIDES {
                         let first = index * block + place * bytes + at;
@@ -265,10 +268,10 @@ impl<const BITS: u32> SimdOp for Decode<'_, BITS> {
                 for at in (0..bytes).step_by(S::LANES) {
                     // SAFETY: `check` made sure that the row's bytes fill its blocks, and
                     // `BlockLayout::isa` chose vectors that divide a block.
-                    let codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
+                    let quantized = unsafe { s.load_u8_ptr(row.quantized.as_ptr().add(index * bytes + at)) };
                     for place in 0..8 / BITS as usize {
-                        let codes = at_place::<S, BITS>(s, codes, place);
-                        let weights = s.decode::<BITS>(codes, table, scale, zero);
+                        let quantized = at_place::<S, BITS>(s, quantized, place);
+                        let weights = s.decode::<BITS>(quantized, table, scale, zero);
                         let first = at_row * self.stride + index * block + place * bytes + at;
                         // SAFETY: `decode_rows` checked that the target holds the blocks of each
                         // row.
@@ -297,14 +300,14 @@ mod tests {
             let values: Vec<f32> = (0..4 * blocks * block).map(|at| ((at * 13) % 17) as f32 - 8.0).collect();
             let rows: Vec<BlockRow<'_>> = (0..4)
                 .map(|row| BlockRow {
-                    codes: &bytes[row * blocks * layout.bytes()..][..blocks * layout.bytes()],
+                    quantized: &bytes[row * blocks * layout.bytes()..][..blocks * layout.bytes()],
                     scales: &scales[row * blocks..][..blocks],
                     zeros: &zeros[row * blocks..][..blocks],
                 })
                 .collect();
             let weight = |row: usize, at: usize| {
                 let code =
-                    (rows[row].codes[at / places] >> (at % places * bits)) & ((1_u32 << bits) - 1) as u8;
+                    (rows[row].quantized[at / places] >> (at % places * bits)) & ((1_u32 << bits) - 1) as u8;
                 (f32::from(code) - rows[row].zeros[at / block]) * rows[row].scales[at / block]
             };
             let mut arranged = vec![0.0; values.len()];

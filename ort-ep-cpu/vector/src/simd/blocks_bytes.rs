@@ -40,7 +40,7 @@ pub struct Columns<'a> {
     /// Blocks of a column.
     pub blocks: usize,
     /// Two quantized weights per byte, the first in the low nibble.
-    pub codes: &'a [u8],
+    pub quantized: &'a [u8],
     /// One scale per block, as the bytes of an `f32`.
     pub scales: &'a [u8],
     /// Zero points, packed like the weights, column by column. If `None`, all of them are 8.
@@ -134,10 +134,10 @@ impl SimdOp for Quantize<'_> {
 /// # Panics
 /// If lengths do not match.
 pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f32]) {
-    let Columns { block, blocks, codes, scales, zeros } = *columns;
+    let Columns { block, blocks, quantized, scales, zeros } = *columns;
     assert!(block >= 16 && block.is_power_of_two(), "a block is a power of two");
     let count = to.len() / sides.len().max(1);
-    assert!(codes.len() >= count * blocks * block / 2, "the codes fill their blocks");
+    assert!(quantized.len() >= count * blocks * block / 2, "the quantized values fill their blocks");
     assert!(scales.len() >= count * blocks * 4, "each block has a scale");
     assert!(
         zeros.is_none_or(|zeros| zeros.len() >= count * blocks.div_ceil(2)),
@@ -201,13 +201,13 @@ trait Sixteen: Copy {
     unsafe fn prefetch(self, _address: *const u8) {}
     /// For each four quantized weights, the sum of their products with four numbers. Reads 32 bytes
     /// of weights and 64 numbers.
-    unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> Self::F32;
+    unsafe fn dots(self, quantized: *const u8, numbers: *const i8) -> Self::F32;
     /// Loads the first `count` floats and permutes them by `pattern`.
     unsafe fn spread(self, from: *const u8, count: usize, pattern: &[i32; LANES]) -> Self::F32;
     /// Loads the first `count` floats and zeros the rest.
     unsafe fn load(self, from: *const u8, count: usize) -> Self::F32;
     /// Unpacks eight bytes to 16 quantized values.
-    unsafe fn codes(self, bytes: [u8; 8]) -> Self::F32;
+    unsafe fn unpack(self, bytes: [u8; 8]) -> Self::F32;
     unsafe fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once.
     unsafe fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
@@ -274,9 +274,9 @@ unsafe fn dot<V: Sixteen, const N: usize>(
     first: usize,
     pattern: &[i32; LANES],
 ) -> [f32; N] {
-    let Columns { block, blocks, codes, scales, zeros } = *columns;
+    let Columns { block, blocks, quantized, scales, zeros } = *columns;
     let per_unit = blocks_of_unit(block);
-    let (codes_len, whole) = (blocks * block / 2, blocks * block / UNIT);
+    let (quantized_len, whole) = (blocks * block / 2, blocks * block / UNIT);
     // SAFETY: `multiply` checked the lengths, so units are inside the weights of their column and
     // the numbers of the side.
     unsafe {
@@ -287,14 +287,14 @@ unsafe fn dot<V: Sixteen, const N: usize>(
             let numbers = side.numbers.as_ptr().add(unit * UNIT);
             for index in 0..N {
                 let column = first + index;
-                let codes = codes.as_ptr().add(column * codes_len + unit * UNIT / 2);
+                let quantized = quantized.as_ptr().add(column * quantized_len + unit * UNIT / 2);
                 let scale = scales.as_ptr().add((column * blocks + at) * 4);
-                v.prefetch(codes.wrapping_add(AHEAD));
+                v.prefetch(quantized.wrapping_add(AHEAD));
                 if at.is_multiple_of(LANES) {
                     v.prefetch(scale.wrapping_add(AHEAD / 4));
                 }
                 let scale = v.spread(scale, per_unit, pattern);
-                totals[index] = v.mul_add(v.dots(codes, numbers), v.mul(scale, of_side), totals[index]);
+                totals[index] = v.mul_add(v.dots(quantized, numbers), v.mul(scale, of_side), totals[index]);
             }
         }
         let at = whole * per_unit;
@@ -304,7 +304,8 @@ unsafe fn dot<V: Sixteen, const N: usize>(
             for index in 0..N {
                 let column = first + index;
                 let (mut last, mut of_last) = ([0_u8; UNIT / 2], [0_u8; 16]);
-                let rest = &codes[column * codes_len + whole * UNIT / 2..(column + 1) * codes_len];
+                let rest =
+                    &quantized[column * quantized_len + whole * UNIT / 2..(column + 1) * quantized_len];
                 last[..rest.len()].copy_from_slice(rest);
                 let rest = &scales[(column * blocks + at) * 4..(column + 1) * blocks * 4];
                 of_last[..rest.len()].copy_from_slice(rest);
@@ -327,7 +328,7 @@ unsafe fn dot<V: Sixteen, const N: usize>(
                 }
                 let scale = v.load(scales.as_ptr().add((column * blocks + at) * 4), count);
                 let sum = v.load(side.sums.as_ptr().add(at).cast(), count);
-                below = v.mul_add(v.mul(scale, v.codes(bytes)), sum, below);
+                below = v.mul_add(v.mul(scale, v.unpack(bytes)), sum, below);
             }
             sums[index] = v.sum(totals[index]) - v.sum(below);
         }
@@ -354,12 +355,12 @@ impl Sixteen for Plain {
     unsafe fn zero(self) -> Self::F32 {
         [0.0; LANES]
     }
-    unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> Self::F32 {
+    unsafe fn dots(self, quantized: *const u8, numbers: *const i8) -> Self::F32 {
         std::array::from_fn(|lane| {
             let (half, first) = (lane / 8, lane % 8 * 4);
             let product = |at: usize| {
                 // SAFETY: the caller guarantees 32 bytes and 64 numbers.
-                let (code, number) = unsafe { (*codes.add(at), *numbers.add(half * UNIT / 2 + at)) };
+                let (code, number) = unsafe { (*quantized.add(at), *numbers.add(half * UNIT / 2 + at)) };
                 i32::from((code >> (half * 4)) & 15) * i32::from(number)
             };
             (first..first + 4).map(product).sum::<i32>() as f32
@@ -376,7 +377,7 @@ impl Sixteen for Plain {
             false => 0.0,
         })
     }
-    unsafe fn codes(self, bytes: [u8; 8]) -> Self::F32 {
+    unsafe fn unpack(self, bytes: [u8; 8]) -> Self::F32 {
         std::array::from_fn(|lane| f32::from((bytes[lane / 2] >> (lane % 2 * 4)) & 15))
     }
     unsafe fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
@@ -421,14 +422,14 @@ mod x86 {
             intrinsic!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
         }
         #[inline(always)]
-        unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> __m512 {
+        unsafe fn dots(self, quantized: *const u8, numbers: *const i8) -> __m512 {
             intrinsic!({
-                let bytes = _mm256_loadu_si256(codes.cast());
+                let bytes = _mm256_loadu_si256(quantized.cast());
                 let both =
                     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes), _mm256_srli_epi16::<4>(bytes));
-                let codes = _mm512_and_si512(both, _mm512_set1_epi8(15));
+                let quantized = _mm512_and_si512(both, _mm512_set1_epi8(15));
                 let numbers = _mm512_loadu_si512(numbers.cast());
-                _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, numbers))
+                _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), quantized, numbers))
             })
         }
         #[inline(always)]
@@ -449,7 +450,7 @@ mod x86 {
             intrinsic!(_mm512_maskz_loadu_ps(((1_u32 << count) - 1) as __mmask16, from.cast()))
         }
         #[inline(always)]
-        unsafe fn codes(self, bytes: [u8; 8]) -> __m512 {
+        unsafe fn unpack(self, bytes: [u8; 8]) -> __m512 {
             intrinsic!({
                 let [low, high] = words(bytes);
                 let words = _mm512_inserti64x4::<1>(_mm512_set1_epi32(low), _mm256_set1_epi32(high));
@@ -518,9 +519,9 @@ mod x86 {
             intrinsic!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
         }
         #[inline(always)]
-        unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> [__m256; 2] {
+        unsafe fn dots(self, quantized: *const u8, numbers: *const i8) -> [__m256; 2] {
             intrinsic!({
-                let (bytes, mask) = (_mm256_loadu_si256(codes.cast()), _mm256_set1_epi8(15));
+                let (bytes, mask) = (_mm256_loadu_si256(quantized.cast()), _mm256_set1_epi8(15));
                 let low = _mm256_and_si256(bytes, mask);
                 let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
                 let first = _mm256_maddubs_epi16(low, _mm256_loadu_si256(numbers.cast()));
@@ -552,7 +553,7 @@ mod x86 {
             })
         }
         #[inline(always)]
-        unsafe fn codes(self, bytes: [u8; 8]) -> [__m256; 2] {
+        unsafe fn unpack(self, bytes: [u8; 8]) -> [__m256; 2] {
             intrinsic!({
                 let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
                 let [low, high] = words(bytes);
@@ -594,7 +595,8 @@ mod tests {
             [(16_usize, 1_usize), (16, 7), (32, 1), (32, 5), (32, 24), (64, 3), (128, 2), (256, 1)]
         {
             let (k, count) = (blocks * block - 3, 7);
-            let codes: Vec<u8> = (0..count * blocks * block / 2).map(|at| (at * 37 + at / 7) as u8).collect();
+            let weights: Vec<u8> =
+                (0..count * blocks * block / 2).map(|at| (at * 37 + at / 7) as u8).collect();
             let scales: Vec<f32> = (0..count * blocks).map(|at| 0.25 + (at % 9) as f32 / 8.0).collect();
             let scale_bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
             let zeros: Vec<u8> = (0..count * blocks.div_ceil(2)).map(|at| (at * 29 + 5) as u8).collect();
@@ -613,11 +615,11 @@ mod tests {
             let sides: Vec<Side<'_>> =
                 quantized.iter().map(|(numbers, scales, sums)| Side { numbers, scales, sums }).collect();
             for zeros in [None, Some(&zeros[..])] {
-                let columns = Columns { block, blocks, codes: &codes, scales: &scale_bytes, zeros };
+                let columns = Columns { block, blocks, quantized: &weights, scales: &scale_bytes, zeros };
                 let expected = |column: usize, side: usize| -> f64 {
                     (0..k)
                         .map(|at| {
-                            let code = (codes[column * blocks * block / 2 + at / 2] >> (at % 2 * 4)) & 15;
+                            let code = (weights[column * blocks * block / 2 + at / 2] >> (at % 2 * 4)) & 15;
                             let of_block = at / block;
                             let zero = zeros.map_or(8, |zeros| {
                                 (zeros[column * blocks.div_ceil(2) + of_block / 2] >> (of_block % 2 * 4)) & 15

@@ -111,10 +111,10 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// # Panics
     /// If the slice is too short.
     #[inline(always)]
-    fn load_codes<const SIGNED: bool>(self, from: &[u8], at: usize, count: usize) -> Numbers<Self> {
+    fn load_quantized<const SIGNED: bool>(self, from: &[u8], at: usize, count: usize) -> Numbers<Self> {
         let simd = self.base();
         assert!(at <= from.len() && from.len() - at >= count);
-        let codes = if count == Self::Base::LANES {
+        let quantized = if count == Self::Base::LANES {
             // SAFETY: the assertion checked that the slice holds `LANES` bytes from `at` on.
             unsafe { simd.load_u8_ptr(from.as_ptr().add(at)) }
         } else {
@@ -124,8 +124,8 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
             unsafe { simd.load_u8_ptr(some.as_ptr()) }
         };
         simd.to_f32(match SIGNED {
-            true => simd.sub_i32(simd.xor_i32(codes, simd.splat_i32(0x80)), simd.splat_i32(0x80)),
-            false => codes,
+            true => simd.sub_i32(simd.xor_i32(quantized, simd.splat_i32(0x80)), simd.splat_i32(0x80)),
+            false => quantized,
         })
     }
 
@@ -141,10 +141,11 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
 }
 
 /// Vectors that hold up to 64 quantized values from several vectors of accumulators at once.
-pub trait CodeLanes: ByteLanes {
+pub trait QuantizeLanes: ByteLanes {
     /// Requantizes `N` vectors (1 to 4) to consecutive bytes: adds `zero` to each lane and
     /// saturates to the byte range, which is signed if `signed`. `zero` must itself be such a byte.
-    fn pack_codes<const N: usize>(self, values: [Lanes<Self>; N], zero: i32, signed: bool) -> Lanes<Self>;
+    fn pack_quantized<const N: usize>(self, values: [Lanes<Self>; N], zero: i32, signed: bool)
+    -> Lanes<Self>;
 
     /// Stores the bytes whose bits are set in `mask`, each at its own offset from `to`.
     ///
@@ -240,7 +241,7 @@ impl Vnni {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Avx2, Avx512, ByteLanes, CodeLanes, Vnni};
+    use super::{Avx2, Avx512, ByteLanes, QuantizeLanes, Vnni};
 
     impl ByteLanes for Vnni {
         type Base = Avx512;
@@ -358,9 +359,9 @@ mod x86 {
         }
     }
 
-    impl CodeLanes for Vnni {
+    impl QuantizeLanes for Vnni {
         #[inline(always)]
-        fn pack_codes<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
+        fn pack_quantized<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
             // SAFETY: `Vnni` exists only on CPUs with AVX-512.
             unsafe {
                 let value = |at: usize| values[at.min(N - 1)];
@@ -605,13 +606,18 @@ mod tests {
             let count = L::Base::LANES;
             let rows = [0, 1, 2, 3].map(|row| lanes.load_bytes(&self.0[row], 0, 4 * count));
             let groups = lanes.interleave_bytes(rows);
-            let (mut found, mut codes) = ([[0; 16]; 4], [9; 64]);
+            let (mut found, mut quantized) = ([[0; 16]; 4], [9; 64]);
             for vector in 0..4 {
                 lanes.store_i32(&mut found[vector], 0, count, groups[vector]);
             }
             // Packs the vectors in their order, and omits the last bytes.
-            lanes.store_bytes(&mut codes, 0, 4 * count - 3, lanes.pack_interleaved(groups, self.1, self.2));
-            (found, codes, count)
+            lanes.store_bytes(
+                &mut quantized,
+                0,
+                4 * count - 3,
+                lanes.pack_interleaved(groups, self.1, self.2),
+            );
+            (found, quantized, count)
         }
     }
 
@@ -625,14 +631,14 @@ mod tests {
         {
             for (zero, signed) in [(0, false), (200, false), (-100, true), (127, true)] {
                 for isa in Isa::available() {
-                    let (groups, codes, count) = dispatch_bytes(isa, Interleaved(&rows, zero, signed));
+                    let (groups, quantized, count) = dispatch_bytes(isa, Interleaved(&rows, zero, signed));
                     for at in 0..4 * count {
                         let group = groups[at % 16 / 4][at / 16 * 4 + at % 4];
                         assert_eq!(group.to_ne_bytes(), rows.map(|row| row[at]), "{isa:?} {at}");
                         let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
                         let code = group.saturating_add(zero).clamp(least, greatest) as u8;
                         let expected = if at < 4 * count - 3 { code } else { 9 };
-                        assert_eq!(codes[at], expected, "{isa:?} {zero} {at} {group}");
+                        assert_eq!(quantized[at], expected, "{isa:?} {zero} {at} {group}");
                     }
                 }
             }

@@ -203,13 +203,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn decode<const BITS: u32>(
         self,
-        codes: Self::I32,
+        quantized: Self::I32,
         _table: Self::F32,
         scale: Self::F32,
         zero: Self::F32,
     ) -> Self::F32 {
-        let codes = if BITS == 8 { codes } else { self.and_i32(codes, self.splat_i32((1 << BITS) - 1)) };
-        self.mul(self.sub(self.to_f32(codes), zero), scale)
+        let quantized =
+            if BITS == 8 { quantized } else { self.and_i32(quantized, self.splat_i32((1 << BITS) - 1)) };
+        self.mul(self.sub(self.to_f32(quantized), zero), scale)
     }
 
     /// Returns the lanes as the first `LANES` elements of an array; the rest is 0.

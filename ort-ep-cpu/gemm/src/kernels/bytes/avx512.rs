@@ -2,7 +2,7 @@
 
 use super::ByteKernel;
 use super::finish::Finish;
-use super::tile::{Coding, CodingFunction, Tile, TileFunction, compute, compute_codes};
+use super::tile::{Requantization, RequantizeFunction, Tile, TileFunction, compute, compute_quantized};
 use ort_cpu_vector::simd::bytes::Vnni;
 
 /// Computes a tile of accumulators; see [`compute`].
@@ -17,20 +17,22 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>
     unsafe { compute::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call) }
 }
 
-/// Computes a tile and requantizes it in registers; see [`compute_codes`].
+/// Computes a tile and requantizes it in registers; see [`compute_quantized`].
 ///
 /// # Safety
 ///
-/// As [`compute_codes`]. The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C. Each run
-/// of `coding` has at least one column, and ends at or before column `16 * VECTORS`.
+/// As [`compute_quantized`]. The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C. Each
+/// run of `requantization` has at least one column, and ends at or before column `16 * VECTORS`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn coded<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
+unsafe fn requantize<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
     call: &Tile,
-    coding: &Coding<'_>,
+    requantization: &Requantization<'_>,
 ) {
-    // SAFETY: `coded` has the contract of `compute_codes`. `ByteKernel::of` detected the features
-    // before it chose this kernel.
-    unsafe { compute_codes::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call, coding) }
+    // SAFETY: `requantize` has the contract of `compute_quantized`. `ByteKernel::of` detected the
+    // features before it chose this kernel.
+    unsafe {
+        compute_quantized::<Vnni, ROWS, VECTORS, SIGNED_ROWS>(Vnni::new_unchecked(), call, requantization)
+    }
 }
 
 /// Runs the epilogue of a tile; see [`super::finish::finish`].
@@ -65,7 +67,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: 16,
     unsigned_rows: table!(tile as TileFunction, false),
     signed_rows: table!(tile as TileFunction, true),
-    coded_unsigned: table!(coded as CodingFunction, false),
-    coded_signed: table!(coded as CodingFunction, true),
+    requantize_unsigned: table!(requantize as RequantizeFunction, false),
+    requantize_signed: table!(requantize as RequantizeFunction, true),
     finish,
 };

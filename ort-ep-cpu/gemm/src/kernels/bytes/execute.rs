@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
-use super::tile::{Coding, Tile};
+use super::tile::{Requantization, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
 use crate::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
 use ort_cpu_threads::interrupt::spend;
@@ -20,7 +20,7 @@ const TASKS_PER_THREAD: usize = 4;
 enum Start {
     Sums(*mut i32),
     Numbers(*mut f32, bool),
-    Codes { to: *mut u8, zero: i32, signed: bool, least: f32, greatest: f32 },
+    Quantized { to: *mut u8, zero: i32, signed: bool, least: f32, greatest: f32 },
 }
 
 struct Job<'a> {
@@ -60,7 +60,7 @@ pub(crate) fn execute(
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
             // Clamping before the zero point is added keeps the result in the range of bytes.
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
-            (Start::Codes { to: values.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
+            (Start::Quantized { to: values.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
     let panels = columns.div_ceil(gemm.rhs.width);
@@ -153,9 +153,9 @@ impl Job<'_> {
     /// checked the job's operands and target.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
         let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.rhs.width);
-        let (functions, coded) = match gemm.signed_lhs {
-            true => (kernel.signed_rows, kernel.coded_signed),
-            false => (kernel.unsigned_rows, kernel.coded_unsigned),
+        let (functions, requantize) = match gemm.signed_lhs {
+            true => (kernel.signed_rows, kernel.requantize_signed),
+            false => (kernel.unsigned_rows, kernel.requantize_unsigned),
         };
         // One spare vector, because `finish` loads partial vectors whole.
         let mut sums = [0_i32; MAX_ROWS * MAX_WIDTH + MAX_LANES];
@@ -182,15 +182,16 @@ impl Job<'_> {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
                     None => (std::ptr::null(), std::ptr::null()),
                 };
-                let coding = self.coding([row, first], vectors, &runs[..count]);
-                let coded = coded.get(vectors - 1).and_then(|coded| coded.get(count_of_rows - 1));
+                let requantization = self.requantization([row, first], vectors, &runs[..count]);
+                let requantize =
+                    requantize.get(vectors - 1).and_then(|requantize| requantize.get(count_of_rows - 1));
                 // SAFETY: `IntegerGemm::run` checked the operands, `ByteKernel::of` chose the
                 // kernel for this CPU, and the caller guarantees that no other thread writes this
                 // tile.
                 unsafe {
                     // Requantizing in registers saves the round trip through `sums`.
-                    if let (Some(coded), Some(coding)) = (coded, &coding) {
-                        coded(&call, coding);
+                    if let (Some(requantize), Some(requantization)) = (requantize, &requantization) {
+                        requantize(&call, requantization);
                         continue;
                     }
                     (functions[vectors - 1][count_of_rows - 1])(&call);
@@ -219,10 +220,15 @@ impl Job<'_> {
 
     /// Returns how the accumulators from this row and column on are requantized in registers.
     /// Returns `None` unless the only terms are one term and one factor per filter.
-    fn coding<'r>(&self, [row, column]: [usize; 2], vectors: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
+    fn requantization<'r>(
+        &self,
+        [row, column]: [usize; 2],
+        vectors: usize,
+        runs: &'r [Run],
+    ) -> Option<Requantization<'r>> {
         let (gemm, terms) = (self.gemm, &self.gemm.terms);
         let is_plain = terms.outer.iter().all(|(rows, _)| rows.is_empty()) && terms.window_sums.is_none();
-        let Start::Codes { to, zero, signed, greatest, .. } = self.start else { return None };
+        let Start::Quantized { to, zero, signed, greatest, .. } = self.start else { return None };
         let (terms, factors) = match (self.factors, gemm.signed_lhs) {
             (Factors::Rows(factors), true) if terms.columns.is_empty() && !terms.rows.is_empty() => {
                 (behind(terms.rows, row), behind(factors, row))
@@ -236,7 +242,7 @@ impl Job<'_> {
             _ => return None,
         };
         let to = to.wrapping_add(row * gemm.row_stride);
-        is_plain.then_some(Coding {
+        is_plain.then_some(Requantization {
             terms,
             factors,
             greatest,
@@ -268,8 +274,8 @@ impl Job<'_> {
             Start::Numbers(to, add) => {
                 Output::Numbers { to: to.wrapping_add(place), factors, bias: behind(self.bias, column), add }
             }
-            Start::Codes { to, zero, least, greatest, .. } => {
-                Output::Codes { to: to.wrapping_add(place), factors, zero, least, greatest }
+            Start::Quantized { to, zero, least, greatest, .. } => {
+                Output::Quantized { to: to.wrapping_add(place), factors, zero, least, greatest }
             }
         };
         let outer = |(rows, columns): (&[i32], &[i32])| (behind(rows, row), behind(columns, column));

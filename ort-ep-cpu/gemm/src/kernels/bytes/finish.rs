@@ -35,7 +35,7 @@ pub(super) enum Output {
         add: bool,
     },
     /// Requantized values: `round(clamp(sum * factor, least, greatest)) + zero`.
-    Codes {
+    Quantized {
         to: *mut u8,
         factors: Factors,
         zero: i32,
@@ -79,10 +79,12 @@ pub(super) unsafe fn finish<L: ByteLanes>(lanes: L, call: &Finish<'_>) {
     unsafe {
         match (call.output, has_outer) {
             (Output::Sums(_), _) | (_, true) => rows::<L, true>(lanes, call),
-            (Output::Codes { factors: Factors::Rows(factors), .. }, false) if call.column_terms.is_null() => {
-                codes_of_rows(lanes, call, factors);
+            (Output::Quantized { factors: Factors::Rows(factors), .. }, false)
+                if call.column_terms.is_null() =>
+            {
+                requantize_rows(lanes, call, factors);
             }
-            (Output::Codes { .. } | Output::Numbers { .. }, false) => rows::<L, false>(lanes, call),
+            (Output::Quantized { .. } | Output::Numbers { .. }, false) => rows::<L, false>(lanes, call),
         }
     }
 }
@@ -115,8 +117,8 @@ unsafe fn rows<L: ByteLanes, const OUTER: bool>(lanes: L, call: &Finish<'_>) {
 ///
 /// As [`finish`].
 #[inline(always)]
-unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *const f32) {
-    let Output::Codes { to, zero, least, greatest, .. } = call.output else { return };
+unsafe fn requantize_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *const f32) {
+    let Output::Quantized { to, zero, least, greatest, .. } = call.output else { return };
     let simd = lanes.base();
     let (zero, least, greatest) = (simd.splat_i32(zero), simd.splat(least), simd.splat(greatest));
     for row in 0..call.rows {
@@ -131,13 +133,18 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
             // SAFETY: the caller guarantees that the result holds the columns of each run.
             unsafe {
                 for at in (0..whole).step_by(L::Base::LANES) {
-                    let code = code(lanes, sums.add(run.first + at), [term, zero], [factor, least, greatest]);
-                    lanes.store_low_bytes_ptr(to.add(run.to + at), L::Base::LANES, code);
+                    let value =
+                        requantized(lanes, sums.add(run.first + at), [term, zero], [factor, least, greatest]);
+                    lanes.store_low_bytes_ptr(to.add(run.to + at), L::Base::LANES, value);
                 }
                 if whole < run.len {
-                    let code =
-                        code(lanes, sums.add(run.first + whole), [term, zero], [factor, least, greatest]);
-                    lanes.store_low_bytes_ptr(to.add(run.to + whole), run.len - whole, code);
+                    let value = requantized(
+                        lanes,
+                        sums.add(run.first + whole),
+                        [term, zero],
+                        [factor, least, greatest],
+                    );
+                    lanes.store_low_bytes_ptr(to.add(run.to + whole), run.len - whole, value);
                 }
             }
         }
@@ -151,7 +158,7 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
 ///
 /// `sums` is valid for a vector, and the CPU has the instructions of `L`.
 #[inline(always)]
-unsafe fn code<L: ByteLanes>(
+unsafe fn requantized<L: ByteLanes>(
     lanes: L,
     sums: *const i32,
     [term, zero]: [Lanes<L>; 2],
@@ -211,14 +218,14 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
                 }
                 store(simd, to.add(place), count, value);
             }
-            Output::Codes { to, factors, zero, least, greatest, .. } => {
+            Output::Quantized { to, factors, zero, least, greatest, .. } => {
                 let value = scaled(lanes, sum, factors, row, [column, count]);
                 // `max_or_second` returns `least` for NaN, so NaN becomes the smallest quantized
                 // value.
                 let value = simd.max_or_second(value, simd.splat(least));
                 let value = simd.min_or_second(value, simd.splat(greatest));
-                let code = simd.add_i32(simd.to_i32(value), simd.splat_i32(zero));
-                lanes.store_low_bytes_ptr(to.add(place), count, code);
+                let value = simd.add_i32(simd.to_i32(value), simd.splat_i32(zero));
+                lanes.store_low_bytes_ptr(to.add(place), count, value);
             }
         }
     }

@@ -34,8 +34,8 @@ macro_rules! kernel {
             lanes: <$type as Simd>::LANES,
             unsigned_rows: tiles!(false),
             signed_rows: tiles!(true),
-            coded_unsigned: &[],
-            coded_signed: &[],
+            requantize_unsigned: &[],
+            requantize_signed: &[],
             finish,
         };
     };
@@ -66,7 +66,7 @@ mod portable;
 pub(crate) use execute::{column_sums, execute};
 
 use finish::FinishFunction;
-use tile::{CodingFunction, TileFunction};
+use tile::{RequantizeFunction, TileFunction};
 
 use ort_cpu_vector::simd::Isa;
 
@@ -89,8 +89,8 @@ pub(crate) struct ByteKernel {
     signed_rows: &'static [&'static [TileFunction]],
     /// The same for tiles that requantize their accumulators at once. Empty if the instruction set
     /// has none.
-    coded_unsigned: &'static [&'static [CodingFunction]],
-    coded_signed: &'static [&'static [CodingFunction]],
+    requantize_unsigned: &'static [&'static [RequantizeFunction]],
+    requantize_signed: &'static [&'static [RequantizeFunction]],
     finish: FinishFunction,
 }
 

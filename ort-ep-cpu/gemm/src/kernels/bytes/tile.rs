@@ -6,7 +6,7 @@
 use super::MAX_ROWS;
 use super::finish::Run;
 use ort_cpu_vector::simd::Simd;
-use ort_cpu_vector::simd::bytes::{ByteLanes, CodeLanes, Lanes};
+use ort_cpu_vector::simd::bytes::{ByteLanes, Lanes, QuantizeLanes};
 
 /// The arguments of a tile function.
 ///
@@ -36,7 +36,7 @@ pub(super) struct Tile {
 /// `round(min((sum + term) * factor, greatest)) + zero`, saturated to the range of bytes. Filters
 /// are either the rows or the columns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Coding<'a> {
+pub(super) struct Requantization<'a> {
     /// The terms of the tile's rows, or of its columns in whole vectors.
     pub(super) terms: *const i32,
     pub(super) factors: *const f32,
@@ -56,7 +56,7 @@ pub(super) struct Coding<'a> {
 pub(super) type TileFunction = unsafe fn(&Tile);
 
 /// A tile function that requantizes its accumulators instead of storing them.
-pub(super) type CodingFunction = unsafe fn(&Tile, &Coding<'_>);
+pub(super) type RequantizeFunction = unsafe fn(&Tile, &Requantization<'_>);
 
 /// Computes `ROWS` rows and `VECTORS` vectors of accumulators. With `SIGNED_ROWS`, rows are signed
 /// and columns unsigned; otherwise it is the other way round.
@@ -96,17 +96,17 @@ pub(super) unsafe fn compute<
 ///
 /// As [`compute`], except for `sums`. There is a term and a factor for each filter, and the result
 /// holds each row and each column to store.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only VNNI implements CodeLanes"))]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only VNNI implements QuantizeLanes"))]
 #[inline(always)]
-pub(super) unsafe fn compute_codes<
-    L: CodeLanes,
+pub(super) unsafe fn compute_quantized<
+    L: QuantizeLanes,
     const ROWS: usize,
     const VECTORS: usize,
     const SIGNED_ROWS: bool,
 >(
     lanes: L,
     tile: &Tile,
-    coding: &Coding<'_>,
+    requantization: &Requantization<'_>,
 ) {
     let simd = lanes.base();
     let mut terms = [[simd.splat_i32(0); VECTORS]; ROWS];
@@ -116,16 +116,18 @@ pub(super) unsafe fn compute_codes<
         for row in 0..ROWS {
             for vector in 0..VECTORS {
                 terms[row][vector] = match SIGNED_ROWS {
-                    true => simd.splat_i32(*coding.terms.add(row)),
-                    false => simd.to_bits(simd.load_ptr(coding.terms.add(vector * L::Base::LANES).cast())),
+                    true => simd.splat_i32(*requantization.terms.add(row)),
+                    false => {
+                        simd.to_bits(simd.load_ptr(requantization.terms.add(vector * L::Base::LANES).cast()))
+                    }
                 };
             }
         }
         let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, tile, terms);
         // Small factors save a clamp per vector.
-        match coding.is_small {
-            true => store_codes::<L, ROWS, VECTORS, SIGNED_ROWS, true>(lanes, &sums, coding),
-            false => store_codes::<L, ROWS, VECTORS, SIGNED_ROWS, false>(lanes, &sums, coding),
+        match requantization.is_small {
+            true => store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, true>(lanes, &sums, requantization),
+            false => store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, false>(lanes, &sums, requantization),
         }
     }
 }
@@ -134,10 +136,10 @@ pub(super) unsafe fn compute_codes<
 ///
 /// # Safety
 ///
-/// As [`compute_codes`].
+/// As [`compute_quantized`].
 #[inline(always)]
-unsafe fn store_codes<
-    L: CodeLanes,
+unsafe fn store_quantized<
+    L: QuantizeLanes,
     const ROWS: usize,
     const VECTORS: usize,
     const SIGNED_ROWS: bool,
@@ -145,9 +147,9 @@ unsafe fn store_codes<
 >(
     lanes: L,
     sums: &[[Lanes<L>; VECTORS]; ROWS],
-    coding: &Coding<'_>,
+    requantization: &Requantization<'_>,
 ) {
-    let (simd, greatest) = (lanes.base(), lanes.base().splat(coding.greatest));
+    let (simd, greatest) = (lanes.base(), lanes.base().splat(requantization.greatest));
     // SAFETY: the caller guarantees a factor for each filter. The mask selects only the columns of
     // `run`, which the result holds.
     unsafe {
@@ -155,8 +157,8 @@ unsafe fn store_codes<
             let mut whole = [simd.splat_i32(0); VECTORS];
             for vector in 0..VECTORS {
                 let factor = match SIGNED_ROWS {
-                    true => simd.splat(*coding.factors.add(row)),
-                    false => simd.load_ptr(coding.factors.add(vector * L::Base::LANES)),
+                    true => simd.splat(*requantization.factors.add(row)),
+                    false => simd.load_ptr(requantization.factors.add(vector * L::Base::LANES)),
                 };
                 let value = simd.mul(simd.to_f32(sums[row][vector]), factor);
                 // The conversion turns values below the `i32` range, and NaN, into the smallest
@@ -165,11 +167,11 @@ unsafe fn store_codes<
                 let value = if SMALL { value } else { simd.min_or_second(greatest, value) };
                 whole[vector] = simd.to_i32(value);
             }
-            let codes = lanes.pack_codes(whole, coding.zero, coding.signed);
-            let to = coding.to.wrapping_add(row * coding.to_row);
-            for run in coding.runs {
+            let quantized = lanes.pack_quantized(whole, requantization.zero, requantization.signed);
+            let to = requantization.to.wrapping_add(row * requantization.to_row);
+            for run in requantization.runs {
                 let mask = (u64::MAX >> (64 - run.len)) << run.first;
-                lanes.store_bytes_ptr(to.wrapping_add(run.to).wrapping_sub(run.first), codes, mask);
+                lanes.store_bytes_ptr(to.wrapping_add(run.to).wrapping_sub(run.first), quantized, mask);
             }
         }
     }
