@@ -188,7 +188,7 @@ impl OrtValue {
             other => {
                 let kind = other.kind_name();
                 Err(PyRuntimeError::new_err(format!(
-                    "Only OrtValues that are Tensors/SparseTensors are currently supported: {what} of a {kind}"
+                    "Only OrtValues that are Tensors/SparseTensors are currently supported: {what} of {kind}"
                 )))
             }
         }
