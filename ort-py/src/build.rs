@@ -88,12 +88,19 @@ impl AsRef<[u8]> for Borrowed {
     }
 }
 
-/// Sets where the external data of a model in memory lies.
+/// Sets where the external data of a model lies. For a model in memory the default is the working
+/// directory, as in onnxruntime.
 fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
-    match entries(options)?.remove("session.model_external_initializers_file_folder_path") {
-        Some(folder) => Ok(source.in_folder(PathBuf::from(folder), FileAccess::default())),
-        None => Ok(source),
-    }
+    let folder = match entries(options)?.remove("session.model_external_initializers_file_folder_path") {
+        Some(folder) => Some(PathBuf::from(folder)),
+        // If the working directory was removed, only a model with external data fails.
+        None if source.path().is_none() => std::env::current_dir().ok(),
+        None => None,
+    };
+    Ok(match folder {
+        Some(folder) => source.in_folder(folder, FileAccess::default()),
+        None => source,
+    })
 }
 
 /// Loads a model with the changes that options ask for: fixed dimensions, and weights and data
@@ -134,7 +141,7 @@ fn weight(value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     match native.get().value(py)? {
         Value::Tensor(tensor) => Ok(tensor),
         other => {
-            let text = format!("the value of an initializer is a {}, expected a tensor", other.kind_name());
+            let text = format!("the value of an initializer is {}, expected a tensor", other.kind_name());
             Err(exception(py, ErrorKind::InvalidArgument, &text))
         }
     }

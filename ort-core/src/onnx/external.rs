@@ -2,9 +2,10 @@
 //!
 //! A model names its data files, and a model may come from anyone. So a location must be a relative
 //! path that does not leave the folder through `..`. With every symbolic link resolved, the file
-//! must be inside the model's folder. One layout is exempt: in a Hugging Face cache,
-//! `snapshots/<revision>/model.onnx` and its data are symbolic links into the `blobs` folder of the
-//! same repository. If the model itself is such a link, its data may be too.
+//! must be inside the model's folder. If the model itself is a symbolic link, its data may also be
+//! links into the folder of the file that it points to, or below. So caches work, such as Hugging
+//! Face's, where `snapshots/<revision>/model.onnx` and its data are links into the `blobs` folder of
+//! the repository.
 //!
 //! Hard links cannot be followed. So a data file with several is accepted only if all of them are
 //! inside the model's folder, or if the caller allows others (see [`FileAccess::hard_links`]).
@@ -41,8 +42,11 @@ pub struct ExternalData {
 struct Folder {
     /// The model's folder, with links resolved.
     root: PathBuf,
-    /// The `blobs` folder of the Hugging Face repository that the model is linked from.
-    blobs: Option<PathBuf>,
+    /// The folder of the file that the model is a link to, if it is another one.
+    linked: Option<PathBuf>,
+    /// Whether that is the `blobs` folder of a Hugging Face repository, whose files may have further
+    /// hard links.
+    is_cache: bool,
 }
 
 /// A byte range of a data file, as a tensor's `external_data` entries describe it.
@@ -92,7 +96,7 @@ impl Location {
         }
         let path = find("location").filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| {
-            error!(Fail, "external data has no location")
+            error!(Fail, "External data location cannot be empty: the external data has no location")
                 .help("name the data file, relative to the model's folder")
         })?;
         let path = without_parents(&path).unwrap_or(path);
@@ -152,7 +156,7 @@ fn check_path(text: &str) -> Result<()> {
         !windows_root && !text.contains('\0'),
         Fail,
         help = BESIDE,
-        "external data location '{shown}' is not relative"
+        "Absolute path not allowed for external data location: '{shown}' is not relative"
     );
     // A backslash separates paths on some systems only. Reject it everywhere, so that a model is
     // accepted or refused alike on all of them.
@@ -160,14 +164,14 @@ fn check_path(text: &str) -> Result<()> {
         !text.split(['/', '\\']).any(|part| part == ".."),
         Fail,
         help = BESIDE,
-        "external data location '{shown}' leads out of the model's folder"
+        "External data path escapes model directory: location '{shown}' leads out of the model's folder"
     );
     let plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     ensure!(
         Path::new(text).components().all(plain),
         Fail,
         help = BESIDE,
-        "external data location '{shown}' is not relative to the model's folder"
+        "Absolute path not allowed for external data location: '{shown}' is not relative to the model's folder"
     );
     Ok(())
 }
@@ -217,9 +221,11 @@ impl ExternalData {
         let root = folder.canonicalize().map_err(|problem| {
             error!(Fail, "cannot open the model's folder '{}': {problem}", folder.display())
         })?;
-        let blobs =
-            model.and_then(|model| model.canonicalize().ok()).and_then(|model| cache_blobs(&model, &root));
-        let folder = Some(Folder { root, blobs });
+        let model = model.and_then(|model| model.canonicalize().ok());
+        let is_cache = model.as_ref().is_some_and(|model| is_cache_blob(model, &root));
+        let linked = model.as_ref().and_then(|model| model.parent()).filter(|parent| *parent != root);
+        let linked = linked.map(Path::to_path_buf);
+        let folder = Some(Folder { root, linked, is_cache });
         Ok(ExternalData { folder, files: HashMap::new(), names: IndexMap::new(), is_closed: false, access })
     }
 
@@ -275,7 +281,7 @@ impl ExternalData {
             Some(range) if range.end <= file.len() => Ok(file.slice(range)),
             _ => Err(error!(
                 Fail,
-                "{expected} bytes from {} on reach past the end of the file of {} bytes",
+                "offset: {} size to read: {expected} given file_length: {} are out of bounds or can not be read in full",
                 location.offset,
                 file.len()
             )
@@ -287,14 +293,11 @@ impl ExternalData {
     /// (TOCTOU). So it is opened without following links, and the hard links are checked again on
     /// the open file.
     fn read_opened(&self, path: &Path) -> Result<FileBytes> {
-        let folder = self.folder.as_ref();
-        let blobs =
-            folder.and_then(|folder| folder.blobs.as_ref()).filter(|blobs| path.parent() == Some(blobs));
-        let root = blobs.or(folder.map(|folder| &folder.root));
-        let root = root.ok_or_else(|| error!(Fail, "the model has no folder"))?;
+        let folder = self.folder.as_ref().ok_or_else(|| error!(Fail, "the model has no folder"))?;
+        let (root, is_cache) = folder.root_of(path).unwrap_or((&folder.root, false));
         check_kind(&std::fs::symlink_metadata(path).map_err(|problem| cannot_open(&problem))?)?;
         let opened = DataFile::beneath(root, path)?;
-        if blobs.is_none() && !self.access.hard_links {
+        if !is_cache && !self.access.hard_links {
             opened.check_hard_links(root)?;
         }
         read_opened(opened.file, self.access.map, "the file is empty")
@@ -332,37 +335,46 @@ impl ExternalData {
         let path = folder.root.join(location);
         let real = path.canonicalize().map_err(|problem| match problem.kind() {
             std::io::ErrorKind::NotFound => {
-                error!(Fail, "there is no such file in '{}'", folder.root.display())
+                let shown = crate::shown(&path.to_string_lossy(), 512).into_owned();
+                error!(Fail, "External data path does not exist: \"{shown}\"")
                     .help("put the data file beside the model")
             }
             _ => error!(Fail, "cannot open the file: {problem}").help("check the path"),
         })?;
-        if folder.blobs.as_ref().is_some_and(|blobs| real.parent() == Some(blobs)) {
-            return Ok(real);
-        }
-        ensure!(
-            // Whole components are compared: `/models-2` is not in `/models`.
-            real.starts_with(&folder.root),
-            Fail,
-            help = "replace the link by the file itself",
-            "a symbolic link leads out of the model's folder, to '{}'",
-            real.display()
-        );
-        if !self.access.hard_links {
+        let Some((root, is_cache)) = folder.root_of(&real) else {
+            return Err(error!(
+                Fail,
+                "External data path escapes model directory: a symbolic link leads out of the model's folder, to '{}'",
+                real.display()
+            )
+            .help("replace the link by the file itself"));
+        };
+        if !is_cache && !self.access.hard_links {
             let metadata = real.metadata().map_err(|problem| error!(Fail, "{problem}"))?;
-            check_hard_links(&metadata, &folder.root)?;
+            check_hard_links(&metadata, root)?;
         }
         Ok(real)
     }
 }
 
-/// Returns the `blobs` folder of a Hugging Face repository, if `model` is in it and `root` in its
+impl Folder {
+    /// Returns the folder that a resolved path is in, and whether it is a cache; `None` if it is in
+    /// none. Whole components are compared: `/models-2` is not in `/models`.
+    fn root_of(&self, real: &Path) -> Option<(&PathBuf, bool)> {
+        let linked = self.linked.as_ref().filter(|linked| real.starts_with(linked));
+        match linked {
+            Some(linked) => Some((linked, self.is_cache)),
+            None => real.starts_with(&self.root).then_some((&self.root, false)),
+        }
+    }
+}
+
+/// Whether `model` is in the `blobs` folder of a Hugging Face repository, and `root` in its
 /// `snapshots`.
-fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
-    let blobs = model.parent()?;
-    let repository = blobs.parent()?;
-    let cached = blobs.file_name()? == "blobs" && root.starts_with(repository.join("snapshots"));
-    cached.then(|| blobs.to_path_buf())
+fn is_cache_blob(model: &Path, root: &Path) -> bool {
+    let Some(blobs) = model.parent() else { return false };
+    let Some(repository) = blobs.parent() else { return false };
+    blobs.ends_with("blobs") && root.starts_with(repository.join("snapshots"))
 }
 
 /// An open data file, with the folder and name it was opened by.

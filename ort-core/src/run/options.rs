@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Profile;
 use crate::ep::CancelToken;
 use crate::ep::dynamic::ArenaDevice;
-use crate::{Result, advise, ensure};
+use crate::{Result, advise, ensure, error};
 
 /// The options of one run.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +30,8 @@ impl RunOptions<'_> {
     ///
     /// # Errors
     ///
-    /// The key is unknown, or the list is malformed. A run fails if it is to shrink an arena that
-    /// the session does not have.
+    /// The key is unknown, or the list is malformed. A run fails if the session has none of the
+    /// arenas that it is to shrink.
     pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         ensure!(
             RUN_ENTRIES.contains(&key),
@@ -47,17 +47,20 @@ impl RunOptions<'_> {
 /// Parses ONNX Runtime's list of arenas to shrink, such as `cpu:0;gpu:0`.
 pub(crate) fn shrink_devices(list: &str) -> Result<Vec<ArenaDevice>> {
     let mut devices = Vec::new();
-    for device in list.split(';') {
+    // ONNX Runtime allows a semicolon at the end.
+    for device in list.strip_suffix(';').unwrap_or(list).split(';') {
         let (kind, number) = device.split_once(':').unwrap_or((device, "0"));
-        let number = number.parse().ok();
-        let known = matches!(kind, "cpu" | "gpu");
         ensure!(
-            known && number.is_some(),
+            matches!(kind, "cpu" | "gpu"),
             InvalidArgument,
             help = "give devices as in cpu:0;gpu:0",
-            "Unsupported device specified in the memory arena shrink list: {device}"
+            "Unsupported device specified in the memory arena shrink list: {kind}"
         );
-        devices.push(ArenaDevice { is_host: kind == "cpu", number: number.unwrap_or(0) });
+        let number = number.parse().map_err(|_| {
+            error!(InvalidArgument, "Unsupported device id in the memory arena shrink list: {number}")
+                .help("give devices as in cpu:0;gpu:0")
+        })?;
+        devices.push(ArenaDevice { is_host: kind == "cpu", number });
     }
     Ok(devices)
 }
@@ -71,8 +74,10 @@ mod tests {
 
     #[test]
     fn a_list_of_arenas_names_memories() {
-        assert!(shrink_devices("cpu").is_ok() && shrink_devices("cpu:0;gpu:1").is_ok());
-        for list in ["foo", "cpu:x", ""] {
+        for (list, count) in [("cpu", 1), ("cpu:0;gpu:1", 2), ("cpu:0;", 1)] {
+            assert_eq!(shrink_devices(list).map(|devices| devices.len()).ok(), Some(count), "{list}");
+        }
+        for list in ["foo", "cpu:x", "cpu:-1", "cpu:0;;", ""] {
             assert!(shrink_devices(list).is_err(), "{list}");
         }
     }

@@ -91,7 +91,7 @@ fn locations_that_lead_elsewhere_are_refused() {
         ("link_folder/secret", "symbolic link"),
         ("hard.data", "hard links"),
         ("link_to_hard.data", "hard links"),
-        ("missing.data", "beside the model"),
+        ("missing.data", "External data path does not exist"),
         ("sub", "folder"),
     ];
     for (location, part) in cases {
@@ -196,6 +196,58 @@ fn the_hugging_face_cache_loads() {
     assert_eq!(read(&model, &[("location", "model.onnx_data"), ("offset", "2")], 3).unwrap(), b"234");
     for location in ["stranger", "refs"] {
         let error = read(&model, &[("location", location)], 3).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{location}: {error}");
+    }
+}
+
+/// `here/model.onnx` is a link to `store/model.onnx`. `here` and `store` have the files that the
+/// test's names say.
+fn linked() -> (TempDir, PathBuf) {
+    let top = TempDir::new().unwrap();
+    let (here, store) = (top.path().join("here"), top.path().join("store"));
+    for folder in [&here, &store.join("sub"), &top.path().join("third")] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(store.join("model.onnx"), b"model").unwrap();
+    fs::write(store.join("beside_target"), b"0123456789").unwrap();
+    fs::write(store.join("sub/below_target"), b"0123456789").unwrap();
+    fs::write(here.join("beside_link"), b"0123456789").unwrap();
+    fs::write(top.path().join("third/file"), b"secret bytes").unwrap();
+    hard_link(top.path().join("third/file"), store.join("hard")).unwrap();
+    symlink("../store/model.onnx", here.join("model.onnx")).unwrap();
+    symlink("../store/beside_target", here.join("link_beside")).unwrap();
+    symlink("../store/sub/below_target", here.join("link_below")).unwrap();
+    symlink("../store", here.join("link_folder")).unwrap();
+    symlink("../third/file", here.join("link_third")).unwrap();
+    symlink("../third/file", store.join("link_third")).unwrap();
+    symlink("../store/link_third", here.join("link_to_link")).unwrap();
+    symlink("../store/hard", here.join("link_hard")).unwrap();
+    (top, here.join("model.onnx"))
+}
+
+#[test]
+fn data_of_a_linked_model_may_be_links_into_the_folder_of_its_target() {
+    let (top, model) = linked();
+    for location in ["beside_link", "link_beside", "link_below", "link_folder/sub/below_target"] {
+        assert_eq!(read(&model, &[("location", location)], 3).unwrap(), b"012", "{location}");
+    }
+    let refused = [
+        ("link_third", "External data path escapes model directory"),
+        ("link_to_link", "External data path escapes model directory"),
+        ("../store/beside_target", "External data path escapes model directory"),
+        // Data that lies beside the target alone is not found, as in ONNX Runtime.
+        ("beside_target", "External data path does not exist"),
+        ("link_hard", "hard links"),
+    ];
+    for (location, part) in refused {
+        let error = read(&model, &[("location", location)], 3).unwrap_err();
+        assert!(error.to_string().contains(part), "{location}: {error}");
+    }
+    // A model that is a file of its own has no other folder.
+    let own = top.path().join("here/own.onnx");
+    fs::write(&own, b"model").unwrap();
+    for location in ["link_beside", "link_below", "link_folder/sub/below_target"] {
+        let error = read(&own, &[("location", location)], 3).unwrap_err();
         assert!(error.to_string().contains("symbolic link"), "{location}: {error}");
     }
 }

@@ -244,8 +244,8 @@ fn weights_that_do_not_fit_are_refused() -> Result<()> {
         (outside(), both, InvalidArgument, "already been added: w"),
         (inside(), external(&[("w", other.clone())]), Fail, "Trying to replace non-external initializer"),
         (outside(), external(&[("W", other)]), Fail, "Failed to find existing initializer with name W."),
-        (outside(), files(&[("weights.bin", short)]), Fail, "reach past the end"),
-        (outside(), files(&[("weights.bin", Bytes::new())]), Fail, "reach past the end"),
+        (outside(), files(&[("weights.bin", short)]), Fail, "out of bounds"),
+        (outside(), files(&[("weights.bin", Bytes::new())]), Fail, "out of bounds"),
         (outside(), files(&[("other.bin", file())]), Fail, "loaded from memory"),
         (
             outside(),
