@@ -76,7 +76,7 @@ pub enum OverlapError {
 }
 
 /// Borrows parts of some regions together: `reads` to read and `writes` to write, each in the given
-/// order. The lists of `slices` are filled anew.
+/// order. The lists of `slices` are reused.
 ///
 /// Parts to read may overlap each other. A part to write must not overlap any other; an in-place
 /// operation passes its part once, as a write. Empty parts overlap nothing.

@@ -4,8 +4,8 @@
 //! path that does not leave the folder through `..`. With every symbolic link resolved, the file
 //! must be inside the model's folder. If the model itself is a symbolic link, its data may also be
 //! links into the folder of the file that it points to, or below. So caches work, such as Hugging
-//! Face's, where `snapshots/<revision>/model.onnx` and its data are links into the `blobs` folder of
-//! the repository.
+//! Face's, where `snapshots/<revision>/model.onnx` and its data are links into the `blobs` folder
+//! of the repository.
 //!
 //! Hard links cannot be followed. So a data file with several is accepted only if all of them are
 //! inside the model's folder, or if the caller allows others (see [`FileAccess::hard_links`]).
@@ -44,8 +44,8 @@ struct Folder {
     root: PathBuf,
     /// The folder of the file that the model is a link to, if it is another one.
     linked: Option<PathBuf>,
-    /// Whether that is the `blobs` folder of a Hugging Face repository, whose files may have further
-    /// hard links.
+    /// Whether that is the `blobs` folder of a Hugging Face repository, whose files may have
+    /// further hard links.
     is_cache: bool,
 }
 
