@@ -3,6 +3,7 @@
 //! The classes are Python's, in `ort_runtime/capi/_errors.py`: a class of several bases cannot be
 //! made here.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use ort_runtime::{Error, ErrorKind};
@@ -78,6 +79,10 @@ pub(crate) fn load_failed(py: Python<'_>, path: Option<&Path>, error: &Error) ->
     let rest = text.strip_prefix(&place);
     let rest = rest.and_then(|rest| rest.strip_prefix(": ").or_else(|| rest.strip_prefix(" > ")));
     let rest = rest.unwrap_or(&text);
+    let rest = match error.kind() {
+        ErrorKind::InvalidGraph => Cow::Owned(format!("This is an invalid model. {rest}")),
+        _ => Cow::Borrowed(rest),
+    };
     let text = match (&path, error.kind()) {
         (Some(path), ErrorKind::NoSuchFile) => {
             format!("Load model from {path} failed:Load model {path} failed. File doesn't exist")
@@ -89,7 +94,7 @@ pub(crate) fn load_failed(py: Python<'_>, path: Option<&Path>, error: &Error) ->
         (None, ErrorKind::InvalidProtobuf) => {
             format!("Failed to load model because protobuf parsing failed. {rest}")
         }
-        (None, _) => rest.to_owned(),
+        (None, _) => rest.into_owned(),
     };
     exception(py, error.kind(), &text)
 }

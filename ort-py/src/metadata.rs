@@ -10,19 +10,11 @@ use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::dtypes::type_name;
 use crate::providers::{CPU, name_of};
 
 /// Writes a type as onnxruntime does: `tensor(float)`, `seq(map(string,tensor(float)))`.
 pub(crate) fn type_text(ty: &ValueType) -> String {
-    match ty {
-        ValueType::Tensor(tensor) => format!("tensor({})", type_name(tensor.dtype)),
-        ValueType::Sequence(element) => format!("seq({})", type_text(element)),
-        ValueType::Optional(element) => format!("optional({})", type_text(element)),
-        ValueType::Map(key, value) => format!("map({},{})", type_name(*key), type_text(value)),
-        ValueType::Sparse(tensor) => format!("sparse_tensor({})", type_name(tensor.dtype)),
-        ValueType::Unknown => "unknown".to_owned(),
-    }
+    ty.onnx_name()
 }
 
 /// Returns the sizes of a type: numbers, names, and `None` for those without a name. A shape that

@@ -197,7 +197,23 @@ _add(
     },
 )
 
+# test_load_errors.py
+
+_add(
+    "A weight may be an output of a model; a run of the original finds no dense value for it.",
+    {"test_load_errors.py::test_sparse_weight[output]": Raises("Fail")},
+)
+
 # test_run.py
+
+_add(
+    "One arena of the list is enough, wherever it stands; the original asks for it first.",
+    {
+        "test_run.py::test_run_options[shrink_absent_first]": Raises(
+            "InvalidArgument", "Did not find an arena based allocator .* shrink list: gpu:0"
+        )
+    },
+)
 
 _add(
     "Any iterable of names, and anything with keys, values and items, is enough to run.",

@@ -555,6 +555,9 @@ SHRINK = "memory.enable_memory_arena_shrinkage"
         case("shrink", lambda: run_options((SHRINK, "cpu:0")), Gives([SUM])),
         case("shrink_no_id", lambda: run_options((SHRINK, "cpu")), Gives([SUM])),
         case("shrink_twice", lambda: run_options((SHRINK, "cpu:0;cpu:0")), Gives([SUM])),
+        case("shrink_one_absent", lambda: run_options((SHRINK, "cpu:0;gpu:0")), Gives([SUM])),
+        case("shrink_absent_first", lambda: run_options((SHRINK, "gpu:0;cpu:0")), Gives([SUM])),
+        case("shrink_semicolon", lambda: run_options((SHRINK, "cpu:0;")), Gives([SUM])),
         case("shrink_nothing", lambda: run_options((SHRINK, "")), Gives([SUM])),
         case(
             "shrink_unknown",
@@ -567,7 +570,7 @@ SHRINK = "memory.enable_memory_arena_shrinkage"
         case(
             "shrink_bad_id",
             lambda: run_options((SHRINK, "cpu:x")),
-            Raises("InvalidArgument", "memory arena shrink list: .*x"),
+            Raises("InvalidArgument", "Unsupported device id in the memory arena shrink list: x"),
         ),
         case(
             "shrink_absent",

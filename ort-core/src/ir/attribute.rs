@@ -72,17 +72,25 @@ macro_rules! accessors {
 }
 
 fn missing(name: &str) -> crate::Error {
-    error!(InvalidGraph, "attribute '{name}' is missing").help("the operator needs it: add it to the node")
+    error!(InvalidGraph, "Required attribute '{name}' is missing")
+        .help("the operator needs it: add it to the node")
 }
 
 /// Returns the error for an attribute that the operator does not have.
 pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
     let names = spec.attrs.iter().map(|attr| attr.name);
-    error!(InvalidGraph, "operator {} has no attribute '{name}'", spec.name).help(advise(
-        "attributes",
-        name,
-        names,
-    ))
+    let advice = advise("attributes", name, names);
+    match name {
+        "" => error!(InvalidGraph, "Field 'name' of 'attr' is required to be non-empty").help(advice),
+        _ => error!(InvalidGraph, "Unrecognized attribute: {name} for operator {}", spec.name).help(advice),
+    }
+}
+
+/// Returns the error for an attribute of another kind than the operator's.
+pub(crate) fn mismatched_attribute(name: &str, expected: AttrKind, actual: &str) -> crate::Error {
+    let expected = expected.onnx_name();
+    error!(InvalidGraph, "Mismatched attribute type in '{name}'. Expected: '{expected}', actual: '{actual}'")
+        .help("set the attribute's type and its field to what the operator expects")
 }
 
 impl Attributes {
@@ -100,20 +108,15 @@ impl Attributes {
             let name = name.as_ref();
             let known = spec.attrs.iter().chain(spec.internal_attrs).find(|attr| attr.name == name);
             let known = known.ok_or_else(|| unknown_attribute(spec, name))?;
-            ensure!(
-                known.kind == value.kind(),
-                InvalidGraph,
-                help = "set the attribute's type and its field to what the operator expects",
-                "attribute '{name}' is {:?}, expected {:?}",
-                value.kind(),
-                known.kind
-            );
+            if known.kind != value.kind() {
+                return Err(mismatched_attribute(name, known.kind, value.kind().onnx_name()));
+            }
             // Duplicates fail here, so the list never outgrows the record and a linear search is
             // enough.
             ensure!(
                 !attributes.iter().any(|(other, _)| *other == known.name),
                 InvalidGraph,
-                "attribute '{name}' is given twice"
+                "Attribute '{name}' appeared multiple times"
             );
             attributes.push((known.name, value));
         }

@@ -278,7 +278,7 @@ impl Graph {
             // Nodes after a cycle wait as well, although they are not on it.
             let stuck = (0..self.nodes.len()).filter(|index| waits[*index] > 0);
             let names: Vec<String> = stuck.take(5).map(|index| self.nodes[index].place()).collect();
-            return Err(error!(Fail, "the graph has a cycle through {}", names.join(", ")));
+            return Err(error!(Fail, "the graph is not acyclic: a cycle leads through {}", names.join(", ")));
         }
         let mut nodes: Vec<Option<Node>> = std::mem::take(&mut self.nodes).into_iter().map(Some).collect();
         self.nodes = order.into_iter().filter_map(|index| nodes[index].take()).collect();

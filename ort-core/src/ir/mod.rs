@@ -15,7 +15,7 @@ pub mod spec;
 mod verify;
 
 pub use crate::tensor::types::{SymShape, TensorType, ValueType};
-pub(crate) use attribute::unknown_attribute;
 pub use attribute::{Attribute, Attributes};
+pub(crate) use attribute::{mismatched_attribute, unknown_attribute};
 pub use builder::GraphBuilder;
 pub use graph::{Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueIds, ValueInfo};

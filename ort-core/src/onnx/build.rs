@@ -167,13 +167,18 @@ impl<'m> Loader<'m> {
             let name = input.name();
             let ty = match &input.r#type {
                 Some(ty) => type_from_proto(ty, &|axis| Dim::named(&format!("{name}.{axis}"))),
-                None => Err(error!(Fail, "it has no type")
+                None => Err(error!(Fail, "Model input ({name}) does not have type information")
                     .help("declare its element type and shape: the loader must know what is given")),
             };
             let ty = ty.within(|| format!("input '{name}'"))?;
             let default = constants.get_mut(name).and_then(Option::take);
-            let id = self.declare(name, ty, None).within(|| format!("input '{name}'"));
-            let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
+            ensure!(
+                !self.scope().names.contains_key(name),
+                Fail,
+                help = "rename one of the two, or leave it out",
+                "Duplicate definition-site for ({name})"
+            );
+            let id = self.declare(name, ty, None).within(|| format!("input '{name}'"))?;
             match default {
                 // Before IR version 4 every initializer had to be listed among the inputs, so being
                 // listed does not make it a default that callers may override.
@@ -298,7 +303,7 @@ impl<'m> Loader<'m> {
         };
         let shared: Arc<str> = name.into();
         let Entry::Vacant(free) = scope.names.entry(shared.clone()) else {
-            return Err(error!(Fail, "value '{name}' is defined twice"));
+            return Err(error!(Fail, "Duplicate definition of name ({name})"));
         };
         let place = free.index();
         free.insert(Meaning { value: None, writer });
@@ -435,14 +440,43 @@ impl<'m> Loader<'m> {
         for output in &proto.output {
             let name = output.name();
             let id = self.resolve(self.scopes.len() - 1, name).flatten();
-            let id = id.ok_or_else(|| self.unknown_value(ErrorKind::Fail, "output ", name))?;
+            let id = id.ok_or_else(|| {
+                self.unknown_value(
+                    ErrorKind::Fail,
+                    format!("Graph output ({name}) does not exist in the graph"),
+                    name,
+                )
+            })?;
             self.top().graph.outputs.push(id);
         }
         Ok(())
     }
 
-    /// Returns the error for an undefined name. `what` says whose name it is.
-    pub(super) fn unknown_value(&self, kind: ErrorKind, what: &str, name: &str) -> Error {
+    /// Returns the error for an input that is not defined. For nodes of subgraphs, ONNX Runtime has
+    /// another class and other words.
+    pub(super) fn unknown_input(&self, node: &NodeProto, name: &str) -> Error {
+        let (kind, text) = match self.graphs.len() {
+            0 | 1 => (
+                ErrorKind::InvalidArgument,
+                format!(
+                    "Node input '{name}' is not a graph input, initializer, or output of a previous node"
+                ),
+            ),
+            _ => (
+                ErrorKind::InvalidGraph,
+                format!(
+                    "Nodes in a graph must be topologically sorted, however input '{name}' of node: name: {} \
+                     OpType: {} is not output of any previous nodes",
+                    node.name(),
+                    node.op_type()
+                ),
+            ),
+        };
+        self.unknown_value(kind, text, name)
+    }
+
+    /// Returns the error for an undefined name, with advice.
+    fn unknown_value(&self, kind: ErrorKind, text: String, name: &str) -> Error {
         let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
         // Names outside of the innermost closed scope cannot be meant.
         let visible = self.scopes.iter().skip(closed);
@@ -451,8 +485,6 @@ impl<'m> Loader<'m> {
             Some(near) => format!("did you mean '{near}'?"),
             None => "check the name against the outputs of the nodes before it".to_string(),
         };
-        let text =
-            format!("{what}'{name}' is not produced by any node and is not a graph input or initializer");
         Error::new(kind, text).help(advice)
     }
 

@@ -27,7 +27,7 @@ use super::source::Source;
 use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
-use crate::spec::{RUNTIME, Registry};
+use crate::spec::{MICROSOFT, RUNTIME, Registry};
 use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
 
@@ -216,13 +216,26 @@ pub struct UnknownOperator {
 }
 
 impl UnknownOperator {
-    /// Returns the kind that ONNX Runtime reports: the graph is invalid if ONNX itself does not
-    /// define the operator, or if the model does not import its domain.
-    fn error_kind(&self) -> ErrorKind {
-        let is_of_onnx = matches!(&*self.domain, "" | "ai.onnx.ml" | "ai.onnx.training");
-        match self.version {
-            Some(_) if !is_of_onnx && !self.op.is_empty() => ErrorKind::Fail,
-            _ => ErrorKind::InvalidGraph,
+    /// Returns the kind that ONNX Runtime reports, and its words: the graph is invalid if ONNX
+    /// itself does not define the operator, or if the model does not import its domain.
+    fn in_onnx_runtime(&self) -> (ErrorKind, String) {
+        let UnknownOperator { domain, op, .. } = self;
+        // ONNX Runtime imports its own domain into every model.
+        let version = self.version.or((domain == MICROSOFT).then_some(1));
+        match version {
+            _ if op.is_empty() => {
+                (ErrorKind::InvalidGraph, "Field 'op_type' of 'node' is required to be non-empty".into())
+            }
+            None => {
+                let text = format!("No opset import for domain '{domain}' of operator {op}");
+                (ErrorKind::InvalidGraph, text)
+            }
+            Some(version) if matches!(&**domain, "" | "ai.onnx.ml" | "ai.onnx.training") => {
+                let text = format!("No Op registered for {op} with domain_version of {version}");
+                (ErrorKind::InvalidGraph, text)
+            }
+            // -1 stands for no version of the operator.
+            Some(_) => (ErrorKind::Fail, format!("{domain}:{op}(-1) is not a registered function/op")),
         }
     }
 
@@ -300,7 +313,8 @@ fn load_within(
     let info = ModelInfo::of(&model);
     let unknown = unknown_operators(&model)?;
     if let Some(first) = unknown.first() {
-        return Err(Error::new(first.error_kind(), describe(&unknown)).help(first.advice()?));
+        let (kind, _) = first.in_onnx_runtime();
+        return Err(Error::new(kind, describe(&unknown)).help(first.advice()?));
     }
     if !model.training_info.is_empty() {
         tracing::debug!("the model's training graphs are not loaded");
@@ -487,13 +501,13 @@ fn describe(unknown: &[UnknownOperator]) -> String {
     let one = |operator: &UnknownOperator| {
         let domain = domain_name(&operator.domain);
         let nodes = if operator.count == 1 { "node" } else { "nodes" };
-        let UnknownOperator { op, count, first_node, .. } = operator;
-        format!("{op} of domain {domain} ({count} {nodes}, first '{first_node}')")
+        let UnknownOperator { count, first_node, .. } = operator;
+        let (_, text) = operator.in_onnx_runtime();
+        format!("{text} (domain {domain}, {count} {nodes}, first '{first_node}')")
     };
     // A model of another framework may have hundreds of unknown operators.
     let shown: Vec<String> = unknown.iter().take(20).map(one).collect();
     let more = unknown.len() - shown.len();
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let what = if unknown.len() == 1 { "operator is" } else { "operators are" };
-    format!("{} {what} not known: {}{more}", unknown.len(), shown.join(", "))
+    let more = if more > 0 { format!(" and {more} more operators") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
 }

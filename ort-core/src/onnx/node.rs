@@ -12,10 +12,12 @@ use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use super::warnings::WarningKind;
 use crate::dim::Dim;
-use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds, unknown_attribute};
+use crate::ir::{
+    Attribute, Attributes, Node, Subgraph, ValueId, ValueIds, mismatched_attribute, unknown_attribute,
+};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
-use crate::{ErrorKind, Result, Within, advise, ensure, error};
+use crate::{Result, Within, ensure, error};
 
 /// An attribute under the name that the node uses. The value may come from the enclosing function.
 type Given<'m> = (&'m str, &'m AttributeProto);
@@ -85,8 +87,8 @@ impl<'m> Loader<'m> {
                 continue;
             }
             let found = self.resolve(self.scopes.len() - 1, name);
-            let dangling = || self.unknown_value(ErrorKind::InvalidArgument, "", name);
-            inputs.push(found.ok_or_else(|| dangling().within(format!("input {index}")))?);
+            inputs
+                .push(found.ok_or_else(|| self.unknown_input(node, name).within(format!("input {index}")))?);
         }
         Ok(inputs)
     }
@@ -176,8 +178,12 @@ impl<'m> Loader<'m> {
             return Ok(*version);
         }
         if opsets.is_empty() {
-            return Err(error!(Fail, "the model imports no operator set of domain '{domain}'")
-                .help("add the domain and its version to the model's opset_import"));
+            return Err(error!(
+                Fail,
+                "Missing opset in the model. All ModelProtos MUST have at least one entry that specifies \
+                 which version of the ONNX OperatorSet is being imported"
+            )
+            .help(format!("add domain '{domain}' and its version to the model's opset_import")));
         }
         let text =
             format!("operator set '{}' is not imported; its newest version is assumed", domain_name(domain));
@@ -195,13 +201,9 @@ impl<'m> Loader<'m> {
         attribute: &'m AttributeProto,
     ) -> Result<Subgraph> {
         let known = spec.attrs.iter().find(|attr| attr.name == name && attr.kind == AttrKind::Graph);
-        let known = known.ok_or_else(|| {
-            let graphs = spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph).map(|attr| attr.name);
-            error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name).help(advise(
-                "graphs of the operator",
-                name,
-                graphs,
-            ))
+        let known = known.ok_or_else(|| match kind_in(spec, name) {
+            Some(kind) => mismatched_attribute(name, kind, AttrKind::Graph.onnx_name()),
+            None => unknown_attribute(spec, name),
         })?;
         let proto =
             attribute.g.as_deref().ok_or_else(|| error!(InvalidGraph, "graph '{name}' is missing"))?;
@@ -423,13 +425,13 @@ fn text(bytes: &[u8]) -> Result<String> {
 fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
     for attr in spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph) {
         let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
-        ensure!(count < 2, InvalidGraph, "attribute '{}' is given twice", attr.name);
+        ensure!(count < 2, InvalidGraph, "Attribute '{}' appeared multiple times", attr.name);
         let missing = count == 0 && attr.default == AttrDefault::Required;
         ensure!(
             !missing,
             InvalidGraph,
             help = "the operator needs it: add the graph to the node",
-            "attribute '{}' is missing",
+            "Required attribute '{}' is missing",
             attr.name
         );
     }
@@ -446,7 +448,11 @@ fn kind_in(spec: &OpSpec, name: &str) -> Option<AttrKind> {
 fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Result<AttributeType> {
     let code = attribute.r#type();
     let ty = AttributeType::try_from(code).map_err(|_| {
-        error!(NotImplemented, "attribute '{}' has the unknown kind {code}", attribute.name())
+        let name = attribute.name();
+        error!(
+            InvalidGraph,
+            "Field 'type' of 'attr' is required but missing: attribute '{name}' has the unknown kind {code}"
+        )
     })?;
     if ty != AttributeType::Undefined {
         return Ok(ty);
@@ -466,5 +472,8 @@ fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Res
         (expected == Some(AttrKind::Strings), AttributeType::Strings),
     ];
     let set = fields.iter().find(|(set, _)| *set).map(|(_, ty)| *ty);
-    set.ok_or_else(|| error!(InvalidGraph, "attribute '{}' has no value", attribute.name()))
+    set.ok_or_else(|| match expected {
+        Some(expected) => mismatched_attribute(attribute.name(), expected, "UNDEFINED"),
+        None => error!(InvalidGraph, "attribute '{}' has no value", attribute.name()),
+    })
 }

@@ -82,7 +82,7 @@ pub(super) fn schedule(
             let label = |&at: &usize| nodes.get(at).map(|node| node_label(node, at));
             let shown: Vec<String> = cycle.iter().take(8).filter_map(label).collect();
             let more = if cycle.len() > shown.len() { " -> ..." } else { "" };
-            Err(error!(Fail, "the graph has a cycle: {}{more}", shown.join(" -> "))
+            Err(error!(Fail, "the graph is not acyclic: {}{more}", shown.join(" -> "))
                 .help("a node can only read what does not depend on it; use Loop or Scan for repetition"))
         }
     }

@@ -80,6 +80,15 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
         }
         _ => raw,
     };
+    let expected = byte_count(dtype, shape).map_err(blaming_model)?;
+    ensure!(
+        raw.len() == expected,
+        Fail,
+        help = REWRITE,
+        "raw_data size ({} bytes) does not match expected size from shape and data type ({expected} bytes): \
+         {dtype}{shape:?}",
+        raw.len()
+    );
     Tensor::from_bytes(dtype, shape, raw).map_err(blaming_model)
 }
 
@@ -151,7 +160,7 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
         data.len() == expected,
         Fail,
         help = REWRITE,
-        "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
+        "data field count ({}) does not match expected count from shape ({expected}): {dtype}{shape:?}",
         data.len()
     );
     // The decoder grows vectors by doubling, so up to half of the memory is unused.
@@ -213,6 +222,7 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
     };
     let values = tensor_from_proto(part(proto.values, "values")?, external)?;
     let indices = tensor_from_proto(part(proto.indices, "indices")?, external).within(|| "sparse indices")?;
+    let indices = widened(indices)?;
     let shape = shape_of(&proto.dims)?;
     let count = values.shape().first().copied().unwrap_or(1);
     ensure!(values.shape().len() == 1, Fail, "sparse values have shape {:?}", values.shape());
@@ -228,6 +238,16 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
         shape.len()
     );
     Ok(SparseTensor { values, indices, shape })
+}
+
+/// Widens the indices of a file that ONNX Runtime saved: it takes the smallest type that holds them.
+fn widened(indices: Tensor) -> Result<Tensor> {
+    match indices.dtype() {
+        DType::I8 | DType::I16 | DType::I32 => {
+            Tensor::from_slice(indices.shape(), &indices.view().to_ints()?)
+        }
+        _ => Ok(indices),
+    }
 }
 
 /// Reads a sparse tensor into dense form. A few bytes in a file can claim any shape, so its size is

@@ -269,12 +269,12 @@ impl Frame<'_> {
             // A packed weight is not read at run time, but its type and shape still count.
             let info = self.program.graph.value(value);
             let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
-            return Ok(InputFacts { ty: Cow::Borrowed(&info.ty), known, symbolic: None });
+            return Ok(InputFacts { name: &info.name, ty: Cow::Borrowed(&info.ty), known, symbolic: None });
         }
         Ok(match self.value(slot)? {
             ValueView::Tensor(view) => InputFacts::concrete(view),
             ValueView::Value(value) => {
-                InputFacts { ty: Cow::Owned(value.value_type()), known: None, symbolic: None }
+                InputFacts { name: "", ty: Cow::Owned(value.value_type()), known: None, symbolic: None }
             }
         })
     }

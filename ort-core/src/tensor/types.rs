@@ -54,6 +54,18 @@ impl ValueType {
         self.as_tensor().map(|tensor| tensor.dtype)
     }
 
+    /// Returns the type without shapes in ONNX notation, such as `seq(tensor(float))`.
+    pub fn onnx_name(&self) -> String {
+        match self {
+            ValueType::Tensor(tensor) => format!("tensor({})", tensor.dtype.name()),
+            ValueType::Sequence(element) => format!("seq({})", element.onnx_name()),
+            ValueType::Optional(element) => format!("optional({})", element.onnx_name()),
+            ValueType::Map(key, value) => format!("map({},{})", key.name(), value.onnx_name()),
+            ValueType::Sparse(tensor) => format!("sparse_tensor({})", tensor.dtype.name()),
+            ValueType::Unknown => "unknown".to_owned(),
+        }
+    }
+
     /// Returns the shape of a tensor of known rank.
     pub fn shape(&self) -> Option<&[Dim]> {
         self.as_tensor().and_then(|tensor| tensor.shape.as_deref())

@@ -133,7 +133,7 @@ fn subgraphs_inside_functions_see_the_function_alone() {
         function("F", &["a"], &["b"], vec![with(node("Run", &[], &["b"]), graph_attribute("body", body))]);
     let error = load(with_functions(model(vec![call("F", &["x"], &["y"])], &["x"], &["y"]), vec![peeks]))
         .unwrap_err();
-    assert!(error.to_string().contains("'x' is not produced by any node"), "{error}");
+    assert!(error.to_string().contains("however input 'x' of node"), "{error}");
 }
 
 #[test]

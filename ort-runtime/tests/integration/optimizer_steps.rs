@@ -341,7 +341,7 @@ fn what_does_not_fit_is_refused() -> Result<()> {
             "first_moment has shape",
         ),
         ("AdamW", |g| with(g, "step", Tensor::from_vec(&[1], vec![1i64])), &[], "step has shape"),
-        ("AdamW", |g| with(g, "step", Tensor::scalar(1i32)), &[], "expected tensor(int64)"),
+        ("AdamW", |g| with(g, "step", Tensor::scalar(1i32)), &[], "takes tensor(int64)"),
     ];
     for (op, change, attrs, expected) in refusals {
         let mut given = inputs(op, DType::F32, DType::F32, &[2, 3])?;

@@ -175,6 +175,12 @@ fn a_run_may_shrink_arenas() -> Result<()> {
         let refused = session.run_with(&given, &shrinking(list)?).err().map(|problem| problem.to_string());
         assert!(refused.as_ref().is_some_and(|text| text.contains(words)), "{refused:?}");
     }
+    // Programs name every device that they know; one arena is enough.
+    for list in ["cpu:0;gpu:0", "gpu:0;cpu:0", "cpu:0;cpu:1;"] {
+        drop(session.run(&given)?);
+        drop(session.run_with(&given, &shrinking(list)?)?);
+        assert_eq!(total(&session), Some(0), "{list}");
+    }
     let unknown = RunOptions::default().add_run_config_entry("memory.enable_shrinkage", "1");
     assert!(unknown.is_err_and(|problem| problem.to_string().contains(KEY)));
     Ok(())

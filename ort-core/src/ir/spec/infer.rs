@@ -11,7 +11,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::requirement::{NodeRequirement, Requirement};
-use super::typing::{Bound, bind_types, bound_dtype};
+use super::typing::{Bound, bind_named_types, bound_dtype};
 use super::{OpSpec, SymTensor, broadcast};
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -24,6 +24,8 @@ use crate::{ErrorKind, Result, Within, ensure, error};
 /// What inference knows about one input.
 #[derive(Clone, Debug, Default)]
 pub struct InputFacts<'a> {
+    /// The value's name for errors; empty if it is not known.
+    pub name: &'a str,
     /// The type.
     pub ty: Cow<'a, ValueType>,
     /// The elements, if they are known numbers.
@@ -38,6 +40,7 @@ impl<'a> InputFacts<'a> {
     pub fn concrete(view: TensorView<'a>) -> InputFacts<'a> {
         let shape = view.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         InputFacts {
+            name: "",
             ty: Cow::Owned(ValueType::tensor(view.dtype(), Some(shape))),
             // Elements in device memory cannot be read here.
             known: view.is_host().then_some(view),
@@ -321,7 +324,8 @@ fn infer_node(
         Some(Some(facts)) => &*facts.ty,
         _ => &UNKNOWN,
     };
-    let bound = bind_types(spec, node, type_of)?;
+    let name_of = |index: usize| inputs.get(index).and_then(Option::as_ref).map_or("", |facts| facts.name);
+    let bound = bind_named_types(spec, node, type_of, name_of)?;
     let outputs = node.outputs.iter().map(|_| (ValueType::Unknown, None)).collect();
     let (attrs, wanted, requirements) = (&node.attrs, &node.outputs[..], RefCell::default());
     let mut cx = InferCx { spec, attrs, inputs, bound, wanted, outputs, requirements, subgraphs };
@@ -453,7 +457,8 @@ fn inputs_in_words(graph: &Graph, node: &Node) -> String {
 fn facts_of(graph: &Graph, id: ValueId) -> InputFacts<'_> {
     let value = graph.value(id);
     let known = graph.constants.get(&id).map(|tensor| tensor.view());
-    InputFacts { ty: Cow::Borrowed(&value.ty), known, symbolic: value.symbolic.clone() }
+    let (name, ty, symbolic) = (&*value.name, Cow::Borrowed(&value.ty), value.symbolic.clone());
+    InputFacts { name, ty, known, symbolic }
 }
 
 /// Copies the facts about captured values into the subgraph.

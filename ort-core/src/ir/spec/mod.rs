@@ -241,6 +241,25 @@ pub enum AttrKind {
     Tensors,
 }
 
+impl AttrKind {
+    /// Returns the name in `AttributeProto.AttributeType`.
+    pub fn onnx_name(self) -> &'static str {
+        match self {
+            AttrKind::Int => "INT",
+            AttrKind::Float => "FLOAT",
+            AttrKind::String => "STRING",
+            AttrKind::Tensor => "TENSOR",
+            AttrKind::Sparse => "SPARSE_TENSOR",
+            AttrKind::Type => "TYPE_PROTO",
+            AttrKind::Graph => "GRAPH",
+            AttrKind::Ints => "INTS",
+            AttrKind::Floats => "FLOATS",
+            AttrKind::Strings => "STRINGS",
+            AttrKind::Tensors => "TENSORS",
+        }
+    }
+}
+
 /// Whether an attribute may be omitted, and its default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AttrDefault {
@@ -400,8 +419,8 @@ impl OpSpec {
 
     /// Checks the number of inputs and outputs of a node, and which of them it omits.
     pub fn check_arity(&self, node: &Node) -> Result<()> {
-        check_params("input", self.inputs, &node.inputs)?;
-        check_params("output", self.outputs, &node.outputs)
+        check_params("input", node, self.inputs, &node.inputs)?;
+        check_params("output", node, self.outputs, &node.outputs)
     }
 }
 
@@ -423,20 +442,36 @@ fn describe_params(what: &str, params: &'static [Param]) -> String {
     }
 }
 
-fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -> Result<()> {
+/// The error for a number of inputs or outputs that the operator does not allow.
+fn wrong_count(what: &str, node: &Node, params: &'static [Param], given: usize) -> crate::Error {
+    let least = |(index, param): (usize, &Param)| match param.arity {
+        Arity::Single => index + 1,
+        Arity::Optional => 0,
+        Arity::Variadic { min, .. } => index + min,
+    };
+    let least = params.iter().enumerate().map(least).max().unwrap_or(0);
+    let most = match params.last().map(|param| param.arity) {
+        // ONNX has no other bound than that of its type.
+        Some(Arity::Variadic { .. }) => i32::MAX as usize,
+        _ => params.len(),
+    };
+    let (name, OpSpec { domain, name: op, since, .. }) = (&node.name, node.spec);
+    let schema = format!("Node({name}) with schema({domain}::{op}:{since})");
+    error!(InvalidGraph, "{schema} has {what} size {given} not in range [min={least}, max={most}]")
+        .help(describe_params(what, params))
+}
+
+fn check_params<T>(what: &str, node: &Node, params: &'static [Param], values: &[Option<T>]) -> Result<()> {
     for (index, value) in values.iter().enumerate() {
-        let param = param_at(params, index).ok_or_else(|| {
-            error!(InvalidGraph, "{} {what}s given, at most {} allowed", values.len(), params.len())
-                .help(describe_params(what, params))
-        })?;
+        let param = param_at(params, index).ok_or_else(|| wrong_count(what, node, params, values.len()))?;
         // A node may omit any output: it then has no reader.
         let left_out_ok = what == "output" || !matches!(param.arity, Arity::Single);
         ensure!(
             value.is_some() || left_out_ok,
             InvalidGraph,
             help = describe_params(what, params),
-            "{what} '{}' is left out, but is not optional",
-            param.name
+            "Node ({})'s {what} {index} is marked single but has an empty string in the graph",
+            node.name
         );
     }
     for (index, param) in params.iter().enumerate() {
@@ -449,14 +484,9 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
         };
         // Trailing outputs may be omitted too, except a required first one.
         let least = if what == "output" && index > 0 { 0 } else { least };
-        let many = if least == 1 { "value" } else { "values" };
-        ensure!(
-            given >= least,
-            InvalidGraph,
-            help = describe_params(what, params),
-            "{what} '{}' needs {least} {many}, got {given}",
-            param.name
-        );
+        if given < least {
+            return Err(wrong_count(what, node, params, values.len()));
+        }
     }
     Ok(())
 }

@@ -104,46 +104,60 @@ pub fn bind_types<'a>(
     node: &Node,
     input_type: impl Fn(usize) -> &'a ValueType,
 ) -> Result<Bound<'a>> {
+    bind_named_types(spec, node, input_type, |_| "")
+}
+
+/// The same. Errors name a value by `input_name`, or by its parameter if that is empty.
+pub(super) fn bind_named_types<'a, 'n>(
+    spec: &'static OpSpec,
+    node: &Node,
+    input_type: impl Fn(usize) -> &'a ValueType,
+    input_name: impl Fn(usize) -> &'n str,
+) -> Result<Bound<'a>> {
     let mut bound = Bound::new();
     for (index, _) in node.inputs.iter().enumerate().filter(|(_, input)| input.is_some()) {
         let Some(param) = spec.input_param(index) else { continue };
         let ty = input_type(index);
         // An unknown type binds nothing: another input may still decide the variable.
         if *ty != ValueType::Unknown {
-            bind_one(spec, param, ty, &mut bound)?;
+            bind_one(node, param, (ty, input_name(index)), &mut bound)?;
         }
     }
     Ok(bound)
 }
 
 fn bind_one<'a>(
-    spec: &'static OpSpec,
+    node: &Node,
     param: &'static Param,
-    ty: &'a ValueType,
+    (ty, name): (&'a ValueType, &str),
     bound: &mut Bound<'a>,
 ) -> Result<()> {
+    let spec = node.spec;
+    let invalid = |takes: &str| {
+        let name = if name.is_empty() { param.name } else { name };
+        error!(
+            InvalidGraph,
+            "Type Error: Type '{}' of input parameter ({name}) of operator ({}) in node ({}) is invalid. \
+             Input '{}' takes {takes}",
+            ty.onnx_name(),
+            spec.name,
+            node.name,
+            param.name
+        )
+    };
     let Some(var) = spec.type_var(param.ty) else {
         // Only tensor types are checked: `fixed_type` does not parse others.
         let expected = fixed_type(param.ty);
-        ensure!(
-            expected.is_none() || expected == ty.dtype(),
-            InvalidGraph,
-            help = "put a Cast before it",
-            "input '{}' is {ty}, expected {}",
-            param.name,
-            param.ty
-        );
-        return Ok(());
+        let is_allowed = expected.is_none() || expected == ty.dtype();
+        return match is_allowed {
+            true => Ok(()),
+            false => Err(invalid(param.ty).help("put a Cast before it")),
+        };
     };
-    ensure!(
-        var.types.contains(ty),
-        InvalidGraph,
-        help = "put a Cast before it, or use another operator",
-        "input '{}' is {ty}, which {} does not allow (it takes {})",
-        param.name,
-        spec.name,
-        var.types.names().join(", ")
-    );
+    if !var.types.contains(ty) {
+        let takes = var.types.names().join(", ");
+        return Err(invalid(&takes).help("put a Cast before it, or use another operator"));
+    }
     // Each value has a type of its own, so none may bind the variable.
     if matches!(param.arity, Arity::Variadic { homogeneous: false, .. }) {
         return Ok(());
@@ -159,7 +173,14 @@ fn bind_one<'a>(
                     "inputs of type {} must have the same element type: put a Cast before one",
                     var.name
                 ),
-                "input '{}' is {ty}, but an earlier one is {earlier}",
+                // ONNX Runtime leaves out a bracket, too.
+                "Type Error: Type parameter ({}) of Optype ({}) bound to different types ({} and {} in node ({}). \
+                 Input '{}' is {ty}",
+                var.name,
+                spec.name,
+                earlier.onnx_name(),
+                ty.onnx_name(),
+                node.name,
                 param.name
             );
         }

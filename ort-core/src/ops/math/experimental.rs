@@ -161,7 +161,7 @@ fn lower_image_scaler(draft: &mut Draft<'_>) -> Result<()> {
     let x = draft.required(0)?;
     let bias = match draft.attr("bias") {
         Some(Attribute::Floats(values)) => values.clone(),
-        _ => return Err(error!(InvalidGraph, "attribute 'bias' is missing")),
+        _ => return Err(error!(InvalidGraph, "Required attribute 'bias' is missing")),
     };
     let scaled = times(draft, x, "scale")?;
     let to = Attribute::Int(i64::from(draft.dtype(0)?.onnx_code()));

@@ -29,7 +29,7 @@ ops![TOP_K];
 /// Before version 10, the count was the attribute `k`.
 fn k_to_input(draft: &mut Draft<'_>) -> Result<()> {
     let Some(Attribute::Int(k)) = draft.take_attr("k") else {
-        return Err(error!(InvalidGraph, "attribute 'k' is missing"));
+        return Err(error!(InvalidGraph, "Required attribute 'k' is missing"));
     };
     let k = draft.constant_ints(&[k])?;
     draft.set_input(1, k);

@@ -45,7 +45,7 @@ fn rename_paddings(draft: &mut Draft<'_>) -> Result<()> {
 }
 
 fn pads_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
-    ensure!(draft.attr("pads").is_some(), InvalidGraph, "attribute 'pads' is missing");
+    ensure!(draft.attr("pads").is_some(), InvalidGraph, "Required attribute 'pads' is missing");
     draft.attr_to_input("pads", 1)?;
     let value = match draft.take_attr("value") {
         Some(Attribute::Float(value)) => value,

@@ -100,7 +100,7 @@ fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
 fn scales_of_an_image(draft: &mut Draft<'_>) -> Result<()> {
     let mut take = |name: &str| match draft.take_attr(name) {
         Some(Attribute::Float(scale)) => Ok(scale),
-        _ => Err(error!(InvalidGraph, "attribute '{name}' is missing")),
+        _ => Err(error!(InvalidGraph, "Required attribute '{name}' is missing")),
     };
     let (height, width) = (take("height_scale")?, take("width_scale")?);
     draft.set_attr("scales", Attribute::Floats(vec![1.0, 1.0, height, width]));
@@ -120,7 +120,7 @@ fn scales_to_input(draft: &mut Draft<'_>) -> Result<()> {
             draft.set_input(1, id);
             Ok(())
         }
-        _ => Err(error!(InvalidGraph, "attribute 'scales' is missing")),
+        _ => Err(error!(InvalidGraph, "Required attribute 'scales' is missing")),
     }
 }
 
