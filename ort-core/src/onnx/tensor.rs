@@ -240,7 +240,8 @@ fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<
     Ok(SparseTensor { values, indices, shape })
 }
 
-/// Widens the indices of a file that ONNX Runtime saved: it takes the smallest type that holds them.
+/// Widens the indices of a file that ONNX Runtime saved, which have the smallest type that holds
+/// them.
 fn widened(indices: Tensor) -> Result<Tensor> {
     match indices.dtype() {
         DType::I8 | DType::I16 | DType::I32 => {

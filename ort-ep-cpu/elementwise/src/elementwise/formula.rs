@@ -34,12 +34,13 @@ fn derived() -> &'static [KernelDef] {
 
 fn kernel(spec: &'static OpSpec) -> Option<KernelDef> {
     let kernel = KernelDef { make: make_formula, ..formula::kernel(spec) };
-    if formula::has_one_type(spec) {
-        let is_of_floats = formula::arithmetic(spec) == Arithmetic::Float;
-        return Some(KernelDef { types: if is_of_floats { FLOATS } else { NUMBERS }, ..kernel });
+    if formula::is_logic(spec) {
+        // Inputs and output may have type variables of their own, which both are booleans.
+        return Some(KernelDef { in_place: &[(0, 0), (1, 0)], ..kernel });
     }
-    // Inputs and output have type variables of their own, which both are booleans.
-    formula::is_logic(spec).then_some(KernelDef { in_place: &[(0, 0), (1, 0)], ..kernel })
+    let is_of_floats = formula::arithmetic(spec) == Arithmetic::Float;
+    let types = if is_of_floats { FLOATS } else { NUMBERS };
+    formula::has_one_type(spec).then_some(KernelDef { types, ..kernel })
 }
 
 inventory::submit! { DerivedKernels(derived) }
