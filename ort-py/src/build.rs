@@ -93,8 +93,12 @@ impl AsRef<[u8]> for Borrowed {
 fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
     let folder = match entries(options)?.remove("session.model_external_initializers_file_folder_path") {
         Some(folder) => Some(PathBuf::from(folder)),
-        // If the working directory was removed, only a model with external data fails.
-        None if source.path().is_none() => std::env::current_dir().ok(),
+        // Without a working directory that can be opened, only a model with external data fails.
+        // The root folder is none: a service that runs there would lend a model every file.
+        None if source.path().is_none() => {
+            let folder = std::env::current_dir().and_then(|folder| folder.canonicalize()).ok();
+            folder.filter(|folder| folder.parent().is_some())
+        }
         None => None,
     };
     Ok(match folder {

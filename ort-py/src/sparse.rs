@@ -81,6 +81,9 @@ fn check_places(sparse: &tensor::SparseTensor) -> ort_runtime::Result<()> {
 /// coordinates of each block, counted in blocks of this height and width.
 fn places_of_blocks(shape: [usize; 2], blocks: &[[i32; 2]], [height, width]: [usize; 2]) -> Option<Vec<i64>> {
     let [rows, columns] = shape;
+    if height == 0 || width == 0 {
+        return Some(Vec::new());
+    }
     let mut places = Vec::with_capacity(blocks.len() * height * width);
     for block in blocks {
         let [top, left] = [usize::try_from(block[0]).ok()?, usize::try_from(block[1]).ok()?];

@@ -221,7 +221,7 @@ impl ExternalData {
         let root = folder.canonicalize().map_err(|problem| {
             error!(Fail, "cannot open the model's folder '{}': {problem}", folder.display())
         })?;
-        let model = model.and_then(|model| model.canonicalize().ok());
+        let model = model.filter(|model| model.is_symlink()).and_then(|model| model.canonicalize().ok());
         let is_cache = model.as_ref().is_some_and(|model| is_cache_blob(model, &root));
         let linked = model.as_ref().and_then(|model| model.parent()).filter(|parent| *parent != root);
         let linked = linked.map(Path::to_path_buf);
@@ -361,11 +361,11 @@ impl Folder {
     /// Returns the folder that a resolved path is in, and whether it is a cache; `None` if it is in
     /// none. Whole components are compared: `/models-2` is not in `/models`.
     fn root_of(&self, real: &Path) -> Option<(&PathBuf, bool)> {
-        let linked = self.linked.as_ref().filter(|linked| real.starts_with(linked));
-        match linked {
-            Some(linked) => Some((linked, self.is_cache)),
-            None => real.starts_with(&self.root).then_some((&self.root, false)),
+        if real.starts_with(&self.root) {
+            return Some((&self.root, false));
         }
+        let linked = self.linked.as_ref().filter(|linked| real.starts_with(linked))?;
+        Some((linked, self.is_cache && real.parent() == Some(linked.as_path())))
     }
 }
 

@@ -91,6 +91,7 @@ fn move_out(graph: &mut Graph, index: usize) -> Vec<(Option<ValueId>, ValueId)> 
     for Invariant { position, initial, inner, constant } in invariants.into_iter().rev() {
         node.inputs.remove(flow.controls + position);
         body.graph.inputs.remove(flow.counters + position);
+        body.graph.input_defaults.remove(&inner);
         body.graph.outputs.remove(flow.conditions + position);
         // Trailing outputs may be omitted.
         let last = (position < node.outputs.len()).then(|| node.outputs.remove(position));

@@ -15,13 +15,14 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The most slots of tables that wait for the next run. Larger models run for so long that
+    /// The most entries of a table that waits for the next run. Larger models run for so long that
     /// making new ones does not count.
-    const MOST_IDLE_SLOTS: usize = 256;
+    const MOST_IDLE_ENTRIES: usize = 256;
 
     /// Whether they are small enough to wait for the next run.
     pub(crate) fn may_wait(&self) -> bool {
-        self.owned.capacity() <= Tables::MOST_IDLE_SLOTS
+        let most = self.owned.capacity().max(self.step.targets.capacity());
+        most.max(self.step.call.inputs.capacity()) <= Tables::MOST_IDLE_ENTRIES
     }
 
     /// Drops the values.
@@ -31,7 +32,7 @@ impl Tables {
     }
 }
 
-/// The tables of one step. Between steps all are empty.
+/// The tables of one step. Between steps they hold no values and borrow nothing.
 #[derive(Default)]
 pub(super) struct StepTables {
     /// Where each output goes.
