@@ -131,7 +131,7 @@ fn model_cases() -> Vec<(&'static str, ModelProto, &'static [&'static str])> {
         ),
         ("dangling", one_node(node("Add", &["x", "nowhere"], &["y"]), vec![]), &["nowhere", "add_y"]),
         ("unknown", one_node(node("Frobnicate", &["x"], &["y"]), vec![]), &["Frobnicate"]),
-        ("no output", one_node(node("Relu", &["x"], &["z"]), vec![]), &["'y'"]),
+        ("no output", one_node(node("Relu", &["x"], &["z"]), vec![]), &["Graph output (y) does not exist"]),
         ("types", one_node(node("Add", &["x", "k"], &["y"]), vec![ints("k", &[1], &[1])]), &["add_y"]),
         (
             "shapes",
