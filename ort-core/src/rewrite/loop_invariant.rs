@@ -52,8 +52,6 @@ pub(super) fn apply(graph: &mut Graph, report: &mut Report) -> Result<bool> {
             }
         }
     }
-    // What is left of a loop that carried nothing else.
-    graph.nodes.retain(|node| node.spec.flow.is_none() || !node.outputs.is_empty());
     // An output of the graph keeps its name, so it is a copy.
     let mut outputs: Vec<ValueId> = graph.outputs.clone();
     outputs.sort_unstable();
@@ -83,6 +81,12 @@ fn move_out(graph: &mut Graph, index: usize) -> Vec<(Option<ValueId>, ValueId)> 
     let Some(before) = graph.nodes.get(index) else { return Vec::new() };
     let invariants = invariants(graph, before);
     let Some(flow) = before.spec.flow.filter(|_| !invariants.is_empty()) else { return Vec::new() };
+    // A loop with no other output stays: without it, a run would end that never ends by itself.
+    let is_other = |position: usize| invariants.iter().all(|invariant| invariant.position != position);
+    let mut outputs = before.outputs.iter().enumerate();
+    if !outputs.any(|(position, output)| output.is_some() && is_other(position)) {
+        return Vec::new();
+    }
     let before = before.clone();
     let mut node = before.clone();
     let Some(body) = node.subgraphs.first_mut() else { return Vec::new() };
@@ -104,13 +108,9 @@ fn move_out(graph: &mut Graph, index: usize) -> Vec<(Option<ValueId>, ValueId)> 
             None => body.captures.push(Capture { outer: initial, inner }),
         }
     }
-    let is_read = node.outputs.iter().any(Option::is_some);
-    if !is_read {
-        node.outputs.clear();
-    }
     graph.nodes.get_mut(index).into_iter().for_each(|place| *place = node.clone());
-    // The body now knows the elements of small integers. What is not read goes away.
-    if is_read && let Err(problem) = infer_at(graph, index) {
+    // The body now knows the elements of small integers.
+    if let Err(problem) = infer_at(graph, index) {
         tracing::debug!(node = &*before.name, %problem, "loop-invariant state stays");
         graph.nodes.get_mut(index).into_iter().for_each(|place| *place = before.clone());
         replaced.clear();

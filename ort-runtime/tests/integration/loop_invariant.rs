@@ -218,6 +218,23 @@ fn what_changes_is_carried() -> Result<()> {
     Ok(())
 }
 
+/// A loop with no other result stays, so that an endless one ends at its deadline and not at once.
+#[test]
+fn a_loop_with_no_other_result_stays() -> Result<()> {
+    let mut main = GraphBuilder::new("main");
+    let (trips, x) = (main.input("trips", DType::I64, &[]), main.input("x", DType::F32, &["2"]));
+    let body = Body::new(1, &[]);
+    let carried = body.carried[0];
+    let body = body.finish(&[carried]);
+    let outputs = main.add(("", "Loop"), &[Some(trips), None, Some(x)], &[], 1, vec![body])?;
+    let x = Tensor::from_slice(&[2], &[1.0f32, 2.0])?;
+    let inputs = [("trips", Tensor::scalar(2i64)?.into()), ("x", x.into())];
+    let (results, hits) = both(&main.finish(&outputs)?, &inputs)?;
+    assert_eq!(hits, 0);
+    assert_eq!(floats(&results[0])?, [1.0, 2.0]);
+    Ok(())
+}
+
 /// The body of a loop learns the elements of integers that it was passed: here a shape.
 #[test]
 fn constants_are_known_in_the_body() -> Result<()> {
