@@ -149,6 +149,10 @@ def pad(b: Builder, x: Value) -> Value:
     if draw.chance(0.1):
         pads[draw.integer(0, 1)] = 1
     mode = draw.choice(["constant", "constant", "constant", "reflect", "edge"])
+    ends = [max(begin, end) for begin, end in zip(pads[: x.ndim], pads[x.ndim :], strict=True)]
+    # ONNX Runtime refuses to reflect more than there is; numpy repeats it.
+    if mode == "reflect" and any(end >= size for end, size in zip(ends, x.shape, strict=True) if end):
+        mode = "edge"
     inputs = [x, b.ints(pads)]
     if mode == "constant" and draw.chance(0.4):
         inputs.append(number(b, x, draw.choice([0, 0, 1.5])))
