@@ -90,7 +90,8 @@ fn equal_constants(graph: &Graph) -> Same {
     same
 }
 
-fn rename(node: &mut Node, same: &Same) {
+/// Makes a node read the values that others are the same as.
+pub(super) fn rename(node: &mut Node, same: &Same) {
     if same.is_empty() {
         return;
     }

@@ -8,6 +8,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::cse::rename;
 use super::nodes::new_node;
 use super::report::Report;
 use crate::ir::{Capture, Graph, Node, NodeId, ValueId, ValueType};
@@ -62,17 +63,6 @@ pub(super) fn apply(graph: &mut Graph, report: &mut Report) -> Result<bool> {
         infer_at(graph, graph.nodes.len() - 1)?;
     }
     Ok(changed)
-}
-
-/// Makes a node read initial values in place of final ones.
-fn rename(node: &mut Node, initial_of: &InitialOf) {
-    if initial_of.is_empty() {
-        return;
-    }
-    let initial = |id: ValueId| initial_of.get(&id).copied().unwrap_or(id);
-    node.inputs.iter_mut().flatten().for_each(|input| *input = initial(*input));
-    let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
-    captures.for_each(|capture| capture.outer = initial(capture.outer));
 }
 
 /// Moves the invariant state out of one node. Returns the final and the initial value of each.

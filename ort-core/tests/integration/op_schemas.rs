@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ort_core::spec::{Arity, AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry};
+use ort_core::spec::{Arity, AttrDefault, AttrSpec, OpSpec, Param, Registry};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
@@ -264,7 +264,7 @@ fn compare_attributes(record: &OpSpec, schema: &Schema, differ: &mut dyn FnMut(S
             differ(format!("attribute {} is missing", formal.name));
             continue;
         };
-        let kind = kind_name(attr.kind);
+        let kind = attr.kind.onnx_name();
         if kind != formal.kind {
             differ(format!("attribute {} is {kind}, the schema has {}", formal.name, formal.kind));
         } else if !same_default(attr, formal) {
@@ -274,22 +274,6 @@ fn compare_attributes(record: &OpSpec, schema: &Schema, differ: &mut dyn FnMut(S
                 formal.name, attr.default
             ));
         }
-    }
-}
-
-fn kind_name(kind: AttrKind) -> &'static str {
-    match kind {
-        AttrKind::Int => "INT",
-        AttrKind::Float => "FLOAT",
-        AttrKind::String => "STRING",
-        AttrKind::Tensor => "TENSOR",
-        AttrKind::Sparse => "SPARSE_TENSOR",
-        AttrKind::Type => "TYPE_PROTO",
-        AttrKind::Graph => "GRAPH",
-        AttrKind::Ints => "INTS",
-        AttrKind::Floats => "FLOATS",
-        AttrKind::Strings => "STRINGS",
-        AttrKind::Tensors => "TENSORS",
     }
 }
 
