@@ -1,5 +1,5 @@
 //! The arithmetic of PTX instructions without memory operands (NVIDIA, "PTX ISA"): one function of
-//! register contents for each.
+//! registers for each, of a single lane or of a whole warp.
 //!
 //! A register holds its value zero-extended in a `u64`.
 
@@ -8,10 +8,65 @@ use half::{bf16, f16};
 use crate::decode::Ty;
 use crate::number::{Float, Reg, Two, round32};
 
-pub(crate) type F1 = fn(u64) -> u64;
-pub(crate) type F2 = fn(u64, u64) -> u64;
-pub(crate) type F3 = fn(u64, u64, u64) -> u64;
-pub(crate) type F4 = fn(u64, u64, u64, u64) -> u64;
+/// The threads of a warp.
+pub(crate) const LANES: usize = 32;
+
+/// The values of a register in the lanes of a warp.
+pub(crate) type Row = [u64; LANES];
+
+/// Declares the trait of the functions of some registers: in one lane, and in all lanes at once.
+macro_rules! of_registers {
+    ($(#[$doc:meta] $name:ident, $short:ident, $vector:ident: $($operand:ident)+;)*) => { $(
+        #[$doc]
+        pub(crate) trait $name: Sync {
+            fn one(&self, $($operand: u64),+) -> u64;
+            fn all(&self, $($operand: &Row),+) -> Row;
+        }
+
+        pub(crate) type $short = &'static dyn $name;
+
+        impl<F: Fn($(of_registers!(@u64 $operand)),+) -> u64 + Sync> $name for F {
+            fn one(&self, $($operand: u64),+) -> u64 {
+                self($($operand),+)
+            }
+
+            fn all(&self, $($operand: &Row),+) -> Row {
+                #[cfg(target_arch = "x86_64")]
+                if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
+                    // SAFETY: the CPU has both.
+                    return unsafe { $vector(self, $($operand),+) };
+                }
+                std::array::from_fn(|lane| self($($operand[lane]),+))
+            }
+        }
+
+        /// The lanes as a loop that the compiler vectorizes, with `mul_add` as an instruction.
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn $vector<F>(f: &F, $($operand: &Row),+) -> Row
+        where
+            F: Fn($(of_registers!(@u64 $operand)),+) -> u64,
+        {
+            let mut row = [0; LANES];
+            for (lane, value) in row.iter_mut().enumerate() {
+                *value = f($($operand[lane]),+);
+            }
+            row
+        }
+    )* };
+    (@u64 $operand:ident) => { u64 };
+}
+
+of_registers! {
+    /// A function of one register.
+    Unary, F1, unary_vector: a;
+    /// A function of two registers.
+    Binary, F2, binary_vector: a b;
+    /// A function of three registers.
+    Ternary, F3, ternary_vector: a b c;
+    /// A function of four registers.
+    Quaternary, F4, quaternary_vector: a b c e;
+}
 
 /// The minimum. If one operand is NaN it is the other one, unless `nan` propagates it; of two zeros
 /// it is the negative one.
@@ -47,7 +102,7 @@ fn most<T: Float>(a: T, b: T, nan: bool) -> T {
 macro_rules! f1 {
     ($t:ty, $a:ident => $e:expr) => {
         Some(
-            (|x: u64| {
+            &(|x: u64| {
                 let $a = <$t as Reg>::get(x);
                 Reg::put($e)
             }) as F1,
@@ -57,7 +112,7 @@ macro_rules! f1 {
 macro_rules! f2 {
     ($t:ty, $a:ident, $b:ident => $e:expr) => {
         Some(
-            (|x: u64, y: u64| {
+            &(|x: u64, y: u64| {
                 let ($a, $b) = (<$t as Reg>::get(x), <$t as Reg>::get(y));
                 Reg::put($e)
             }) as F2,
@@ -67,7 +122,7 @@ macro_rules! f2 {
 macro_rules! f3 {
     ($t:ty, $a:ident, $b:ident, $c:ident => $e:expr) => {
         Some(
-            (|x: u64, y: u64, z: u64| {
+            &(|x: u64, y: u64, z: u64| {
                 let ($a, $b, $c) = (<$t as Reg>::get(x), <$t as Reg>::get(y), <$t as Reg>::get(z));
                 Reg::put($e)
             }) as F3,
@@ -139,24 +194,24 @@ pub(crate) fn unary(name: &str, ty: Ty) -> Option<F1> {
     match name {
         // Flips the sign bit, of a NaN too.
         "neg" => match ty {
-            Ty::F16 | Ty::Bf16 => Some(|x| x ^ 0x8000),
-            Ty::F16x2 | Ty::Bf16x2 => Some(|x| x ^ 0x8000_8000),
-            Ty::F32 => Some(|x| x ^ 0x8000_0000),
-            Ty::F64 => Some(|x| x ^ 1 << 63),
+            Ty::F16 | Ty::Bf16 => Some(&|x: u64| x ^ 0x8000),
+            Ty::F16x2 | Ty::Bf16x2 => Some(&|x: u64| x ^ 0x8000_8000),
+            Ty::F32 => Some(&|x: u64| x ^ 0x8000_0000),
+            Ty::F64 => Some(&|x: u64| x ^ 1 << 63),
             _ => ints!(ty, f1, a => a.wrapping_neg_()),
         },
         "abs" => match ty {
-            Ty::F16 | Ty::Bf16 => Some(|x| x & 0x7FFF),
-            Ty::F16x2 | Ty::Bf16x2 => Some(|x| x & 0x7FFF_7FFF),
-            Ty::F32 => Some(|x| x & 0x7FFF_FFFF),
-            Ty::F64 => Some(|x| x & !(1 << 63)),
+            Ty::F16 | Ty::Bf16 => Some(&|x: u64| x & 0x7FFF),
+            Ty::F16x2 | Ty::Bf16x2 => Some(&|x: u64| x & 0x7FFF_7FFF),
+            Ty::F32 => Some(&|x: u64| x & 0x7FFF_FFFF),
+            Ty::F64 => Some(&|x: u64| x & !(1 << 63)),
             // The absolute value of the minimum wraps to itself.
             Ty::S16 => f1!(i16, a => a.wrapping_abs()),
             Ty::S32 => f1!(i32, a => a.wrapping_abs()),
             Ty::S64 => f1!(i64, a => a.wrapping_abs()),
             _ => None,
         },
-        "not" if ty == Ty::Pred => Some(|x| x ^ 1),
+        "not" if ty == Ty::Pred => Some(&|x: u64| x ^ 1),
         "not" => ints!(b, f1, a => !a),
         "cnot" => ints!(b, f1, a => u32::from(a == 0)),
         "popc" => ints!(b, f1, a => a.count_ones()),
@@ -289,27 +344,31 @@ pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
         "rem" => ints!(ty, f2, a, b => if b == 0 { a } else { a.wrapping_rem(b) }),
         "min" if ty.is_int() => ints!(ty, f2, a, b => a.min(b)),
         "max" if ty.is_int() => ints!(ty, f2, a, b => a.max(b)),
-        "and" if ty == Ty::Pred => Some(|a, b| a & b),
-        "or" if ty == Ty::Pred => Some(|a, b| a | b),
-        "xor" if ty == Ty::Pred => Some(|a, b| a ^ b),
+        "and" if ty == Ty::Pred => Some(&|a: u64, b: u64| a & b),
+        "or" if ty == Ty::Pred => Some(&|a: u64, b: u64| a | b),
+        "xor" if ty == Ty::Pred => Some(&|a: u64, b: u64| a ^ b),
         "and" => ints!(b, f2, a, b => a & b),
         "or" => ints!(b, f2, a, b => a | b),
         "xor" => ints!(b, f2, a, b => a ^ b),
         "shl" => match b {
             // The amount is a `.u32` for every type. One above the width is clamped to it, so it
             // shifts out all bits.
-            Ty::B16 => Some(|a, n| if n as u32 > 15 { 0 } else { (a << n as u32) & 0xFFFF }),
-            Ty::B32 => Some(|a, n| if n as u32 > 31 { 0 } else { (a << n as u32) & 0xFFFF_FFFF }),
-            Ty::B64 => Some(|a, n| if n as u32 > 63 { 0 } else { a << n as u32 }),
+            Ty::B16 => Some(&|a: u64, n: u64| if n as u32 > 15 { 0 } else { (a << n as u32) & 0xFFFF }),
+            Ty::B32 => Some(&|a: u64, n: u64| if n as u32 > 31 { 0 } else { (a << n as u32) & 0xFFFF_FFFF }),
+            Ty::B64 => Some(&|a: u64, n: u64| if n as u32 > 63 { 0 } else { a << n as u32 }),
             _ => None,
         },
         "shr" => match ty {
-            Ty::B16 | Ty::U16 => Some(|a, n| if n as u32 > 15 { 0 } else { (a & 0xFFFF) >> n as u32 }),
-            Ty::B32 | Ty::U32 => Some(|a, n| if n as u32 > 31 { 0 } else { (a & 0xFFFF_FFFF) >> n as u32 }),
-            Ty::B64 | Ty::U64 => Some(|a, n| if n as u32 > 63 { 0 } else { a >> n as u32 }),
-            Ty::S16 => Some(|a, n| (a as i16 >> (n as u32).min(15)).put()),
-            Ty::S32 => Some(|a, n| (a as i32 >> (n as u32).min(31)).put()),
-            Ty::S64 => Some(|a, n| (a as i64 >> (n as u32).min(63)).put()),
+            Ty::B16 | Ty::U16 => {
+                Some(&|a: u64, n: u64| if n as u32 > 15 { 0 } else { (a & 0xFFFF) >> n as u32 })
+            }
+            Ty::B32 | Ty::U32 => {
+                Some(&|a: u64, n: u64| if n as u32 > 31 { 0 } else { (a & 0xFFFF_FFFF) >> n as u32 })
+            }
+            Ty::B64 | Ty::U64 => Some(&|a: u64, n: u64| if n as u32 > 63 { 0 } else { a >> n as u32 }),
+            Ty::S16 => Some(&|a: u64, n: u64| (a as i16 >> (n as u32).min(15)).put()),
+            Ty::S32 => Some(&|a: u64, n: u64| (a as i32 >> (n as u32).min(31)).put()),
+            Ty::S64 => Some(&|a: u64, n: u64| (a as i64 >> (n as u32).min(63)).put()),
             _ => None,
         },
         "add" => floats!(2, ty, a, b => a + b),
@@ -322,8 +381,8 @@ pub(crate) fn binary(name: &str, how: &str, ty: Ty) -> Option<F2> {
         "max" => picks!(ty, most, false),
         "copysign" if ty == Ty::F32 => f2!(u32, a, b => (a & 0x8000_0000) | (b & 0x7FFF_FFFF)),
         "copysign" if ty == Ty::F64 => f2!(u64, a, b => (a & 1 << 63) | (b & !(1 << 63))),
-        "pack16" => Some(|a, b| (a & 0xFFFF) | (b & 0xFFFF) << 16),
-        "pack32" => Some(|a, b| (a & 0xFFFF_FFFF) | b << 32),
+        "pack16" => Some(&|a: u64, b: u64| (a & 0xFFFF) | (b & 0xFFFF) << 16),
+        "pack32" => Some(&|a: u64, b: u64| (a & 0xFFFF_FFFF) | b << 32),
         _ => None,
     }
 }
@@ -343,10 +402,10 @@ fn dot<const A: bool, const B: bool>(a: u64, b: u64, c: u64) -> u64 {
 /// `dp4a`, with the signedness of each operand.
 pub(crate) fn dot4(a: bool, b: bool) -> F3 {
     match (a, b) {
-        (true, true) => dot::<true, true>,
-        (true, false) => dot::<true, false>,
-        (false, true) => dot::<false, true>,
-        (false, false) => dot::<false, false>,
+        (true, true) => &dot::<true, true>,
+        (true, false) => &dot::<true, false>,
+        (false, true) => &dot::<false, true>,
+        (false, false) => &dot::<false, false>,
     }
 }
 
@@ -401,12 +460,18 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
             _ => None,
         },
         "mad" if how == "wide" => match ty {
-            Ty::U16 => {
-                Some(|a, b, c| u64::from(((a as u16 as u32) * (b as u16 as u32)).wrapping_add(c as u32)))
+            Ty::U16 => Some(&|a: u64, b: u64, c: u64| {
+                u64::from(((a as u16 as u32) * (b as u16 as u32)).wrapping_add(c as u32))
+            }),
+            Ty::S16 => Some(&|a: u64, b: u64, c: u64| {
+                ((a as i16 as i32) * (b as i16 as i32)).wrapping_add(c as i32).put()
+            }),
+            Ty::U32 => {
+                Some(&|a: u64, b: u64, c: u64| ((a as u32 as u64) * (b as u32 as u64)).wrapping_add(c))
             }
-            Ty::S16 => Some(|a, b, c| ((a as i16 as i32) * (b as i16 as i32)).wrapping_add(c as i32).put()),
-            Ty::U32 => Some(|a, b, c| ((a as u32 as u64) * (b as u32 as u64)).wrapping_add(c)),
-            Ty::S32 => Some(|a, b, c| ((a as i32 as i64) * (b as i32 as i64)).wrapping_add(c as i64) as u64),
+            Ty::S32 => Some(&|a: u64, b: u64, c: u64| {
+                ((a as i32 as i64) * (b as i32 as i64)).wrapping_add(c as i64) as u64
+            }),
             _ => None,
         },
         "fma" | "mad" => match ty {
@@ -425,19 +490,23 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
         },
         "sad" => ints!(ty, f3, a, b, c => c.wrapping_add(a.max(b).wrapping_sub(a.min(b)))),
         "bfe" => match ty {
-            Ty::U32 => Some(|a, b, c| field(a, b, c, 32, false)),
-            Ty::S32 => Some(|a, b, c| field(a, b, c, 32, true)),
-            Ty::U64 => Some(|a, b, c| field(a, b, c, 64, false)),
-            Ty::S64 => Some(|a, b, c| field(a, b, c, 64, true)),
+            Ty::U32 => Some(&|a: u64, b: u64, c: u64| field(a, b, c, 32, false)),
+            Ty::S32 => Some(&|a: u64, b: u64, c: u64| field(a, b, c, 32, true)),
+            Ty::U64 => Some(&|a: u64, b: u64, c: u64| field(a, b, c, 64, false)),
+            Ty::S64 => Some(&|a: u64, b: u64, c: u64| field(a, b, c, 64, true)),
             _ => None,
         },
-        "shf.l.wrap" => Some(|a, b, c| ((b << 32 | (a & 0xFFFF_FFFF)) << (c & 31)) >> 32),
-        "shf.r.wrap" => Some(|a, b, c| ((b << 32 | (a & 0xFFFF_FFFF)) >> (c & 31)) & 0xFFFF_FFFF),
-        "shf.l.clamp" => Some(|a, b, c| ((b << 32 | (a & 0xFFFF_FFFF)) << u64::from(c as u32).min(32)) >> 32),
-        "shf.r.clamp" => {
-            Some(|a, b, c| ((b << 32 | (a & 0xFFFF_FFFF)) >> u64::from(c as u32).min(32)) & 0xFFFF_FFFF)
+        "shf.l.wrap" => Some(&|a: u64, b: u64, c: u64| ((b << 32 | (a & 0xFFFF_FFFF)) << (c & 31)) >> 32),
+        "shf.r.wrap" => {
+            Some(&|a: u64, b: u64, c: u64| ((b << 32 | (a & 0xFFFF_FFFF)) >> (c & 31)) & 0xFFFF_FFFF)
         }
-        "prmt" => Some(|a, b, c| {
+        "shf.l.clamp" => Some(&|a: u64, b: u64, c: u64| {
+            ((b << 32 | (a & 0xFFFF_FFFF)) << u64::from(c as u32).min(32)) >> 32
+        }),
+        "shf.r.clamp" => Some(&|a: u64, b: u64, c: u64| {
+            ((b << 32 | (a & 0xFFFF_FFFF)) >> u64::from(c as u32).min(32)) & 0xFFFF_FFFF
+        }),
+        "prmt" => Some(&|a: u64, b: u64, c: u64| {
             let bytes = (a & 0xFFFF_FFFF) | b << 32;
             let mut out = 0;
             for k in 0..4 {
@@ -452,7 +521,7 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
             }
             out
         }),
-        "select" => Some(|a, b, p| if p & 1 != 0 { a } else { b }),
+        "select" => Some(&|a: u64, b: u64, p: u64| if p & 1 != 0 { a } else { b }),
         _ => None,
     }
 }
@@ -460,9 +529,9 @@ pub(crate) fn ternary(name: &str, how: &str, ty: Ty) -> Option<F3> {
 /// Instructions with four operands: `bfi` and `lop3`.
 pub(crate) fn quaternary(name: &str, ty: Ty) -> Option<F4> {
     match (name, ty.bits()) {
-        ("bfi", 32) => Some(|a, b, c, d| insert(a, b, c, d, 32) & 0xFFFF_FFFF),
-        ("bfi", 64) => Some(|a, b, c, d| insert(a, b, c, d, 64)),
-        ("lop3", 32) => Some(|a, b, c, table| {
+        ("bfi", 32) => Some(&|a: u64, b: u64, c: u64, d: u64| insert(a, b, c, d, 32) & 0xFFFF_FFFF),
+        ("bfi", 64) => Some(&|a: u64, b: u64, c: u64, d: u64| insert(a, b, c, d, 64)),
+        ("lop3", 32) => Some(&|a: u64, b: u64, c: u64, table: u64| {
             // Row r of the table is for the inputs whose bits form the number r, with `a` the
             // highest.
             let mut out = 0;

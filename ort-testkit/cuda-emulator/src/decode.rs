@@ -126,14 +126,6 @@ pub(crate) enum Op {
     F2 { f: F2, d: u32, a: u32, b: u32 },
     F3 { f: F3, d: u32, a: u32, b: u32, c: u32 },
     F4 { f: F4, d: u32, a: u32, b: u32, c: u32, e: u32 },
-    Add32 { d: u32, a: u32, b: u32 },
-    Add64 { d: u32, a: u32, b: u32 },
-    Mad32 { d: u32, a: u32, b: u32, c: u32 },
-    Wide { d: u32, a: u32, b: u32 },
-    And32 { d: u32, a: u32, b: u32 },
-    AddF { d: u32, a: u32, b: u32 },
-    MulF { d: u32, a: u32, b: u32 },
-    FmaF { d: u32, a: u32, b: u32, c: u32 },
     Select { d: u32, a: u32, b: u32, p: u32 },
     Cvt { d: u32, a: u32, how: Cvt },
     Carry { subtract: bool, wide: bool, with: bool, out: bool, d: u32, a: u32, b: u32 },
@@ -161,6 +153,27 @@ pub(crate) enum Op {
     /// proxy.
     ProxyFence,
     Nothing,
+}
+
+impl Op {
+    /// Whether a thread goes on with the next operation, whatever other threads do.
+    pub(crate) fn stays(&self) -> bool {
+        use Op::*;
+        !matches!(
+            self,
+            Skip { .. }
+                | Bra { .. }
+                | BraIf { .. }
+                | BraTable { .. }
+                | Warp { .. }
+                | Barrier { .. }
+                | Bulk { .. }
+                | Call { .. }
+                | Ret
+                | Exit
+                | Trap
+        )
+    }
 }
 
 /// The slot number of an absent operand.
@@ -394,7 +407,8 @@ impl Builder {
                     return Ok(base);
                 }
                 let (d, b) = (self.temporary(9), self.constant(offset as u64));
-                self.emit(Op::Add64 { d, a: base, b });
+                let Some(f) = alu::binary("add", "", Ty::U64) else { return bad("no add") };
+                self.emit(Op::F2 { f, d, a: base, b });
                 Ok(d)
             }
             Opd::Not(name) => {

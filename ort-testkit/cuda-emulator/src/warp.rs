@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use half::{bf16, f16};
 
-use crate::alu::F2;
+use crate::alu::{F2, LANES};
 use crate::code;
 use crate::decode::{NONE, Space};
-use crate::exec::{Mem, Thread};
+use crate::exec::{Mem, Warp, lanes};
 use crate::number::Float;
 use crate::warpgroup::{GroupOp, Groups};
 
@@ -124,22 +124,20 @@ impl WarpOp {
     #[allow(clippy::too_many_lines, reason = "one arm for each operation of a warp")]
     pub(crate) fn run(
         &self,
-        lanes: &mut [Thread],
+        warp: &mut Warp,
         active: u32,
         mem: &mut Mem,
         groups: &mut Groups,
     ) -> Result<(), Trouble> {
-        let on = |lane: usize| active >> lane & 1 != 0;
         match self {
             WarpOp::Sync { .. } => {}
             WarpOp::Shuffle { how, d, p, a, lane, clamp, .. } => {
                 // All lanes are read before one is written, because `d` may be the register `a`.
                 // The value of an inactive lane is undefined in PTX; all ones make it show.
-                let values: [u64; 32] = std::array::from_fn(|k| {
-                    if k < lanes.len() && on(k) { lanes[k].get(*a) } else { 0xFFFF_FFFF }
-                });
-                for k in (0..lanes.len()).filter(|k| on(*k)) {
-                    let (by, c) = (lanes[k].get(*lane) as i64 & 31, lanes[k].get(*clamp));
+                let mut values = [0xFFFF_FFFF; LANES];
+                lanes(active).for_each(|k| values[k] = warp.get(k, *a));
+                for k in lanes(active) {
+                    let (by, c) = (warp.get(k, *lane) as i64 & 31, warp.get(k, *clamp));
                     // Bits 8 to 12 split the warp into segments. Bits 0 to 4 limit the source lane
                     // within its segment.
                     let (segment, limit) = ((c >> 8 & 31) as i64, (c & 31) as i64);
@@ -156,16 +154,16 @@ impl WarpOp {
                         }
                     };
                     let from = if inside { from } else { at };
-                    lanes[k].set(*d, values.get(from as usize).copied().unwrap_or(0xFFFF_FFFF));
+                    warp.set(k, *d, values.get(from as usize).copied().unwrap_or(0xFFFF_FFFF));
                     if *p != NONE {
-                        lanes[k].set(*p, u64::from(inside));
+                        warp.set(k, *p, u64::from(inside));
                     }
                 }
             }
             WarpOp::Vote { how, d, a, .. } => {
                 let mut ballot = 0u32;
-                for k in (0..lanes.len()).filter(|k| on(*k)) {
-                    ballot |= ((lanes[k].get(*a) & 1) as u32) << k;
+                for k in lanes(active) {
+                    ballot |= ((warp.get(k, *a) & 1) as u32) << k;
                 }
                 // The order in which `sync.rs` numbers `all`, `any`, `uni` and `ballot`.
                 let out = match how {
@@ -174,16 +172,12 @@ impl WarpOp {
                     2 => u32::from(ballot == active || ballot == 0),
                     _ => ballot,
                 };
-                for k in (0..lanes.len()).filter(|k| on(*k)) {
-                    lanes[k].set(*d, u64::from(out));
-                }
+                lanes(active).for_each(|k| warp.set(k, *d, u64::from(out)));
             }
             WarpOp::Reduce { f, d, a, .. } => {
-                let values = (0..lanes.len()).filter(|k| on(*k)).map(|k| lanes[k].get(*a));
-                let out = values.reduce(f).unwrap_or(0);
-                for k in (0..lanes.len()).filter(|k| on(*k)) {
-                    lanes[k].set(*d, out);
-                }
+                let values = lanes(active).map(|k| warp.get(k, *a));
+                let out = values.reduce(|a, b| f.one(a, b)).unwrap_or(0);
+                lanes(active).for_each(|k| warp.set(k, *d, out));
             }
             WarpOp::Group(_)
             | WarpOp::Matrix { .. }
@@ -191,22 +185,23 @@ impl WarpOp {
             | WarpOp::Multiply { .. }
                 // These instructions are `.aligned`: PTX requires that all threads of the warp
                 // execute them.
-                if active != !0 || lanes.len() != 32 =>
+                if active != !0 =>
             {
                 return Err(Trouble::new(code::LAUNCH_FAILED, "a thread of the warp is missing"));
             }
-            WarpOp::Group(op) => op.run(lanes, mem, groups)?,
+            WarpOp::Group(op) => op.run(warp, mem, groups)?,
             WarpOp::Matrix { d, transpose, base, offset, generic } => {
                 let space = if *generic { Space::Generic } else { Space::Shared };
                 for (matrix, d) in d.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
                     for (row, values) in rows.iter_mut().enumerate() {
                         // Threads 8 m to 8 m + 7 hold the addresses of the rows of matrix m.
-                        let thread = &mut lanes[8 * matrix + row];
-                        let mut address = thread.get(*base).wrapping_add(i64::from(*offset) as u64);
+                        let lane = 8 * matrix + row;
+                        let mut address = warp.get(lane, *base).wrapping_add(i64::from(*offset) as u64);
                         if !generic {
                             address &= 0xFFFF_FFFF;
                         }
+                        let thread = &mut warp.threads[lane];
                         let pc = thread.pc;
                         let from = mem.resolve(thread.local(), space, address, 16, pc)?;
                         for (k, value) in values.iter_mut().enumerate() {
@@ -214,7 +209,7 @@ impl WarpOp {
                             *value = unsafe { from.cast::<u16>().add(k).read() };
                         }
                     }
-                    for (k, thread) in lanes.iter_mut().enumerate() {
+                    for k in 0..LANES {
                         // Thread k holds two neighbours of row k / 4.
                         let (row, column) = (k / 4, 2 * (k % 4));
                         let (x, y) = if *transpose {
@@ -222,7 +217,7 @@ impl WarpOp {
                         } else {
                             (rows[row][column], rows[row][column + 1])
                         };
-                        thread.set(*d, u64::from(x) | u64::from(y) << 16);
+                        warp.set(k, *d, u64::from(x) | u64::from(y) << 16);
                     }
                 }
             }
@@ -230,8 +225,8 @@ impl WarpOp {
                 let space = if *generic { Space::Generic } else { Space::Shared };
                 for (matrix, a) in a.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
-                    for (k, thread) in lanes.iter().enumerate() {
-                        let (row, column, pair) = (k / 4, 2 * (k % 4), thread.get(*a));
+                    for k in 0..LANES {
+                        let (row, column, pair) = (k / 4, 2 * (k % 4), warp.get(k, *a));
                         for (at, half) in [pair as u16, (pair >> 16) as u16].into_iter().enumerate() {
                             if *transpose {
                                 rows[column + at][row] = half;
@@ -241,11 +236,12 @@ impl WarpOp {
                         }
                     }
                     for (row, values) in rows.iter().enumerate() {
-                        let thread = &mut lanes[8 * matrix + row];
-                        let mut address = thread.get(*base).wrapping_add(i64::from(*offset) as u64);
+                        let lane = 8 * matrix + row;
+                        let mut address = warp.get(lane, *base).wrapping_add(i64::from(*offset) as u64);
                         if !generic {
                             address &= 0xFFFF_FFFF;
                         }
+                        let thread = &mut warp.threads[lane];
                         let (number, pc) = (thread.number, thread.pc);
                         let to = mem.resolve(thread.local(), space, address, 16, pc)?;
                         // SAFETY: `resolve` checked that 16 aligned bytes are there.
@@ -254,7 +250,7 @@ impl WarpOp {
                     }
                 }
             }
-            WarpOp::Multiply { kind, d, a, b, c } => multiply(*kind, lanes, [d, a, b, c])?,
+            WarpOp::Multiply { kind, d, a, b, c } => multiply(*kind, warp, [d, a, b, c])?,
         }
         Ok(())
     }
@@ -271,7 +267,7 @@ fn value(element: Element, bits: u64) -> f64 {
     }
 }
 
-fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u32> {
+fn multiply(kind: Mma, warp: &mut Warp, slots: [&[u32]; 4]) -> Result<(), u32> {
     let [d, a, b, c] = slots;
     let per = match kind.a {
         Element::F16 | Element::Bf16 => 2,
@@ -287,44 +283,50 @@ fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u
     // Gather the fragments of all lanes into whole matrices first; the layouts are those of the
     // ISA.
     let (mut left, mut right) = ([[0f64; 32]; 16], [[0f64; 8]; 32]);
-    for (lane, thread) in lanes.iter().enumerate() {
+    for lane in 0..LANES {
         let (group, inner) = (lane / 4, lane % 4);
         for e in 0..per {
             let shift = 32 / per * e;
             for (k, slot) in a.iter().enumerate() {
-                let bits = thread.get(*slot) >> shift;
+                let bits = warp.get(lane, *slot) >> shift;
                 left[group + 8 * (k & 1)][inner * per + e + (k >> 1) * 4 * per] = value(kind.a, bits);
             }
             for (k, slot) in b.iter().enumerate() {
-                right[inner * per + e + k * 4 * per][group] = value(kind.b, thread.get(*slot) >> shift);
+                right[inner * per + e + k * 4 * per][group] = value(kind.b, warp.get(lane, *slot) >> shift);
             }
         }
     }
+    // PTX leaves order and precision of the sums open. In f64 they are exact for integers, and more
+    // precise than in f32 otherwise.
+    let mut products = [[0f64; 8]; 16];
+    for (left, products) in left.iter().zip(&mut products) {
+        for (x, right) in left[..kind.depth].iter().zip(&right) {
+            products.iter_mut().zip(right).for_each(|(sum, y)| *sum += x * y);
+        }
+    }
     let integer = matches!(kind.a, Element::S8 | Element::U8);
-    for (lane, thread) in lanes.iter_mut().enumerate() {
+    for lane in 0..LANES {
         let (group, inner) = (lane / 4, lane % 4);
         let mut out = [0u64; 4];
         for (k, out) in out.iter_mut().enumerate() {
             let (row, column) = (group + 8 * (k >> 1), 2 * inner + (k & 1));
-            // PTX leaves order and precision of the sum open. In f64 it is exact for integers, and
-            // more precise than in f32 otherwise.
-            let sum: f64 = (0..kind.depth).map(|at| left[row][at] * right[at][column]).sum();
+            let sum = products[row][column];
             *out = if kind.half {
-                let bits = (thread.get(c[k >> 1]) >> (16 * (k & 1))) as u16;
+                let bits = (warp.get(lane, c[k >> 1]) >> (16 * (k & 1))) as u16;
                 u64::from(f16::narrow(f16::from_bits(bits).wide() + sum).to_bits())
             } else if integer {
                 // Without `.satfinite` the accumulator wraps.
-                u64::from((thread.get(c[k]) as i32).wrapping_add(sum as i64 as i32) as u32)
+                u64::from((warp.get(lane, c[k]) as i32).wrapping_add(sum as i64 as i32) as u32)
             } else {
-                u64::from(((f64::from(f32::from_bits(thread.get(c[k]) as u32)) + sum) as f32).to_bits())
+                u64::from(((f64::from(f32::from_bits(warp.get(lane, c[k]) as u32)) + sum) as f32).to_bits())
             };
         }
         if kind.half {
-            thread.set(d[0], out[0] | out[1] << 16);
-            thread.set(d[1], out[2] | out[3] << 16);
+            warp.set(lane, d[0], out[0] | out[1] << 16);
+            warp.set(lane, d[1], out[2] | out[3] << 16);
         } else {
             for (slot, out) in d.iter().zip(out) {
-                thread.set(*slot, out);
+                warp.set(lane, *slot, out);
             }
         }
     }
@@ -363,7 +365,8 @@ impl Atom {
                 }
                 let mut old = cell.load(SeqCst);
                 loop {
-                    match cell.compare_exchange(old, (self.f)(u64::from(old), value) as $t, SeqCst, SeqCst) {
+                    match cell.compare_exchange(old, self.f.one(u64::from(old), value) as $t, SeqCst, SeqCst)
+                    {
                         Ok(old) => return u64::from(old),
                         Err(now) => old = now,
                     }

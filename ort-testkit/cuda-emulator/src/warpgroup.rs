@@ -7,9 +7,10 @@
 
 use half::{bf16, f16};
 
+use crate::alu::LANES;
 use crate::code;
 use crate::decode::Space;
-use crate::exec::{Mem, Thread};
+use crate::exec::{Mem, Warp};
 use crate::warp::{Element, Trouble};
 
 /// The content of accumulators that were not waited for: a NaN.
@@ -142,12 +143,7 @@ impl Side {
 
 impl GroupOp {
     /// Executes it for a whole warp.
-    pub(crate) fn run(
-        &self,
-        lanes: &mut [Thread],
-        mem: &mut Mem,
-        groups: &mut Groups,
-    ) -> Result<(), Trouble> {
+    pub(crate) fn run(&self, warp: &mut Warp, mem: &mut Mem, groups: &mut Groups) -> Result<(), Trouble> {
         match self {
             GroupOp::Fence => groups.is_fenced = true,
             GroupOp::Commit => {
@@ -155,15 +151,15 @@ impl GroupOp {
                 open.for_each(|flight| flight.group = Some(groups.committed));
                 groups.committed += 1;
             }
-            GroupOp::Wait(left) => groups.wait(*left, lanes, mem)?,
-            GroupOp::Multiply(product) => product.run(lanes, mem, groups)?,
+            GroupOp::Wait(left) => groups.wait(*left, warp, mem)?,
+            GroupOp::Multiply(product) => product.run(warp, mem, groups)?,
         }
         Ok(())
     }
 }
 
 impl Groups {
-    fn wait(&mut self, left: u64, lanes: &mut [Thread], mem: &mut Mem) -> Result<(), Trouble> {
+    fn wait(&mut self, left: u64, warp: &mut Warp, mem: &mut Mem) -> Result<(), Trouble> {
         // The last `left` groups may stay pending.
         let is_done = |flight: &Flight| flight.group.is_some_and(|group| group + left < self.committed);
         let (done, flights): (Vec<_>, Vec<_>) =
@@ -180,36 +176,34 @@ impl Groups {
                 ));
             }
             for (slot, sums) in flight.d.iter().zip(&flight.sums) {
-                for (thread, sum) in lanes.iter_mut().zip(sums) {
-                    thread.set_at(*slot, sum.to_bits().into());
-                }
+                warp.set_row(*slot, sums.map(|sum| sum.to_bits().into()));
             }
         }
         Ok(())
     }
 
     /// The current or pending value of accumulators, from which a `wgmma` continues.
-    fn sums(&mut self, d: &[usize], lanes: &[Thread]) -> Vec<[f32; 32]> {
+    fn sums(&mut self, d: &[usize], warp: &Warp) -> Vec<[f32; 32]> {
         let own = |flight: &&mut Flight| flight.d == d && !flight.sums.is_empty();
         if let Some(flight) = self.flights.iter_mut().find(own) {
             return std::mem::take(&mut flight.sums);
         }
-        let of = |slot: &usize| std::array::from_fn(|lane| f32::from_bits(lanes[lane].get_at(*slot) as u32));
+        let of = |row: &usize| warp.row(*row).map(|bits| f32::from_bits(bits as u32));
         d.iter().map(of).collect()
     }
 }
 
 impl Product {
-    fn run(&self, lanes: &mut [Thread], mem: &mut Mem, groups: &mut Groups) -> Result<(), Trouble> {
+    fn run(&self, warp: &mut Warp, mem: &mut Mem, groups: &mut Groups) -> Result<(), Trouble> {
         if !groups.is_fenced {
             return Err(Trouble::new(code::LAUNCH_FAILED, "no wgmma.fence before the first product"));
         }
-        let given = |thread: &Thread| [self.sides[0], self.sides[1], self.adds].map(|slot| thread.get(slot));
-        let [a, b, adds] = given(&lanes[0]);
-        if lanes.iter().any(|thread| given(thread) != [a, b, adds]) {
+        let given = |lane: usize| [self.sides[0], self.sides[1], self.adds].map(|slot| warp.get(lane, slot));
+        let [a, b, adds] = given(0);
+        if (0..LANES).any(|lane| given(lane) != [a, b, adds]) {
             return Err(Trouble::new(code::LAUNCH_FAILED, "threads with different descriptors"));
         }
-        let (reader, columns) = (lanes[0].number, self.d.len() * 2);
+        let (reader, columns) = (warp.threads[0].number, self.d.len() * 2);
         // Warp w of the warpgroup computes rows 16 w to 16 w + 15 of the tile.
         let left = Side::new(a, self.across[0], reader / 32 % 4 * ROWS, ROWS)?;
         let right = Side::new(b, self.across[1], 0, columns)?;
@@ -230,15 +224,13 @@ impl Product {
                 .rotate_left(1);
         // By their index among all registers of a thread, because the wait may be in another
         // frame.
-        let d: Vec<usize> = self.d.iter().map(|slot| lanes[0].place_of(*slot)).collect();
-        let mut sums = groups.sums(&d, lanes);
+        let d: Vec<usize> = self.d.iter().map(|slot| warp.row_of(0, *slot)).collect();
+        let mut sums = groups.sums(&d, warp);
         if adds & 1 == 0 {
             sums.iter_mut().for_each(|sums| *sums = [0.0; 32]);
         }
         multiply(&of_a, &of_b, &mut sums);
-        for thread in lanes.iter_mut() {
-            d.iter().for_each(|slot| thread.set_at(*slot, POISON));
-        }
+        d.iter().for_each(|row| warp.set_row(*row, [POISON; LANES]));
         groups.flights.push(Flight { group: None, d, sums, sides: [left, right], seen });
         Ok(())
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::c_void;
+use std::process::Command;
 use std::ptr::null_mut;
 
 use half::{bf16, f16};
@@ -286,6 +287,89 @@ fn conversions_of_64_bits() {
     for (text, a, b, expected) in cases {
         let found = value(&format!("mov.b64 %rd2, {{%r1, %r2}}; {text}"), a, b);
         assert_eq!(found, expected, "{text}: {found:#x} instead of {expected:#x}");
+    }
+}
+
+/// Loops of different length, guards, two calls of one function and a table of branches, in 40
+/// threads: a full warp and a part of one.
+#[test]
+fn lanes_that_part_meet_again() {
+    const THREADS: u32 = 40;
+    let k = kernel(
+        ".func (.param .b32 out) triple(.param .b32 x) {
+            .reg .b32 %r<3>;
+            ld.param.b32 %r1, [x]; mul.lo.s32 %r2, %r1, 3; st.param.b32 [out], %r2; ret; }
+        .visible .entry k(.param .u64 out) {
+            .reg .pred %p<5>; .reg .b32 %r<12>; .reg .b64 %rd<4>;
+            ld.param.u64 %rd1, [out];
+            mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2;
+            rem.u32 %r2, %r1, 7; rem.u32 %r3, %r1, 3;
+            mov.u32 %r4, 0; mov.u32 %r5, 0;
+        $L_loop:
+            mad.lo.s32 %r4, %r5, %r1, %r4; add.s32 %r5, %r5, 1;
+            setp.le.u32 %p1, %r5, %r2; @%p1 bra $L_loop;
+            and.b32 %r6, %r1, 1; setp.eq.u32 %p2, %r6, 1;
+            @%p2 add.s32 %r4, %r4, 1000;
+            @!%p2 add.s32 %r4, %r4, 7;
+            setp.eq.u32 %p3, %r3, 0; @!%p3 bra $L_other;
+            { .param .b32 param0; st.param.b32 [param0+0], %r4; .param .b32 retval0;
+              call.uni (retval0), triple, (param0); ld.param.b32 %r4, [retval0+0]; }
+            bra $L_table;
+        $L_other:
+            add.s32 %r7, %r4, 5;
+            { .param .b32 param0; st.param.b32 [param0+0], %r7; .param .b32 retval0;
+              call.uni (retval0), triple, (param0); ld.param.b32 %r8, [retval0+0]; }
+            sub.s32 %r4, %r8, 1;
+        $L_table:
+            $L_targets: .branchtargets $L_zero, $L_one, $L_two;
+            brx.idx %r3, $L_targets;
+        $L_zero: add.s32 %r4, %r4, 100; bra $L_end;
+        $L_one: add.s32 %r4, %r4, 200; setp.eq.u32 %p4, %r1, 13; @%p4 ret; bra $L_end;
+        $L_two: add.s32 %r4, %r4, 300;
+        $L_end: st.global.u32 [%rd3], %r4; ret; }",
+        "k",
+    );
+    let out = upload(&[0u32; THREADS as usize]);
+    k.run(1, THREADS, 0, &[out]);
+    let expected: Vec<u32> = (0..THREADS)
+        .map(|t| {
+            let sum: u32 = (0..=t % 7).map(|i| i * t).sum();
+            let sum = sum + if t % 2 == 1 { 1000 } else { 7 };
+            let sum = if t % 3 == 0 { 3 * sum } else { 3 * (sum + 5) - 1 };
+            if t == 13 { 0 } else { sum + 100 * (t % 3 + 1) }
+        })
+        .collect();
+    assert_eq!(download::<u32>(out, THREADS as usize), expected);
+}
+
+/// What threads of a warp exchange through shared memory without a barrier is found if they run one
+/// after the other, and not if they run together.
+#[test]
+fn threads_that_run_apart_show_a_missing_barrier() {
+    const APART: &str = "ORT_CUDA_EMULATOR_APART";
+    let k = kernel(
+        ".visible .entry k(.param .u64 out) {
+            .reg .b32 %r<6>; .reg .b64 %rd<4>; .shared .align 4 .b8 s[128];
+            ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4;
+            add.s64 %rd3, %rd1, %rd2; mov.u32 %r2, s; shl.b32 %r3, %r1, 2; add.s32 %r4, %r2, %r3;
+            st.shared.u32 [%r4], %r1;
+            xor.b32 %r3, %r3, 4; add.s32 %r4, %r2, %r3;
+            ld.shared.u32 %r5, [%r4]; st.global.u32 [%rd3], %r5; ret; }",
+        "k",
+    );
+    let out = upload(&[0u32; 32]);
+    k.run(1, 32, 0, &[out]);
+    let neighbors: Vec<u32> = (0..32).map(|t| t ^ 1).collect();
+    let found = download::<u32>(out, 32);
+    if std::env::var_os(APART).is_some() {
+        assert!(found[0] == !0 && found[1] == 0, "{found:?}");
+        return;
+    }
+    assert_eq!(found, neighbors);
+    for test in ["threads_that_run_apart_show_a_missing_barrier", "lanes_that_part_meet_again"] {
+        let own = std::env::current_exe().unwrap();
+        let status = Command::new(own).arg(test).env(APART, "1").status().unwrap();
+        assert!(status.success(), "{test}");
     }
 }
 

@@ -125,6 +125,7 @@ pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<u64, Fault> {
         parameters: job.parameters.clone(),
         table,
         budget: setting("ORT_CUDA_EMULATOR_STEPS", 200e9) as u64,
+        apart: setting("ORT_CUDA_EMULATOR_APART", 0) != 0,
         steps: AtomicU64::new(0),
     };
     launch(&all).map(|()| all.steps.load(Ordering::Relaxed))

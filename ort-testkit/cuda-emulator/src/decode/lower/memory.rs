@@ -62,11 +62,11 @@ pub(super) fn atomic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
     let s = values.iter().map(|v| b.source(v, ty)).collect::<Result<Vec<_>>>()?;
     let f: Option<alu::F2> = match how {
         // The exchange of `cas` needs no function: `Atom::run` stores the new value itself.
-        "exch" => Some(|_, b| b),
-        "cas" => Some(|a, _| a),
+        "exch" => Some(&|_: u64, b: u64| b),
+        "cas" => Some(&|a: u64, _: u64| a),
         // `inc` wraps to zero at the bound. `dec` wraps to the bound at zero, or from above it.
-        "inc" => Some(|a, b| if a as u32 >= b as u32 { 0 } else { a + 1 }),
-        "dec" => Some(|a, b| if a == 0 || a as u32 > b as u32 { b } else { a - 1 }),
+        "inc" => Some(&|a: u64, b: u64| if a as u32 >= b as u32 { 0 } else { a + 1 }),
+        "dec" => Some(&|a: u64, b: u64| if a == 0 || a as u32 > b as u32 { b } else { a - 1 }),
         _ => alu::binary(how, "", ty),
     };
     let (Some(f), Some(value)) = (f, s.first()) else { return unknown(raw) };

@@ -82,10 +82,10 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
             let a = b.source(&ops[1], Ty::B64)?;
             let d = b.destination(&ops[0])?.0;
             let f: F1 = match (space(&raw.words), has("to")) {
-                (Space::Shared, false) => |x| crate::exec::SHARED_WINDOW | (x & 0xFFFF_FFFF),
-                (Space::Local, false) => |x| crate::exec::LOCAL_WINDOW | (x & 0xFFFF_FFFF),
-                (Space::Shared | Space::Local, true) => |x| x & 0xFFFF_FFFF,
-                _ => |x| x,
+                (Space::Shared, false) => &|x: u64| crate::exec::SHARED_WINDOW | (x & 0xFFFF_FFFF),
+                (Space::Local, false) => &|x: u64| crate::exec::LOCAL_WINDOW | (x & 0xFFFF_FFFF),
+                (Space::Shared | Space::Local, true) => &|x: u64| x & 0xFFFF_FFFF,
+                _ => &|x: u64| x,
             };
             b.emit(Op::F1 { f, d, a });
         }
@@ -94,9 +94,9 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
             let a = b.source(&ops[1], Ty::B64)?;
             let d = b.destination(&ops[0])?.0;
             let f: F1 = match space(&raw.words) {
-                Space::Shared => |x| u64::from(x >> 56 == crate::exec::SHARED_WINDOW >> 56),
-                Space::Local => |x| u64::from(x >> 56 == crate::exec::LOCAL_WINDOW >> 56),
-                _ => |x| u64::from(x >> 57 != crate::exec::SHARED_WINDOW >> 57),
+                Space::Shared => &|x: u64| u64::from(x >> 56 == crate::exec::SHARED_WINDOW >> 56),
+                Space::Local => &|x: u64| u64::from(x >> 56 == crate::exec::LOCAL_WINDOW >> 56),
+                _ => &|x: u64| u64::from(x >> 57 != crate::exec::SHARED_WINDOW >> 57),
             };
             b.emit(Op::F1 { f, d, a });
         }
@@ -192,19 +192,7 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         s.push(slot);
     }
     let d = b.destination(&ops[0])?.0;
-    // The most frequent operations have interpreter instructions of their own, without a call
-    // through a function pointer.
     let done = match (name, s.as_slice()) {
-        ("add", &[x, y]) if ty.is_int() && ty.bits() == 32 && !has("sat") => {
-            Some(Op::Add32 { d, a: x, b: y })
-        }
-        ("add", &[x, y]) if ty.is_int() && ty.bits() == 64 => Some(Op::Add64 { d, a: x, b: y }),
-        ("add", &[x, y]) if ty == Ty::F32 && mode == 0 => Some(Op::AddF { d, a: x, b: y }),
-        ("mul", &[x, y]) if ty == Ty::F32 && mode == 0 => Some(Op::MulF { d, a: x, b: y }),
-        ("mul", &[x, y]) if ty == Ty::S32 && how == "wide" => Some(Op::Wide { d, a: x, b: y }),
-        ("and", &[x, y]) if ty == Ty::B32 => Some(Op::And32 { d, a: x, b: y }),
-        ("mad", &[x, y, c]) if how == "lo" && ty.bits() == 32 => Some(Op::Mad32 { d, a: x, b: y, c }),
-        ("fma" | "mad", &[x, y, c]) if ty == Ty::F32 && mode == 0 => Some(Op::FmaF { d, a: x, b: y, c }),
         ("fma" | "mad", &[x, y, c]) if mode != 0 => {
             alu::rounded_fma(mode).map(|f| Op::F3 { f, d, a: x, b: y, c })
         }
@@ -218,8 +206,8 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         }
         ("bfind", &[x]) if has("shiftamt") => {
             let f: F1 = match ty {
-                Ty::U32 => |a| u64::from((a as u32).leading_zeros()),
-                Ty::U64 => |a| u64::from(a.leading_zeros()),
+                Ty::U32 => &|a: u64| u64::from((a as u32).leading_zeros()),
+                Ty::U64 => &|a: u64| u64::from(a.leading_zeros()),
                 _ => return unknown(raw),
             };
             Some(Op::F1 { f, d, a: x })
@@ -230,9 +218,9 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         (_, &[x, y]) if mode != 0 => alu::rounded(name, mode).map(|f| Op::F2 { f, d, a: x, b: y }),
         ("add" | "sub", &[x, y]) if has("sat") && ty == Ty::S32 => {
             let f: alu::F2 = if name == "add" {
-                |a, b| u64::from((a as i32).saturating_add(b as i32) as u32)
+                &|a: u64, b: u64| u64::from((a as i32).saturating_add(b as i32) as u32)
             } else {
-                |a, b| u64::from((a as i32).saturating_sub(b as i32) as u32)
+                &|a: u64, b: u64| u64::from((a as i32).saturating_sub(b as i32) as u32)
             };
             b.emit(Op::F2 { f, d, a: x, b: y });
             return Ok(());
@@ -263,7 +251,7 @@ fn mov(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         (Opd::Vector(parts), from) => {
             let a = b.source(from, ty)?;
             let step = ty.bits() / parts.len().max(1) as u32;
-            let f: F1 = if step == 32 { |x| x & 0xFFFF_FFFF } else { |x| x & 0xFFFF };
+            let f: F1 = if step == 32 { &|x: u64| x & 0xFFFF_FFFF } else { &|x: u64| x & 0xFFFF };
             let Some(shift) = alu::binary("shr", "", Ty::U64) else { return unknown(raw) };
             let moved = b.temporary(0);
             for (at, part) in parts.iter().enumerate() {
@@ -343,19 +331,19 @@ fn cvt(b: &mut Builder, raw: &Raw, tys: &[Ty]) -> Result<()> {
     // The most frequent conversions have functions of their own.
     let plain = !saturate && !relu;
     let quick: Option<F1> = match (to, from, how.width) {
-        (Ty::S64, Ty::S32, 64) if plain => Some(|x| i64::from(x as i32) as u64),
+        (Ty::S64, Ty::S32, 64) if plain => Some(&|x: u64| i64::from(x as i32) as u64),
         (Ty::U64 | Ty::S64, Ty::U32, 64) | (Ty::U32 | Ty::S32, Ty::U64 | Ty::S64, 32) if plain => {
-            Some(|x| x & 0xFFFF_FFFF)
+            Some(&|x: u64| x & 0xFFFF_FFFF)
         }
         (Ty::F32, Ty::F16, _) if plain && round.is_none() => {
-            Some(|x| u64::from(half::f16::from_bits(x as u16).to_f32().to_bits()))
+            Some(&|x: u64| u64::from(half::f16::from_bits(x as u16).to_f32().to_bits()))
         }
-        (Ty::F32, Ty::Bf16, _) if plain && round.is_none() => Some(|x| (x & 0xFFFF) << 16),
+        (Ty::F32, Ty::Bf16, _) if plain && round.is_none() => Some(&|x: u64| (x & 0xFFFF) << 16),
         (Ty::F32, Ty::S32, _) if round == Some(0) && plain => {
-            Some(|x| u64::from((x as i32 as f32).to_bits()))
+            Some(&|x: u64| u64::from((x as i32 as f32).to_bits()))
         }
         (Ty::F32, Ty::U32, _) if round == Some(0) && plain => {
-            Some(|x| u64::from((x as u32 as f32).to_bits()))
+            Some(&|x: u64| u64::from((x as u32 as f32).to_bits()))
         }
         _ => None,
     };
