@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::artifacts::artifacts;
-use crate::cargo_tests::run_tests;
+use crate::artifacts::{Artifact, artifacts};
+use crate::cargo_tests::{TestProgram, run_programs, run_tests};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, capture, run as run_command};
@@ -254,33 +254,57 @@ fn narrower_isas() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// Runs cargo's tests, including the doc tests.
+/// Runs all unit and integration tests, and the doc tests.
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
-    let mut command = workspace.cargo();
-    let summary = run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))?;
-    // A command that found no tests would pass otherwise.
-    if summary.passed == 0 {
-        bail!("no test ran");
+    let all = test_programs(workspace)?;
+    // Programs that measure time run alone, after the others. The longest of the others comes first,
+    // so that it does not end alone.
+    let (measuring, mut programs): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|program| measures_time(&program.name));
+    programs.sort_by_key(|program| program.name != "deadlines");
+    let mut summary = run_programs(&programs, &[])?;
+    for program in measuring {
+        summary += run_programs(&[program], &[])?;
     }
+    let mut doc_tests = workspace.cargo();
+    summary += run_tests(doc_tests.args(["test", "--quiet", "--workspace", "--doc", "--no-fail-fast"]))?;
     Ok(summary)
 }
 
-/// Runs the tests of the crates in these folders with an environment variable. We reuse the
-/// binaries of the whole workspace, because cargo unifies features differently for a subset and
-/// would rebuild.
-fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &str)) -> Result<Summary> {
+/// Whether a test program compares times by the clock, which other programs would disturb.
+fn measures_time(name: &str) -> bool {
+    // `deadlines` measures the processor time of its threads.
+    MEASURING.contains(&name) && name != "deadlines"
+}
+
+/// Builds the test programs of the workspace.
+fn test_programs(workspace: &Workspace) -> Result<Vec<TestProgram>> {
     let mut build = workspace.cargo();
     build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
-    let mut summary = Summary::default();
-    for artifact in artifacts(&capture(&mut build)?)? {
-        let is_chosen = folders.iter().any(|name| artifact.package.starts_with(workspace.root.join(name)));
-        let is_chosen = is_chosen && !MEASURING.contains(&artifact.name.as_str());
-        let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
-        // Cargo runs a test in the folder of its package, on which relative paths in tests rely.
-        let counts = run_tests(Command::new(program).current_dir(&artifact.package).env(variable, value))
-            .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;
-        summary += counts;
+    let found = artifacts(&capture(&mut build)?)?.into_iter().filter(|artifact| artifact.is_test);
+    let programs: Vec<TestProgram> = found
+        .filter_map(|artifact| {
+            let Artifact { name, package: folder, executable, .. } = artifact;
+            Some(TestProgram { name, path: executable?, folder })
+        })
+        .collect();
+    // A command that found no tests would pass otherwise.
+    if programs.is_empty() {
+        bail!("cargo built no tests");
     }
+    Ok(programs)
+}
+
+/// Runs the tests of the crates in these folders with an environment variable. We reuse the
+/// programs of the whole workspace, because cargo unifies features differently for a subset and
+/// would rebuild.
+fn tests_of(workspace: &Workspace, folders: &[&str], variable: (&str, &str)) -> Result<Summary> {
+    let mut programs = test_programs(workspace)?;
+    programs.retain(|program| {
+        let is_of = |name: &str| program.folder.starts_with(workspace.root.join(name));
+        folders.iter().any(|name| is_of(name)) && !MEASURING.contains(&program.name.as_str())
+    });
+    let summary = run_programs(&programs, &[variable])?;
     if summary.passed == 0 {
         bail!("no test ran");
     }
