@@ -1,6 +1,8 @@
 //! `cargo xtask test`: every check, the quick ones first.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -10,7 +12,7 @@ use crate::artifacts::{Artifact, artifacts};
 use crate::cargo_tests::{TestProgram, run_programs, run_tests};
 use crate::python::Python;
 use crate::summary::Summary;
-use crate::workspace::{Workspace, capture, run as run_command};
+use crate::workspace::{Package, Workspace, capture, run as run_command};
 use crate::{
     arm, chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package,
     python_package, quick, reference, soak, table, tidy,
@@ -129,16 +131,31 @@ fn changed(workspace: &Workspace, since: &str, stages: &mut Stages) -> Result<Su
         println!("no crate differs from {since}");
         return Ok(Summary::default());
     }
-    let mut summary = stages.run("unit tests", || {
-        let mut command = workspace.cargo();
-        command.args(["test", "--quiet"]);
-        crates.iter().for_each(|name| {
-            command.args(["--package", name]);
-        });
-        run_tests(&mut command)
-    })?;
+    let mut summary = stages.run("unit tests", || tests_of_changed(workspace, &crates))?;
     summary += stages.run("node cases", || quick::node_cases(workspace, &files))?;
     Ok(summary)
+}
+
+/// Runs the unit and integration tests of some crates, without the programs that measure time or
+/// memory, which take minutes.
+fn tests_of_changed(workspace: &Workspace, crates: &BTreeSet<&str>) -> Result<Summary> {
+    // With this package cargo unifies features as for the whole workspace, and builds no crate twice.
+    let packages = crates.iter().copied().chain(["ort-cli"]);
+    let programs = test_programs(workspace, packages.flat_map(|name| ["--package", name]))?;
+    let folders: Vec<&Path> = workspace
+        .packages
+        .iter()
+        .filter(|package| crates.contains(package.name.as_str()))
+        .map(Package::folder)
+        .collect();
+    let (left_out, programs): (Vec<_>, Vec<_>) = programs
+        .into_iter()
+        .filter(|program| folders.contains(&program.folder.as_path()))
+        .partition(|program| MEASURING.contains(&program.name.as_str()));
+    for program in left_out {
+        println!("not run: {}, which measures time or memory", program.name);
+    }
+    run_programs(&programs, &[])
 }
 
 /// The suites of the provider wgpu and the tests of its crate. An error if one cannot run.
@@ -256,7 +273,7 @@ fn narrower_isas() -> Vec<&'static str> {
 
 /// Runs all unit and integration tests, and the doc tests.
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
-    let all = test_programs(workspace)?;
+    let all = test_programs(workspace, ["--workspace"])?;
     // Programs that measure time run alone, after the others. The longest of the others comes first,
     // so that it does not end alone.
     let (measuring, mut programs): (Vec<_>, Vec<_>) =
@@ -277,10 +294,13 @@ fn measures_time(name: &str) -> bool {
     MEASURING.contains(&name) && name != "deadlines"
 }
 
-/// Builds the test programs of the workspace.
-fn test_programs(workspace: &Workspace) -> Result<Vec<TestProgram>> {
+/// Builds the test programs of packages, as arguments of cargo choose them.
+fn test_programs<'a>(
+    workspace: &Workspace,
+    packages: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<TestProgram>> {
     let mut build = workspace.cargo();
-    build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
+    build.args(["test", "--quiet", "--no-run", "--message-format=json"]).args(packages);
     let found = artifacts(&capture(&mut build)?)?.into_iter().filter(|artifact| artifact.is_test);
     let programs: Vec<TestProgram> = found
         .filter_map(|artifact| {
@@ -299,7 +319,7 @@ fn test_programs(workspace: &Workspace) -> Result<Vec<TestProgram>> {
 /// programs of the whole workspace, because cargo unifies features differently for a subset and
 /// would rebuild.
 fn tests_of(workspace: &Workspace, folders: &[&str], variable: (&str, &str)) -> Result<Summary> {
-    let mut programs = test_programs(workspace)?;
+    let mut programs = test_programs(workspace, ["--workspace"])?;
     programs.retain(|program| {
         let is_of = |name: &str| program.folder.starts_with(workspace.root.join(name));
         folders.iter().any(|name| is_of(name)) && !MEASURING.contains(&program.name.as_str())
