@@ -28,13 +28,31 @@ const IMPORT: &str = "import onnxruntime, ort_runtime; assert onnxruntime is ort
 /// A version of glibc.
 type Glibc = (u32, u32);
 
+/// Which wheels to build.
+#[derive(clap::Args)]
+pub(crate) struct DistOptions {
+    /// Build a wheel for this interpreter, too. The usual wheel is for all of CPython from 3.11 on;
+    /// a free-threaded interpreter needs one of its own, and must have NumPy.
+    #[arg(long, value_name = "PYTHON")]
+    interpreter: Vec<PathBuf>,
+}
+
 /// Builds the wheels to `target/dist`; an error if one is too large, needs a newer glibc than its
 /// name says, or cannot be imported.
-pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &DistOptions) -> Result<()> {
     let python = Python::open_for_package(workspace)?;
     let out = workspace.target.join("dist");
-    let wheels = [build_wheel(workspace, &python, &out)?, build_alias(workspace, &python, &out)?];
+    let mut wheels = vec![build_wheel(workspace, &python, &out)?, build_alias(workspace, &python, &out)?];
     check_import(workspace, &python, &wheels)?;
+    for interpreter in &options.interpreter {
+        let other = Python::of_interpreter(workspace, interpreter);
+        let folder = tempfile::tempdir_in(&workspace.target).context("a folder for a wheel")?;
+        let built = build_wheel_for(workspace, &python, interpreter, folder.path())?;
+        check_import(workspace, &other, &[built.clone(), wheels[1].clone()])?;
+        let wheel = out.join(built.file_name().unwrap_or_default());
+        fs::rename(&built, &wheel).with_context(|| format!("cannot write {}", wheel.display()))?;
+        wheels.push(wheel);
+    }
     let mut rows = table::new(&["wheel", "bytes", "limit", "glibc needed", "glibc of the tag"]);
     let mut problems = Vec::new();
     for wheel in &wheels {
@@ -70,9 +88,19 @@ pub(crate) fn build_wheel(workspace: &Workspace, python: &Python, out: &Path) ->
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot remove {}", out.display()))?;
     }
+    build_wheel_for(workspace, python, python.interpreter(), out)
+}
+
+/// Builds the wheel of the package for an interpreter.
+fn build_wheel_for(
+    workspace: &Workspace,
+    python: &Python,
+    interpreter: &Path,
+    out: &Path,
+) -> Result<PathBuf> {
     let mut maturin = python.module("maturin");
     maturin.current_dir(&workspace.root).args(["build", "--release", "--manifest-path", MANIFEST]);
-    maturin.arg("--interpreter").arg(python.interpreter()).arg("--out").arg(out);
+    maturin.arg("--interpreter").arg(interpreter).arg("--out").arg(out);
     maturin.args(["--compression-level", "9"]);
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         // One copy of functions that are alike saves three per cent of the module. Rust's own

@@ -94,7 +94,7 @@ enum Command {
     /// Build, check and test the Python package `ort_runtime`.
     Python(python_package::PythonOptions),
     /// Build the wheels of the Python package to target/dist, and check their sizes and tags.
-    Dist,
+    Dist(dist::DistOptions),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::FuzzOptions),
     /// Fuzz with random models against ONNX's reference evaluator, and reduce those that fail.
@@ -132,7 +132,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Package => package::run(&workspace),
         Command::Python(options) => python_package::run(&workspace, &options).map(drop),
-        Command::Dist => dist::run(&workspace),
+        Command::Dist(options) => dist::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),

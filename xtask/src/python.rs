@@ -99,6 +99,11 @@ impl Python {
         Ok(python)
     }
 
+    /// An interpreter with the packages that it has.
+    pub(crate) fn of_interpreter(workspace: &Workspace, interpreter: &Path) -> Self {
+        Self { interpreter: interpreter.to_owned(), scripts: workspace.own("python") }
+    }
+
     fn install(&self, requirements: &Path) -> Result<()> {
         let mut command = Command::new(&self.interpreter);
         // The requirements pin every package, so pip must not resolve dependencies.

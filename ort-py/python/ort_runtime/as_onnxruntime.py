@@ -173,7 +173,8 @@ class _InstallInChild:
 def _follow_into_children() -> None:
     """Lets the interpreters that `multiprocessing` spawns install the alias.
 
-    They unpickle this data before they import the program's main module.
+    They unpickle this data before they import the program's main module. The server of the start
+    method `forkserver` imports that module before there is such data, so it imports this one instead.
     """
     prepare = multiprocessing.spawn.get_preparation_data
 
@@ -181,6 +182,8 @@ def _follow_into_children() -> None:
         return {**prepare(name), _TARGET: _InstallInChild()}
 
     multiprocessing.spawn.get_preparation_data = prepare_with_alias
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload([__name__])
 
 
 def _run(arguments: list[str]) -> None:
