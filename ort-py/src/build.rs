@@ -39,17 +39,28 @@ pub(crate) fn open(options: &Bound<'_, PyAny>, path: &str) -> PyResult<Source> {
     if path.is_empty() {
         return Err(exception(py, ErrorKind::InvalidArgument, "the path of the model is empty"));
     }
-    if path.ends_with(".ort") {
-        return Err(exception(
-            py,
-            ErrorKind::NotImplemented,
-            "files of format ORT are not read; give the ONNX model that it was converted from",
-        ));
-    }
     let path = path.to_owned();
     let source = detached(py, || Source::open(&path, FileAccess::default()))
         .map_err(|error| load_failed(py, Some(Path::new(&path)), &error))?;
+    check_format(options, &source)?;
     in_folder(options, source)
+}
+
+/// Refuses a model of another format than the options ask for. Without an option, the name of a
+/// file may end in `.ort`, and any other file or bytes may be of either format.
+fn check_format(options: &Bound<'_, PyAny>, source: &Source) -> PyResult<()> {
+    let format = entries(options)?.remove("session.load_model_format").unwrap_or_default();
+    let expected = match format.as_str() {
+        "" if source.path().is_some_and(is_ort_file) => true,
+        "" => return Ok(()),
+        format => format == "ORT",
+    };
+    source.expect_ort_format(expected).map_err(|error| load_failed(options.py(), source.path(), &error))
+}
+
+/// Returns whether a file name is one of ORT format.
+fn is_ort_file(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort"))
 }
 
 /// Reads a model from bytes, which are borrowed.
@@ -61,7 +72,9 @@ pub(crate) fn wrap(options: &Bound<'_, PyAny>, bytes: &Bound<'_, PyBytes>) -> Py
             "No graph was found in the protobuf: the bytes of the model are empty",
         ));
     }
-    in_folder(options, Source::from_bytes(Bytes::from_owner(Borrowed::of(bytes))))
+    let source = Source::from_bytes(Bytes::from_owner(Borrowed::of(bytes)));
+    check_format(options, &source)?;
+    in_folder(options, source)
 }
 
 /// Bytes of Python's, kept alive.
@@ -344,6 +357,12 @@ fn optimized(
     let path: PathBuf = given.getattr("optimized_model_filepath")?.extract()?;
     if path.as_os_str().is_empty() {
         return Ok(None);
+    }
+    let format = entries.get("session.save_model_format").map_or("", String::as_str);
+    if format == "ORT" || (format.is_empty() && is_ort_file(&path)) {
+        let text = "Models are not saved in ORT format; set session.save_model_format to ONNX, and a path that does \
+                    not end in .ort";
+        return Err(exception(given.py(), ErrorKind::NotImplemented, text));
     }
     let Some(name) = entries.get(EXTERNAL_FILE).filter(|name| !name.is_empty()) else {
         return Ok(Some((path, Weights::Inside)));

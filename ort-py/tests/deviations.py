@@ -252,8 +252,14 @@ _add(
     {"test_session.py::test_source[empty_str]": Raises("TypeError", "incompatible constructor arguments")},
 )
 _add(
-    "The format is named, and the converter for it.",
-    {"test_session.py::test_source[ort_format]": Raises("Fail", "ORT")},
+    "A model is known by its bytes, whatever the name of its file.",
+    {
+        "test_session.py::test_ort_format[other_name]": Raises("InvalidProtobuf", "Protobuf parsing failed"),
+    },
+)
+_add(
+    "ORT format is read, not written.",
+    {"test_session.py::test_ort_format[saved]": Gives([np.ones((1, 3), np.float32)])},
 )
 _add(
     "A misspelt keyword is found.",

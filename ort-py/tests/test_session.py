@@ -100,13 +100,67 @@ UNABLE = "Unable to load from type '<class '{}'>'"
         case("memory_view", lambda: memoryview(content()), Gives([ONE])),
         case("model_proto", lambda: onnx.load(place()), Gives([ONE])),
         case("empty_str", lambda: "", Raises("InvalidArgument")),
-        case("ort_format", ort_file, Raises("NotImplemented", "ORT|ort")),
+        case("ort_format", ort_file, Raises("Fail", "Invalid ORT format model")),
     ],
 )
 def test_source(source: Callable[[], Any], expected: Any) -> None:
     """What a session can be made of."""
     given = source()
     check(expected, lambda: ort.InferenceSession(given, providers=[CPU]).run(None, {"x": X}))
+
+
+ORT_FORMAT = pathlib.Path(__file__).parents[2] / "ort-core/tests/data/ort_format/maps.ort"
+
+
+def in_file(name: str, data: bytes) -> str:
+    file = os.path.join(models.folder(), name)
+    with open(file, "wb") as out:
+        out.write(data)
+    return file
+
+
+def scores(source: Any, form: str = "") -> Any:
+    """What a classifier returns that is loaded as a format."""
+    given = ort.SessionOptions()
+    given.add_session_config_entry("session.load_model_format", form)
+    made = ort.InferenceSession(source, given, providers=[CPU])
+    types = [value.type for value in (*made.get_inputs(), *made.get_outputs())]
+    return [*types, *made.run(None, {"x": np.array([[0.25, 0.75]], np.float32)})]
+
+
+def saved_as_ort() -> Any:
+    """What is saved by a session, loaded."""
+    file = os.path.join(models.folder(), "saved.ort")
+    ort.InferenceSession(place(), options(optimized_model_filepath=file), providers=[CPU])
+    return ort.InferenceSession(file, providers=[CPU]).run(None, {"x": X})
+
+
+SCORES = Gives(["tensor(float)", "seq(map(string,tensor(float)))", [{"cat": 0.25, "dog": 0.75}]])
+NO_PROTOBUF = Raises("InvalidProtobuf", "rotobuf parsing failed")
+
+
+@table(
+    "act, expected",
+    [
+        case("path", lambda: scores(ORT_FORMAT), SCORES),
+        case("bytes", lambda: scores(ORT_FORMAT.read_bytes()), SCORES),
+        case("path_as_ort", lambda: scores(ORT_FORMAT, "ORT"), SCORES),
+        case("bytes_as_ort", lambda: scores(ORT_FORMAT.read_bytes(), "ORT"), SCORES),
+        case("upper_case", lambda: scores(in_file("m.ORT", ORT_FORMAT.read_bytes())), SCORES),
+        case("other_name", lambda: scores(in_file("m.bin", ORT_FORMAT.read_bytes())), SCORES),
+        case("path_as_onnx", lambda: scores(ORT_FORMAT, "ONNX"), NO_PROTOBUF),
+        case("bytes_as_onnx", lambda: scores(ORT_FORMAT.read_bytes(), "ONNX"), NO_PROTOBUF),
+        case(
+            "onnx_of_that_name",
+            lambda: scores(in_file("onnx.ort", content())),
+            Raises("Fail", "ORT model verification failed"),
+        ),
+        case("saved", saved_as_ort, Raises("NotImplemented", "not saved in ORT format")),
+    ],
+)
+def test_ort_format(act: Callable[[], Any], expected: Any) -> None:
+    """Models that the original saved in its own format."""
+    check(expected, act)
 
 
 def made(*args: Any, **keywords: Any) -> list[str]:
@@ -811,7 +865,7 @@ def deleted_after() -> Any:
         ),
         case("canceled_and_not", canceled_and_not, Gives([ONE])),
         case("format_onnx", lambda: as_format("ONNX"), Gives([ONE])),
-        case("format_ort", lambda: as_format("ORT"), Raises(("Fail", "NotImplemented"))),
+        case("format_ort", lambda: as_format("ORT"), Raises("Fail", "ORT model verification failed")),
         case("file_deleted", deleted_after, Gives([ONE])),
     ],
 )

@@ -127,7 +127,7 @@ fn files() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         ("a pickle", b"\x80\x02}q\x00.".to_vec(), &["a Python pickle", "export the model to ONNX"]),
         ("a checkpoint", b"PK\x03\x04\x14\0\0\0data.pkl".to_vec(), &["a PyTorch checkpoint"]),
         ("safetensors", safetensors, &["a safetensors file", "export the model to ONNX"]),
-        ("an .ort file", b"\x1c\0\0\0ORTM\0\0\0\0".to_vec(), &["an ORT-format model", "the .onnx file"]),
+        ("an .ort file", b"\x1c\0\0\0ORTM\0\0\0\0".to_vec(), &["ORT model verification failed"]),
         ("3,000 graphs inside one another", nested_graphs(3000), &["nested too deep", "limit `nesting`"]),
         ("40 graphs inside one another", nested_graphs(40), &["nested", "at most 100 are allowed"]),
         ("3,000 types inside one another", nested_types(3000), &["nested", "at most 100 are allowed"]),
@@ -173,6 +173,34 @@ fn damage_anywhere_has_a_typed_end() {
     for (index, bytes) in files.iter().enumerate() {
         fs::write(&path, bytes).unwrap();
         wrong.extend(judge(&path, &[]).into_iter().map(|problem| format!("file {index}: {problem}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn damage_to_models_in_ort_format_has_a_typed_end() {
+    let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file.ort");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/ort_format");
+    let mut wrong = Vec::new();
+    for name in ["loop", "recurrent", "quantized", "convolution", "classical", "initializers"] {
+        let whole = fs::read(data.join(name).join("model.ort")).unwrap();
+        let cuts = (1..whole.len()).step_by(64).map(|length| whole[..length].to_vec());
+        let flips = (0..300).map(|seed| {
+            let mut bytes = whole.clone();
+            let mut dice = Dice::new("ort format", seed);
+            for byte in noise(1 + seed as usize % 3, seed) {
+                let at = dice.below(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes
+        });
+        for (index, bytes) in cuts.chain(flips).enumerate() {
+            fs::write(&path, bytes).unwrap();
+            let problems = judge(&path, &[]).into_iter();
+            wrong.extend(problems.map(|problem| format!("{name}, file {index}: {problem}")));
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

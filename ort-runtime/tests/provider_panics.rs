@@ -13,10 +13,10 @@ use ort_runtime::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, IoShapes, NodeView, ProviderOptions,
     RunCx, new_device_id, provider,
 };
-use ort_runtime::ir::GraphBuilder;
+use ort_runtime::ir::{Capture, Graph, GraphBuilder, Subgraph, ValueType};
 use ort_runtime::onnx::{Weights, save};
 use ort_runtime::tensor::{TensorMut, TensorView};
-use ort_runtime::{DType, ErrorKind, Model, Result, Session};
+use ort_runtime::{DType, Error, ErrorKind, Model, Result, Session, Tensor};
 use support::{LAYER_OF_ONES, floats, layer, numbers};
 
 /// The CPU, but for one call.
@@ -73,8 +73,9 @@ impl Device for Panicking {
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         self.enter("compile");
+        let operator = cx.node.node.spec.name;
         let (kernel, call, armed) = (self.cpu.compile(cx)?, self.call, self.armed.clone());
-        Ok(Box::new(PanickingKernel { kernel, call, armed }))
+        Ok(Box::new(PanickingKernel { kernel, operator, call, armed }))
     }
 
     fn check(&self) -> Result<()> {
@@ -144,6 +145,7 @@ impl Allocator for PanickingMemory {
 
 struct PanickingKernel {
     kernel: Box<dyn Executable>,
+    operator: &'static str,
     call: &'static str,
     armed: Arc<AtomicBool>,
 }
@@ -157,6 +159,13 @@ impl PanickingKernel {
 impl Executable for PanickingKernel {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         self.enter("workspace");
+        let told = |kind| Err(Error::new(kind, "told to fail in workspace"));
+        match (self.operator, self.call) {
+            ("Sqrt", "panic of Sqrt") => self.enter(self.call),
+            ("Sqrt", "memory of Sqrt") => return told(ErrorKind::OutOfMemory),
+            ("Sqrt", "sizes of Sqrt") => return told(ErrorKind::Fail),
+            _ => {}
+        }
         self.kernel.workspace(shapes)
     }
 
@@ -274,6 +283,40 @@ fn waiting_and_fingerprints_that_panic_are_errors() -> Result<()> {
     {
         let text = problem.to_string();
         assert!(text.contains("panicking") && text.contains(&format!("told to panic in {call}")), "{text}");
+    }
+    Ok(())
+}
+
+/// `if c { sqrt(x) } else { -x }`, of which no run takes the first branch. A kernel that refuses
+/// the sizes does no harm there. A defect or a lack of memory is not hidden.
+#[test]
+fn a_defect_in_a_branch_that_is_not_taken_is_an_error() -> Result<()> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut main = GraphBuilder::new("main");
+    let (c, x) = (main.input("c", DType::Bool, &[]), main.input("x", DType::F32, &["n"]));
+    let branch = |attr: &'static str, op: &str| -> Result<Subgraph> {
+        let mut graph = Graph::new(attr);
+        let inner = graph.add_value("captured", ValueType::Unknown);
+        let mut builder = GraphBuilder::extend(graph);
+        let result = builder.node(op, &[inner], &[])?;
+        let graph = builder.finish_subgraph(&[result]);
+        Ok(Subgraph { attr, graph, captures: vec![Capture { outer: x, inner }] })
+    };
+    let branches = vec![branch("then_branch", "Sqrt")?, branch("else_branch", "Neg")?];
+    let y = main.add(("", "If"), &[Some(c)], &[], 1, branches)?;
+    let model = Model::from_graph(main.finish(&y)?);
+    let ends = [
+        ("panic of Sqrt", Some(ErrorKind::RuntimeException)),
+        ("memory of Sqrt", Some(ErrorKind::OutOfMemory)),
+        ("sizes of Sqrt", None),
+    ];
+    for (call, kind) in ends {
+        let (device, _) = Panicking::open(call)?;
+        let ended = Session::builder(&model).device(device).threads(1).build().and_then(|session| {
+            let (c, x) = (Tensor::from_bools(&[], &[false])?, floats(&[2], &[1.0, 4.0])?);
+            session.run(&[("c", c.into()), ("x", x.into())])
+        });
+        assert_eq!(ended.as_ref().err().map(Error::kind), kind, "{call}: {ended:?}");
     }
     Ok(())
 }

@@ -116,6 +116,7 @@ impl Attributes {
             ensure!(
                 !attributes.iter().any(|(other, _)| *other == known.name),
                 InvalidGraph,
+                help = "give each attribute once",
                 "Attribute '{name}' appeared multiple times"
             );
             attributes.push((known.name, value));

@@ -416,16 +416,27 @@ impl<'m> Loader<'m> {
     }
 }
 
+/// The advice if an attribute is malformed.
+const WRITE_AGAIN: &str = "export the model again, or copy the file again if it is damaged";
+
 /// Decodes text of the file, which must be UTF-8.
 fn text(bytes: &[u8]) -> Result<String> {
-    std::str::from_utf8(bytes).map(str::to_string).map_err(|_| error!(InvalidGraph, "its text is not UTF-8"))
+    std::str::from_utf8(bytes)
+        .map(str::to_string)
+        .map_err(|_| error!(InvalidGraph, "its text is not UTF-8").help(WRITE_AGAIN))
 }
 
 /// Checks that each required subgraph is present, and none is given twice.
 fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
     for attr in spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph) {
         let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
-        ensure!(count < 2, InvalidGraph, "Attribute '{}' appeared multiple times", attr.name);
+        ensure!(
+            count < 2,
+            InvalidGraph,
+            help = WRITE_AGAIN,
+            "Attribute '{}' appeared multiple times",
+            attr.name
+        );
         let missing = count == 0 && attr.default == AttrDefault::Required;
         ensure!(
             !missing,
@@ -453,6 +464,7 @@ fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Res
             InvalidGraph,
             "Field 'type' of 'attr' is required but missing: attribute '{name}' has the unknown kind {code}"
         )
+        .help(WRITE_AGAIN)
     })?;
     if ty != AttributeType::Undefined {
         return Ok(ty);
@@ -474,6 +486,6 @@ fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Res
     let set = fields.iter().find(|(set, _)| *set).map(|(_, ty)| *ty);
     set.ok_or_else(|| match expected {
         Some(expected) => mismatched_attribute(attribute.name(), expected, "UNDEFINED"),
-        None => error!(InvalidGraph, "attribute '{}' has no value", attribute.name()),
+        None => error!(InvalidGraph, "attribute '{}' has no value", attribute.name()).help(WRITE_AGAIN),
     })
 }

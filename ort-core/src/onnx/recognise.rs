@@ -36,7 +36,6 @@ const FORMATS: &[Format] = &[
     Format(Sign::At(0, b"\x89HDF"), "an HDF5 file, as Keras writes", EXPORT),
     // FlatBuffers begin with a 4-byte offset; the file identifier follows.
     Format(Sign::At(4, b"TFL3"), "a TensorFlow Lite model", EXPORT),
-    Format(Sign::At(4, b"ORTM"), "an ORT-format model", "use the .onnx file that it was made from"),
     Format(Sign::At(0, b"ORTCACHE"), "a compiled model of this runtime", "load it from its file, which is mapped"),
     Format(Sign::At(0, b"\x93NUMPY"), "a NumPy array", "pass it as an input, and a model as the model"),
     Format(Sign::At(0, b"\x89PNG"), "a picture", "pass a model"),

@@ -15,7 +15,7 @@ use super::expansion::check_expansion;
 use super::external::ExternalData;
 use super::files::{EMPTY, EMPTY_MODEL, FileAccess, FileBytes, NO_GRAPH, read_file};
 use super::proto::{GraphProto, ModelProto};
-use super::recognise;
+use super::{ort_format, recognise};
 use crate::cache::{CompiledModel, Content, Identity};
 use crate::{Limits, Result, Within, ensure, error};
 
@@ -159,6 +159,25 @@ impl Source {
         &self.bytes
     }
 
+    /// Returns whether the model is of ORT format rather than ONNX.
+    pub fn is_ort_format(&self) -> bool {
+        ort_format::is_ort_format(&self.bytes)
+    }
+
+    /// Refuses a model of another format than the caller names.
+    ///
+    /// Errors: ORT format is expected, and the bytes are not of it, or the reverse.
+    pub fn expect_ort_format(&self, expected: bool) -> Result<()> {
+        match (expected, self.is_ort_format()) {
+            (true, false) => Err(ort_format::not_ort_format()),
+            (false, true) => {
+                Err(error!(InvalidProtobuf, "the file is not an ONNX model; it is of ORT format")
+                    .help("load it as a model of ORT format"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the mapping of the file, if it is mapped.
     pub fn mapping(&self) -> Option<&MappedFile> {
         self.mapping.as_ref()
@@ -189,13 +208,17 @@ impl Source {
 
     /// Decodes the model. Its weights stay slices of [`Source::bytes`].
     ///
-    /// Errors: the bytes are not an ONNX model; the error says what they look like instead.
+    /// Errors: the bytes are no model in ONNX or ORT format; the error says what they look like
+    /// instead.
     pub fn decode(&self) -> Result<ModelProto> {
         self.decode_model().within(|| format!("model '{}'", self.name))
     }
 
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), InvalidArgument, help = EMPTY, "{EMPTY_MODEL}");
+        if self.is_ort_format() {
+            return ort_format::decode(&self.bytes, &self.limits);
+        }
         let nodes = check_expansion(&self.bytes, &self.limits)?;
         // Reserve the node list up front, because growing it would move large messages repeatedly.
         let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };

@@ -89,7 +89,7 @@ pub(super) fn refuse(
     bindings: &Bindings,
     threads: usize,
     around: Surroundings<'_>,
-    problem: Error,
+    problem: &Error,
 ) -> Result<RunPlan> {
     let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
@@ -98,7 +98,7 @@ pub(super) fn refuse(
     planner.find_shapes();
     planner.needed.fill(false);
     planner.is_output.fill(false);
-    Ok(RunPlan { contradiction: Some(problem), ..planner.place()? })
+    Ok(RunPlan { contradiction: Some(problem.clone()), ..planner.place()? })
 }
 
 /// Returns the error of the first node whose requirements the sizes do not meet.

@@ -16,10 +16,10 @@ use super::bound::SlabLimits;
 use super::resolve::{Group, Planner, Surroundings, refuse, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
-use crate::Result;
 use crate::ep::{IoShapes, OutputsFrom};
 use crate::program::{SlotId, Step};
 use crate::tensor::Shape;
+use crate::{Error, ErrorKind, Result};
 
 impl Planner<'_> {
     /// Plans the subgraphs of a step into `plan_nested`, and places its workspace.
@@ -99,9 +99,14 @@ impl Planner<'_> {
             let around = Surroundings { known: &given, bound: &bound };
             let (program, bindings, threads) = (&nested.program, self.bindings, self.threads);
             // Sizes that contradict each other may be in a branch that is not taken, or in a loop
-            // without iterations.
-            let plan = resolve_given(program, bindings, threads, around)
-                .or_else(|problem| refuse(program, bindings, threads, around, problem))?;
+            // without iterations. If not even an empty plan can be made, the first problem counts.
+            let plan =
+                resolve_given(program, bindings, threads, around).or_else(|problem| {
+                    match is_of_sizes(&problem) {
+                        true => refuse(program, bindings, threads, around, &problem).map_err(|_| problem),
+                        false => Err(problem),
+                    }
+                })?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             self.can_shrink |= plan.can_shrink;
@@ -172,4 +177,11 @@ impl Planner<'_> {
         let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
         inner.is_some_and(|inner| inner.graph.broken.is_some())
     }
+}
+
+/// Whether an error of planning may be about the sizes of a run. Errors of memory, of a device or
+/// of a deadline are not, nor are defects: a branch that is not taken must not hide them.
+fn is_of_sizes(problem: &Error) -> bool {
+    use ErrorKind::{Cancelled, EpFail, OutOfMemory, RuntimeException};
+    !matches!(problem.kind(), Cancelled | EpFail | OutOfMemory | RuntimeException)
 }

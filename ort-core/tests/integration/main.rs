@@ -13,6 +13,7 @@ mod onnx_functions;
 mod onnx_hostile;
 mod onnx_identity;
 mod onnx_load;
+mod onnx_ort_format;
 mod onnx_proto;
 mod onnx_save;
 mod onnx_source;

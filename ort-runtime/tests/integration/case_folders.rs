@@ -18,11 +18,16 @@ const MOST_THREADS: usize = 3;
 
 /// The folders of all cases.
 fn folders() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases");
+    folders_with("cases", "model.onnx")
+}
+
+/// The folders below `data/{root}` that hold this model.
+fn folders_with(root: &str, model: &str) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(root);
     let mut folders: Vec<PathBuf> = std::fs::read_dir(&root)
         .expect("the cases are there")
         .map(|entry| entry.expect("a folder can be read").path())
-        .filter(|path| path.join("model.onnx").is_file())
+        .filter(|path| path.join(model).is_file())
         .collect();
     folders.sort();
     assert!(!folders.is_empty(), "{} holds no case", root.display());
@@ -39,6 +44,24 @@ fn every_case_passes_at_every_level_and_on_any_threads() {
                 if let Err(problem) = model.and_then(|model| check(&folder, &model, level, threads)) {
                     problems.push(format!("{}, {name}, {threads} threads: {problem}", folder.display()));
                 }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// ONNX Runtime saved these models in its own format, and computed their outputs;
+/// `data/ort_format.py` makes them.
+#[test]
+fn models_in_ort_format_give_what_onnx_runtime_gives() {
+    let mut problems = Vec::new();
+    let folders = folders_with("ort_format", "model.ort");
+    assert!(folders.len() >= 14, "{} models", folders.len());
+    for folder in folders {
+        for (name, level) in Level::NAMES {
+            let model = Model::load(folder.join("model.ort"));
+            if let Err(problem) = model.and_then(|model| check(&folder, &model, level, 2)) {
+                problems.push(format!("{}, {name}: {problem}", folder.display()));
             }
         }
     }

@@ -153,7 +153,8 @@ impl Windows {
     }
 
     /// Requires that a convolution's kernel fits in the padded image. ONNX Runtime refuses other
-    /// convolutions. Of a pool, it returns an empty result.
+    /// convolutions, but not pools: it rounds the division by the stride towards 0, so there is one
+    /// window if less than the stride is missing. We follow the standard, which rounds down.
     pub(super) fn require_fit(&self, cx: &InferCx<'_>, image: &[Dim]) {
         for (axis, size) in self.axes.iter().zip(image) {
             let padded = match self.auto_pad {

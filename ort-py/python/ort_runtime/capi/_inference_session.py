@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _config_keys, _environment, _logging
 from . import onnxruntime_pybind11_state as C
-from ._errors import InvalidArgument, ModelLoadCanceled, NotImplemented, status
+from ._errors import InvalidArgument, ModelLoadCanceled, status
 from ._fields import refuse
 from ._profiling import Profile
 from ._providers import (
@@ -228,8 +228,6 @@ def _check(options: C.SessionOptions) -> None:
         raise status(
             InvalidArgument, f"log_severity_level must be -1 to 4, not {options.log_severity_level}"
         )
-    if options._entries.get("session.load_model_format", "ONNX") != "ONNX":
-        raise status(NotImplemented, "Only models of format ONNX are read; convert the model to it.")
     affinities = options._entries.get("session.intra_op_thread_affinities", "")
     if affinities and not _AFFINITIES.fullmatch(affinities):
         raise status(

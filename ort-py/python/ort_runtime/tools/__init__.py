@@ -6,7 +6,7 @@
 - `remove_initializer_from_input`: takes weights out of the inputs, so they can be folded.
 - `symbolic_shape_infer`: writes the shapes of all values into a model.
 - `onnxruntime_test`: times a model on random data.
-- `convert_onnx_models_to_ort`: there is no ORT format here; says what to do instead.
+- `convert_onnx_models_to_ort`: the ORT format is only read here; says what to do instead.
 
 `onnx_model_utils` has the functions behind them. The tools need the package `onnx`.
 """

@@ -1,4 +1,4 @@
-"""Stands for the converter to ONNX Runtime's flatbuffer format, which ort-runtime does not have.
+"""Stands for the converter to ONNX Runtime's flatbuffer format, which ort-runtime reads only.
 
 The format saves the start of a minimal build the parsing and rewriting of ONNX. Here the compiled
 cache does that: set `SessionOptions.cache_dir` and the next process maps what the first compiled.
@@ -11,8 +11,8 @@ import sys
 from typing import Any, NoReturn
 
 _MESSAGE = (
-    "ort-runtime neither writes nor reads models in ORT format (.ort): keep the ONNX model and set "
-    "SessionOptions.cache_dir, which keeps the rewritten model and its packed weights on disk. "
+    "ort-runtime reads models in ORT format (.ort), but does not write them: keep the ONNX model "
+    "and set SessionOptions.cache_dir, which keeps the rewritten model and its packed weights on disk. "
     "python -m ort_runtime.tools.optimize_onnx_model saves an optimized ONNX model."
 )
 
