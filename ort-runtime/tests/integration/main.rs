@@ -12,6 +12,7 @@
 
 mod attention_refusals;
 mod batch_split;
+mod bool_bytes;
 mod cancel;
 mod case_folders;
 mod changed_files;
