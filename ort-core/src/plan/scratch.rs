@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 
 use super::bound::SlabLimits;
-use super::resolve::{Group, Planner, Surroundings, refuse, resolve_given};
+use super::resolve::{Group, Planner, Surroundings, plan_that_fails, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
 use crate::Result;
@@ -101,7 +101,7 @@ impl Planner<'_> {
             // Sizes that contradict each other may be in a branch that is not taken, or in a loop
             // without iterations.
             let plan = resolve_given(program, bindings, threads, around)
-                .or_else(|problem| refuse(program, bindings, threads, around, problem))?;
+                .or_else(|problem| plan_that_fails(program, bindings, threads, around, problem))?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             self.can_shrink |= plan.can_shrink;
