@@ -60,6 +60,7 @@ mod random_graphs;
 mod random_support;
 mod rewrite_rules;
 mod rewrite_support;
+mod roi_align;
 mod separable;
 mod session_options;
 mod shared_weights;
