@@ -150,8 +150,8 @@ impl Broadcast {
         self.sizes.len() == 1
     }
 
-    /// Returns whether a block may hold operands that are expanded into a buffer. If not, blocks may
-    /// be of any length.
+    /// Returns whether operands may have to be expanded into a buffer, block by block. If not,
+    /// blocks may be of any length.
     #[inline]
     pub fn needs_buffers(&self) -> bool {
         !self.is_flat() && self.inner() < LONG_ROW

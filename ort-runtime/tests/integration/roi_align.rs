@@ -34,8 +34,8 @@ fn pooled(mode: &str, half_pixel: bool, samples: i64) -> Result<Vec<f32>> {
     session.run(&[("x", x.into()), ("rois", rois.into())])?.remove(0).1.tensor()?.to_vec()
 }
 
-/// The values are those of ONNX Runtime 1.31.1. In the last region a sample is exactly at the border
-/// of the map, which only rounding to `f32` decides.
+/// The values are those of ONNX Runtime 1.31.1. In the last region a sample is exactly at the
+/// border of the map, which only rounding to `f32` decides.
 #[test]
 fn regions_agree_with_onnx_runtime() -> Result<()> {
     let cases: [(&str, bool, i64, [[f32; 4]; 6]); 5] = [
