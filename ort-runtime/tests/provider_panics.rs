@@ -1,22 +1,28 @@
 //! A provider that is linked into the process and panics, in each of its calls: an error that names
-//! it, never a panic of the caller.
+//! it, never a panic of the caller. And an operator that panics: the run's binding stays whole.
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
+use ort_core::ep::KernelDef;
+use ort_core::spec::{OP, OpSpec, one, var};
+use ort_core::{inventory, ops};
+use ort_ep_cpu::cpu_kernels;
+use ort_runtime::dtype::TypeSet;
 use ort_runtime::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, IoShapes, NodeView, ProviderOptions,
     RunCx, new_device_id, provider,
 };
-use ort_runtime::ir::{Capture, Graph, GraphBuilder, Subgraph, ValueType};
+use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueType};
 use ort_runtime::onnx::{Weights, save};
-use ort_runtime::tensor::{TensorMut, TensorView};
-use ort_runtime::{DType, Error, ErrorKind, Model, Result, Session, Tensor};
+use ort_runtime::tensor::{TensorBuffer, TensorMut, TensorView};
+use ort_runtime::{DType, Error, ErrorKind, Model, Result, RunOptions, Session, Tensor};
 use support::{LAYER_OF_ONES, floats, layer, numbers};
 
 /// The CPU, but for one call.
@@ -319,4 +325,89 @@ fn a_defect_in_a_branch_that_is_not_taken_is_an_error() -> Result<()> {
         assert_eq!(ended.as_ref().err().map(Error::kind), kind, "{call}: {ended:?}");
     }
     Ok(())
+}
+
+/// Negates `[1, 2, 3]` into a buffer of the caller, in runs of which some are told to panic.
+fn check_binding(model: &Model, device: Option<Arc<dyn Device>>, panics: &AtomicBool) -> Result<()> {
+    let builder = Session::builder(model).threads(1);
+    let session = device.map_or_else(|| builder.clone(), |device| builder.clone().device(device)).build()?;
+    let output = session.outputs()[0].name.clone();
+    let mut binding = session.io_binding();
+    binding.bind_input("x", floats(&[3], &[1.0, 2.0, 3.0])?)?;
+    binding.bind_output(&output, TensorBuffer::new(DType::F32, &[3])?)?;
+    // The first run makes the plan, so that the next one panics in its steps and not before.
+    for is_panicking in [false, true, false, true, true, false] {
+        panics.store(is_panicking, Ordering::Relaxed);
+        let run = || session.run_with_binding(&mut binding, &RunOptions::default());
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(done) if !is_panicking => done?,
+            done => {
+                assert!(is_panicking && !matches!(done, Ok(Ok(()))), "the run panics or fails");
+                continue;
+            }
+        }
+        assert_eq!(binding.output(&output)?.tensor()?.as_slice::<f32>()?, [-1.0, -2.0, -3.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_binding_survives_a_kernel_that_panics() -> Result<()> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut builder = GraphBuilder::new("negative");
+    let x = builder.input("x", DType::F32, &["3"]);
+    let negative = builder.node("Neg", &[x], &[])?;
+    let model = Model::from_graph(builder.finish(&[negative])?);
+    let (device, armed) = Panicking::open("run")?;
+    armed.store(false, Ordering::Relaxed);
+    check_binding(&model, Some(device), &armed)
+}
+
+static INFERENCE_PANICS: AtomicBool = AtomicBool::new(false);
+
+/// Negates. Its inference panics if it is told to, which no guard around kernels catches.
+static OPPOSITE: OpSpec = OpSpec {
+    domain: "example",
+    name: "Opposite",
+    since: 1,
+    inputs: &[one("input", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    infer: |cx| {
+        assert!(!INFERENCE_PANICS.load(Ordering::Relaxed), "told to panic in inference");
+        match cx.shape(0) {
+            Some(shape) => cx.set_shape(0, shape.to_vec()),
+            None => Ok(()),
+        }
+    },
+    ..OP
+};
+
+ops![OPPOSITE];
+
+cpu_kernels![KernelDef {
+    domain: "example",
+    op: "Opposite",
+    types: &[("T", TypeSet::of(&[DType::F32]))],
+    make: |_| Ok(Box::new(|cx: &mut RunCx<'_>| {
+        let from = cx.input(0)?.as_slice::<f32>()?;
+        cx.output(0)?.as_mut_slice::<f32>()?.iter_mut().zip(from).for_each(|(to, x)| *to = -x);
+        Ok(())
+    })),
+    ..KernelDef::BASE
+}];
+
+/// The operator's input has a size that only the run knows, so it is inferred between the step's
+/// taking and returning the bound buffer.
+#[test]
+fn a_binding_survives_an_inference_that_panics() -> Result<()> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut builder = GraphBuilder::new("opposites");
+    let x = builder.input("x", DType::F32, &["3"]);
+    let zero = builder.constant(floats(&[], &[0.0])?);
+    let all = builder.node("Greater", &[x, zero], &[])?;
+    let chosen = builder.node("Compress", &[x, all], &[("axis", Attribute::Int(0))])?;
+    let opposite = builder.add(("example", "Opposite"), &[Some(chosen)], &[], 1, Vec::new())?;
+    let model = Model::from_graph(builder.finish(&opposite)?);
+    check_binding(&model, None, &INFERENCE_PANICS)
 }

@@ -139,8 +139,8 @@ impl DynamicMemory {
         }
     }
 
-    /// Rejects shrink requests none of whose arenas exists. Programs name all devices that a
-    /// session may have, as in `cpu:0;gpu:0`.
+    /// Returns an error if the session has no arena on any of these devices. One is enough, because
+    /// programs name all devices that a session may have, as in `cpu:0;gpu:0`.
     pub(crate) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
         if devices.iter().any(|device| self.arena_of(device).is_some()) {
             return Ok(());

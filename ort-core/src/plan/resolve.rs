@@ -82,9 +82,9 @@ pub(super) fn resolve_given(
     }
 }
 
-/// Plans a subgraph that cannot be planned for these sizes, which is an error only if it runs.
-/// Returns a plan without steps and memory, whose run fails with `problem`.
-pub(super) fn refuse(
+/// Returns the plan of a subgraph that cannot be planned for these sizes, which is an error only if
+/// it runs: a plan without steps and memory, whose run fails with `problem`.
+pub(super) fn plan_that_fails(
     program: &Program,
     bindings: &Bindings,
     threads: usize,

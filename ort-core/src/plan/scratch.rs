@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 
 use super::bound::SlabLimits;
-use super::resolve::{Group, Planner, Surroundings, refuse, resolve_given};
+use super::resolve::{Group, Planner, Surroundings, plan_that_fails, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
 use crate::ep::{IoShapes, OutputsFrom};
@@ -103,7 +103,9 @@ impl Planner<'_> {
             let plan =
                 resolve_given(program, bindings, threads, around).or_else(|problem| {
                     match is_of_sizes(&problem) {
-                        true => refuse(program, bindings, threads, around, &problem).map_err(|_| problem),
+                        true => {
+                            plan_that_fails(program, bindings, threads, around, &problem).map_err(|_| problem)
+                        }
                         false => Err(problem),
                     }
                 })?;

@@ -250,20 +250,11 @@ impl<'a> Frame<'a> {
         if self.dynamic_view(step, &mut inferred)? {
             return Ok(());
         }
-        let mut tables = std::mem::take(self.tables);
-        let found = self.find_targets(index, &mut tables.targets, &mut tables.shapes, inferred);
-        let done = found.and_then(|()| self.execute(index, &mut tables));
-        let done = done.and_then(|()| self.keep(step, &mut tables));
-        // Return bound buffers to their places, even after an error.
-        for target in tables.targets.drain(..) {
-            if let Target::Bound { place, buffer, .. } = target {
-                self.bound[place] = Some(buffer);
-            }
-        }
-        tables.shapes.clear();
-        tables.handed.clear();
-        *self.tables = tables;
-        done
+        let mut running = RunningStep { tables: std::mem::take(self.tables), frame: self };
+        let RunningStep { frame, tables } = &mut running;
+        frame.find_targets(index, &mut tables.targets, &mut tables.shapes, inferred)?;
+        frame.execute(index, tables)?;
+        frame.keep(step, tables)
     }
 
     /// Returns the value of a slot, wherever it is.
@@ -281,6 +272,29 @@ impl<'a> Frame<'a> {
             let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
             error!(Fail, "'{name}' was not computed")
         })
+    }
+}
+
+/// A step that runs, with the tables that it took from the frame. Its end puts them back, and bound
+/// buffers in their places: after an error, and also if a panic unwinds, because a binding outlives
+/// its runs.
+struct RunningStep<'f, 'a> {
+    frame: &'f mut Frame<'a>,
+    tables: StepTables,
+}
+
+impl Drop for RunningStep<'_, '_> {
+    fn drop(&mut self) {
+        for target in self.tables.targets.drain(..) {
+            if let Target::Bound { place, buffer, .. } = target
+                && let Some(bound) = self.frame.bound.get_mut(place)
+            {
+                *bound = Some(buffer);
+            }
+        }
+        self.tables.shapes.clear();
+        self.tables.handed.clear();
+        std::mem::swap(self.frame.tables, &mut self.tables);
     }
 }
 

@@ -128,7 +128,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Copies the elements, whatever their alignment.
+    /// Copies the elements, whatever their alignment. Any byte of a boolean but 0 is true.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         ensure!(
             self.dtype == T::DTYPE,
@@ -138,7 +138,10 @@ impl<'a> TensorView<'a> {
             self.dtype.name()
         );
         let bytes = self.bytes()?;
-        let read = |chunk| {
+        let is_bool = T::DTYPE == DType::Bool;
+        let read = |chunk: &[u8]| {
+            // Memory of callers holds other bytes than 0 and 1, as NumPy's views do.
+            let chunk = if is_bool && chunk != [0] { &[1] } else { chunk };
             bytemuck::checked::try_pod_read_unaligned(chunk)
                 .map_err(|_| error!(InvalidArgument, "an element is not a valid {}", T::DTYPE.name()))
         };
@@ -173,7 +176,8 @@ impl<'a> TensorView<'a> {
             DType::I32 => each(bytes, |element| i32::from_le_bytes(element).into()),
             DType::I16 => each(bytes, |element| i16::from_le_bytes(element).into()),
             DType::I8 => each(bytes, |element| i8::from_le_bytes(element).into()),
-            DType::U8 | DType::Bool => each(bytes, |element| u8::from_le_bytes(element).into()),
+            DType::U8 => each(bytes, |element| u8::from_le_bytes(element).into()),
+            DType::Bool => each(bytes, |[byte]| i64::from(byte != 0)),
             DType::U16 => each(bytes, |element| u16::from_le_bytes(element).into()),
             DType::U32 => each(bytes, |element| u32::from_le_bytes(element).into()),
             DType::U64 => {

@@ -150,6 +150,13 @@ impl Broadcast {
         self.sizes.len() == 1
     }
 
+    /// Returns whether operands may have to be expanded into a buffer, block by block. If not,
+    /// blocks may be of any length.
+    #[inline]
+    pub fn needs_buffers(&self) -> bool {
+        !self.is_flat() && self.inner() < LONG_ROW
+    }
+
     #[inline]
     fn inner(&self) -> usize {
         self.sizes[self.sizes.len() - 1]
@@ -161,7 +168,7 @@ impl Broadcast {
     pub fn block_len(&self, start: usize, limit: usize) -> usize {
         let inner = self.inner();
         // A block within one row needs no copy: each operand is a slice or a single element there.
-        if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
+        if self.is_flat() || self.needs_buffers() { limit } else { limit.min(inner - start % inner) }
     }
 
     /// Returns the elements of an operand for output elements `start..start + len`, expanded into
@@ -253,11 +260,19 @@ impl Broadcast {
         let mut offset: usize = place.iter().zip(strides).map(|(at, stride)| at * stride).sum();
         buffer.clear();
         while buffer.len() < len {
-            let count = (inner - column).min(len - buffer.len());
+            let begin = buffer.len();
+            let count = (inner - column).min(len - begin);
             if strides[outer] == 0 {
-                buffer.resize(buffer.len() + count, data[offset]);
+                buffer.resize(begin + count, data[offset]);
             } else {
                 buffer.extend_from_slice(&data[offset + column..offset + column + count]);
+            }
+            // Rows that repeat a whole one are copied by doubling: a few long copies instead of
+            // many short ones.
+            if let Some(dim) = outer.checked_sub(1).filter(|&dim| strides[dim] == 0 && count == inner) {
+                let rows = self.sizes[dim] - place[dim];
+                repeat(buffer, begin, rows.saturating_mul(inner).min(len - begin));
+                place[dim] += rows - 1;
             }
             column = 0;
             for dim in (0..outer).rev() {
@@ -314,6 +329,14 @@ impl Broadcast {
     }
 }
 
+/// Repeats what `buffer` holds from `begin` on until that part has `len` elements.
+fn repeat<T: Copy>(buffer: &mut Vec<T>, begin: usize, len: usize) {
+    while buffer.len() - begin < len {
+        let held = buffer.len() - begin;
+        buffer.extend_from_within(begin..begin + held.min(len - held));
+    }
+}
+
 /// Returns how many of `len` elements one task of a simple kernel takes.
 pub fn chunk_len(threads: usize, len: usize) -> usize {
     // Four chunks per thread balance threads of unequal speed.
@@ -356,7 +379,7 @@ mod tests {
 
     #[test]
     fn blocks_agree_with_coordinates() -> Result<()> {
-        let cases: [(&[usize], &[usize]); 9] = [
+        let cases: [(&[usize], &[usize]); 13] = [
             (&[3, 4, 5], &[3, 4, 5]),
             (&[3, 4, 5], &[5]),
             (&[3, 4, 5], &[4, 1]),
@@ -365,6 +388,10 @@ mod tests {
             (&[3, 4, 5], &[]),
             (&[2, 100], &[2, 1]),
             (&[2, 3, 1, 70], &[3, 1, 70]),
+            (&[40, 7], &[7]),
+            (&[5, 40, 3], &[5, 1, 3]),
+            (&[3, 600], &[600]),
+            (&[3, 600], &[3, 1]),
             (&[], &[]),
         ];
         let rows_seen = std::sync::Mutex::new(0);

@@ -12,6 +12,7 @@
 
 mod attention_refusals;
 mod batch_split;
+mod bool_bytes;
 mod cancel;
 mod case_folders;
 mod changed_files;
@@ -59,6 +60,7 @@ mod random_graphs;
 mod random_support;
 mod rewrite_rules;
 mod rewrite_support;
+mod roi_align;
 mod separable;
 mod session_options;
 mod shared_weights;

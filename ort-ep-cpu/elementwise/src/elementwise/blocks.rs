@@ -131,8 +131,8 @@ pub(super) fn run_zip<A: Pod + Send + Sync, B: Pod + Send + Sync, O: Pod + Send>
     let ((a, a_shape), (b, b_shape)) = (operand::<A>(cx, 0)?, operand::<B>(cx, 1)?);
     let walk = Broadcast::new(output_shape(cx, 0)?, &[a_shape, b_shape])?;
     let threads = cx.threads();
-    // Contiguous operands need no buffers, so their blocks may be of any length.
-    let limit = if walk.is_flat() && a.is_some() && b.is_some() { usize::MAX } else { BLOCK };
+    // Without buffers, blocks may be of any length.
+    let limit = if !walk.needs_buffers() && a.is_some() && b.is_some() { usize::MAX } else { BLOCK };
     let out = output_elements::<O>(cx, 0)?;
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<A>, Vec<B>), start, block| {
         let a = operand_block(&walk, (0, a), start, block, left);

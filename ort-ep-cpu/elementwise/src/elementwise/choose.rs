@@ -56,7 +56,9 @@ fn run_where<T: Pod + Send + Sync>(cx: &mut RunCx<'_>) -> Result<()> {
     let walk = Broadcast::new(output_shape(cx, 0)?, &[condition.shape(), a_shape, b_shape])?;
     let threads = cx.threads();
     let out = output_elements::<T>(cx, 0)?;
-    walk.for_each_block(threads, BLOCK, out, |scratch: &mut (Vec<u8>, Vec<T>, Vec<T>), start, block| {
+    // Without buffers, blocks may be of any length.
+    let limit = if !walk.needs_buffers() && a.is_some() && b.is_some() { usize::MAX } else { BLOCK };
+    walk.for_each_block(threads, limit, out, |scratch: &mut (Vec<u8>, Vec<T>, Vec<T>), start, block| {
         let (first, second, third) = scratch;
         let condition = walk.block(0, conditions, start, block.len(), first);
         let a = operand_block(&walk, (1, a), start, block, second);

@@ -8,7 +8,7 @@ use ort_alloc::fork::get_or_init;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::formula::{self, Arithmetic};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::spec::{OpSpec, RUNTIME, ScalarExpr};
+use ort_core::spec::{BinaryFn, OpSpec, RUNTIME, ScalarExpr};
 use ort_core::{Result, error, for_each_type};
 use smallvec::{SmallVec, smallvec};
 
@@ -35,7 +35,8 @@ fn derived() -> &'static [KernelDef] {
 fn kernel(spec: &'static OpSpec) -> Option<KernelDef> {
     let kernel = KernelDef { make: make_formula, ..formula::kernel(spec) };
     if formula::is_logic(spec) {
-        // Inputs and output may have type variables of their own, which both are booleans.
+        // No `types`: the record allows booleans only, and may have one type variable for the
+        // inputs and another for the output.
         return Some(KernelDef { in_place: &[(0, 0), (1, 0)], ..kernel });
     }
     let is_of_floats = formula::arithmetic(spec) == Arithmetic::Float;
@@ -175,18 +176,120 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     // A single step over contiguous lanes needs no registers, so blocks may be of any length. What
     // the output holds may have to be copied.
     let needs_copy = !S::Lane::HAS_BINARY_IN_PLACE && inputs.iter().any(Option::is_none);
-    let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some() && !needs_copy;
+    let whole = !walk.needs_buffers() && program.steps.len() == 1 && S::lanes(&[]).is_some() && !needs_copy;
     let limit = if whole { usize::MAX } else { BLOCK };
     let extra = program.extra_units(S::Lane::REMAINDER_UNITS);
+    let zip = Zip::of(program, &inputs);
     walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
         if extra > 0 {
             spend(extra * block.len());
         }
-        if !single_in_place(program, &walk, &inputs, start, block, scratch) {
+        let done = match zip {
+            Some(zip) => zip.run(&walk, &inputs, (start, block), scratch),
+            None => single_in_place(program, &walk, &inputs, start, block, scratch),
+        };
+        if !done {
             compute(program, &walk, &inputs, (start, block), scratch);
         }
     });
     Ok(())
+}
+
+/// A program of one function of two values, neither of which the output's memory holds. It reads
+/// them where they are: with rows of some hundred elements as blocks, the general path takes longer
+/// to find the operands than the loop takes.
+#[derive(Clone, Copy)]
+struct Zip {
+    function: BinaryFn,
+    operands: [Source; 2],
+}
+
+impl Zip {
+    fn of<S: Storage>(program: &Steps<S>, inputs: &Inputs<'_, S>) -> Option<Zip> {
+        let [Step { function: Function::Binary(function), operands: [a, b, _], .. }] =
+            program.steps.as_slice()
+        else {
+            return None;
+        };
+        let is_apart = |source: &Source| match source {
+            Source::Input(index) => inputs.get(*index).is_some_and(Option::is_some),
+            Source::Constant(_) => true,
+            Source::Register(_) => false,
+        };
+        let applies = is_apart(a) && is_apart(b) && S::lanes(&[]).is_some();
+        applies.then_some(Zip { function: *function, operands: [*a, *b] })
+    }
+
+    /// Computes one block of the output. Returns false if it cannot.
+    fn run<S: Storage>(
+        self,
+        walk: &Broadcast,
+        inputs: &Inputs<'_, S>,
+        (start, block): (usize, &mut [S]),
+        scratch: &mut Scratch<S>,
+    ) -> bool {
+        scratch.inputs.resize_with(self.operands.len().max(scratch.inputs.len()), Default::default);
+        let [(left, _), (right, _), ..] = scratch.inputs.as_mut_slice() else { return false };
+        let [a, b] = self.operands;
+        let place = (start, block.len());
+        let (Some(a), Some(b)) =
+            (Zip::read(walk, inputs, (a, b), place, left), Zip::read(walk, inputs, (b, a), place, right))
+        else {
+            return false;
+        };
+        let Some(to) = S::lanes_mut(block) else { return false };
+        match (a, b) {
+            (Operand::Block(a), Operand::Block(b)) => S::Lane::binary(self.function, a, b, to),
+            (Operand::Block(Block::Slice(data)), Operand::Rows(rows)) => {
+                S::Lane::binary_rows(self.function, data, rows, false, to);
+            }
+            (Operand::Rows(rows), Operand::Block(Block::Slice(data))) => {
+                S::Lane::binary_rows(self.function, data, rows, true, to);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Returns the operand `source` over `len` elements of the output from `start` on. It may have
+    /// one element for each row only beside an operand that is dense.
+    fn read<'b, S: Storage>(
+        walk: &Broadcast,
+        inputs: &[Option<&'b [S]>],
+        (source, beside): (Source, Source),
+        (start, len): (usize, usize),
+        buffer: &'b mut Vec<S>,
+    ) -> Option<Operand<'b, S::Lane>> {
+        let index = match source {
+            Source::Constant(value) => {
+                return Some(Operand::Block(Block::Scalar(S::Lane::from_f64(value))));
+            }
+            Source::Input(index) => index,
+            Source::Register(_) => return None,
+        };
+        let data = inputs.get(index).copied().flatten()?;
+        if walk.needs_buffers()
+            && matches!(beside, Source::Input(other) if walk.is_dense(other))
+            && let Some(rows) = long_rows(walk, (index, data), (start, len))
+        {
+            let elements = S::lanes(rows.elements)?;
+            return Some(Operand::Rows(Repeated { elements, first: rows.first, each: rows.each }));
+        }
+        Some(Operand::Block(match walk.block(index, data, start, len, buffer) {
+            Block::Scalar(value) => Block::Scalar(value.widen_one()),
+            Block::Slice(slice) => Block::Slice(S::lanes(slice)?),
+        }))
+    }
+}
+
+/// Returns an input that has one element for each of several rows of a block, if the rows are long
+/// enough.
+fn long_rows<'b, S: Storage>(
+    walk: &Broadcast,
+    (index, data): (usize, &'b [S]),
+    (start, len): (usize, usize),
+) -> Option<Repeated<'b, S>> {
+    walk.repeated(index, data, start, len).filter(|rows| rows.each >= SHORTEST_ROW)
 }
 
 /// Runs a program of one step in place, if the output already holds its input and the lane type has
@@ -377,7 +480,7 @@ fn rows_of<'b, S: Storage>(
     (index, data): (usize, &'b [S]),
     (start, len): (usize, usize),
 ) -> Option<Repeated<'b, S>> {
-    let rows = walk.repeated(index, data, start, len).filter(|rows| rows.each >= SHORTEST_ROW)?;
+    let rows = long_rows(walk, (index, data), (start, len))?;
     // Rows are read beside data that has an element for each position.
     let whole = |source| match source {
         Source::Register(_) => true,
@@ -491,6 +594,58 @@ mod tests {
             }
         }
         assert!(loops >= 12 && programs >= 35, "{loops} loops and {programs} programs were compared");
+        Ok(())
+    }
+
+    /// Programs of one function of two values have a path of their own. It agrees with coordinates
+    /// for rows shorter and longer than a block, for columns, scalars and constants.
+    #[test]
+    fn broadcast_operands_meet_by_coordinates() -> Result<()> {
+        use ort_core::spec::ScalarExpr::Input;
+        let shapes: [(&[usize], &[usize]); 10] = [
+            (&[70, 3], &[3]),
+            (&[40, 100], &[100]),
+            (&[3, 1500], &[1500]),
+            (&[70, 3], &[70, 1]),
+            (&[9, 300], &[9, 1]),
+            (&[3, 1500], &[3, 1]),
+            (&[4, 30, 8], &[4, 1, 8]),
+            (&[4, 30, 8], &[30, 1]),
+            (&[2000], &[]),
+            (&[2000], &[2000]),
+        ];
+        for (output, shape) in shapes {
+            let total: usize = output.iter().product();
+            let count: usize = shape.iter().product();
+            let a: Vec<u8> = (0..total).map(|i| (i * 7 % 251) as u8).collect();
+            let b: Vec<u8> = (0..count).map(|i| (i * 13 % 241) as u8).collect();
+            let places: Vec<usize> = (0..count).collect();
+            let walk = Broadcast::new(output, &[output, shape])?;
+            let mut places_under = Vec::new();
+            for start in 0..total {
+                let mut buffer = Vec::new();
+                places_under.push(match walk.block(1, &places, start, 1, &mut buffer) {
+                    Block::Slice(place) => place[0],
+                    Block::Scalar(place) => place,
+                });
+            }
+            for (formula, swapped) in [(Input(0) - Input(1), false), (Input(1) - Input(0), true)] {
+                let program = Program::compile(&formula);
+                let mut got = vec![0; total];
+                let inputs: Inputs<'_, u8> = [Some(a.as_slice()), Some(b.as_slice())].into_iter().collect();
+                let zip = Zip::of::<u8>(&program, &inputs);
+                assert!(zip.is_some());
+                walk.for_each_block(1, BLOCK, &mut got, |scratch: &mut Scratch<u8>, start, block| {
+                    let done = zip.is_some_and(|zip| zip.run(&walk, &inputs, (start, block), scratch));
+                    assert!(done, "{shape:?} under {output:?} at {start}");
+                });
+                for (at, got) in got.into_iter().enumerate() {
+                    let (a, b) = (a[at], b[places_under[at]]);
+                    let want = if swapped { b.wrapping_sub(a) } else { a.wrapping_sub(b) };
+                    assert_eq!(got, want, "{shape:?} under {output:?} at {at}");
+                }
+            }
+        }
         Ok(())
     }
 

@@ -22,7 +22,7 @@ pub(super) trait Integer:
     + WrappingSub
     + WrappingMul
     + AsPrimitive<f64>
-    + AsPrimitive<i64>
+    + AsPrimitive<u64>
 {
     /// Converts a float, truncated and clamped.
     fn from_float(value: f64) -> Self;
@@ -121,8 +121,10 @@ fn floor_remainder<T: Integer>(a: T, b: T) -> T {
 /// Computes an exact power if it fits, else it wraps. A negative exponent truncates the fraction,
 /// so the result is 0 except for the bases 1 and -1.
 pub(super) fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
-    let mut rest: i64 = exponent.as_();
-    if rest < 0 {
+    // The bits of the exponent; the sign is asked of its own type, because a large unsigned
+    // exponent has the bits of a negative one.
+    let mut rest: u64 = exponent.as_();
+    if exponent < E::zero() {
         let odd = rest % 2 != 0;
         let unit = base == T::one() || base == T::one().wrapping_neg();
         return match (unit, odd) {
@@ -132,7 +134,7 @@ pub(super) fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
         };
     }
     let (mut square, mut power) = (base, T::one());
-    // Exponentiation by squaring: at most 63 rounds, whatever the exponent.
+    // Exponentiation by squaring: at most 64 rounds, whatever the exponent.
     while rest > 0 {
         if rest % 2 != 0 {
             power = power.wrapping_mul(&square);
@@ -167,7 +169,7 @@ fn unary<T: Integer>(function: UnaryFn, data: &mut [T]) {
 /// Computes a function of two values.
 fn binary<T: Integer>(function: BinaryFn, a: Block<'_, T>, b: Block<'_, T>, to: &mut [T]) {
     let zero = T::zero();
-    let truth = |value: bool| if value { T::one() } else { zero };
+    let lane_of = |value: bool| if value { T::one() } else { zero };
     match function {
         BinaryFn::Add => zip(a, b, to, |a: T, b: T| a.wrapping_add(&b)),
         BinaryFn::Sub => zip(a, b, to, |a: T, b: T| a.wrapping_sub(&b)),
@@ -178,14 +180,14 @@ fn binary<T: Integer>(function: BinaryFn, a: Block<'_, T>, b: Block<'_, T>, to: 
         BinaryFn::Pow => zip(a, b, to, integer_power::<T, T>),
         BinaryFn::Mod => zip(a, b, to, floor_remainder::<T>),
         BinaryFn::Fmod => zip(a, b, to, T::remainder),
-        BinaryFn::Less => zip(a, b, to, |a, b| truth(a < b)),
-        BinaryFn::LessOrEqual => zip(a, b, to, |a, b| truth(a <= b)),
-        BinaryFn::Equal => zip(a, b, to, |a, b| truth(a == b)),
+        BinaryFn::Less => zip(a, b, to, |a, b| lane_of(a < b)),
+        BinaryFn::LessOrEqual => zip(a, b, to, |a, b| lane_of(a <= b)),
+        BinaryFn::Equal => zip(a, b, to, |a, b| lane_of(a == b)),
         // Booleans are bytes of 0 and 1; any other number counts as true. `&` instead of `&&`,
         // because a loop with a branch does not vectorize.
-        BinaryFn::And => zip(a, b, to, |a, b| truth((a != zero) & (b != zero))),
-        BinaryFn::Or => zip(a, b, to, |a, b| truth((a != zero) | (b != zero))),
-        BinaryFn::Xor => zip(a, b, to, |a, b| truth((a != zero) != (b != zero))),
+        BinaryFn::And => zip(a, b, to, |a, b| lane_of((a != zero) & (b != zero))),
+        BinaryFn::Or => zip(a, b, to, |a, b| lane_of((a != zero) | (b != zero))),
+        BinaryFn::Xor => zip(a, b, to, |a, b| lane_of((a != zero) != (b != zero))),
     }
 }
 

@@ -258,7 +258,7 @@ fn scalar_binary<T: Lane + num_traits::Float>(
     b: Block<'_, T>,
     to: &mut [T],
 ) {
-    let truth = |value: bool| if value { T::one() } else { T::zero() };
+    let lane_of = |value: bool| if value { T::one() } else { T::zero() };
     let zero = T::zero();
     match function {
         BinaryFn::Add => zip(a, b, to, |a, b| a + b),
@@ -272,13 +272,13 @@ fn scalar_binary<T: Lane + num_traits::Float>(
         BinaryFn::Mod => zip(a, b, to, floor_remainder),
         // The sign of the dividend, as in C; Rust's `%` does the same.
         BinaryFn::Fmod => zip(a, b, to, |a, b| a % b),
-        BinaryFn::Less => zip(a, b, to, |a, b| truth(a < b)),
-        BinaryFn::LessOrEqual => zip(a, b, to, |a, b| truth(a <= b)),
-        BinaryFn::Equal => zip(a, b, to, |a, b| truth(a == b)),
+        BinaryFn::Less => zip(a, b, to, |a, b| lane_of(a < b)),
+        BinaryFn::LessOrEqual => zip(a, b, to, |a, b| lane_of(a <= b)),
+        BinaryFn::Equal => zip(a, b, to, |a, b| lane_of(a == b)),
         // Booleans are lanes of 0 and 1; any other number counts as true.
-        BinaryFn::And => zip(a, b, to, |a, b| truth(a != zero && b != zero)),
-        BinaryFn::Or => zip(a, b, to, |a, b| truth(a != zero || b != zero)),
-        BinaryFn::Xor => zip(a, b, to, |a, b| truth((a != zero) != (b != zero))),
+        BinaryFn::And => zip(a, b, to, |a, b| lane_of(a != zero && b != zero)),
+        BinaryFn::Or => zip(a, b, to, |a, b| lane_of(a != zero || b != zero)),
+        BinaryFn::Xor => zip(a, b, to, |a, b| lane_of((a != zero) != (b != zero))),
     }
 }
 

@@ -53,4 +53,28 @@ mod tests {
         }
         assert_eq!(double_power(4i32, 0.5f32), 2);
     }
+
+    /// As `pow(base, exponent, 2**64)` in Python, with the result in the type of the base.
+    #[test]
+    fn large_unsigned_exponents_are_not_negative() {
+        let cases: [(i64, u64, i64); 8] = [
+            (3, 1 << 63, 1),
+            (3, u64::MAX, -6148914691236517205),
+            (-3, u64::MAX, 6148914691236517205),
+            (7, (1 << 63) + 5, 16807),
+            (2, 1 << 63, 0),
+            (-1, u64::MAX, -1),
+            (1, u64::MAX, 1),
+            (0, u64::MAX, 0),
+        ];
+        for (base, exponent, expected) in cases {
+            assert_eq!(integer_power(base, exponent), expected, "{base}^{exponent}");
+            assert_eq!(integer_power(base as i32, exponent), expected as i32, "{base}^{exponent}");
+        }
+        assert_eq!(integer_power(3u64, u64::MAX), 12297829382473034411);
+        // The largest exponents of the other types.
+        assert_eq!(integer_power(3i64, u32::MAX), 830436559519656619);
+        assert_eq!(integer_power(3i64, u16::MAX), -8096654512965113173);
+        assert_eq!(integer_power(-7i64, u8::MAX), 7822555791084169801);
+    }
 }

@@ -95,7 +95,7 @@ fn run_binary<T: QuantizedByte>(cx: &mut RunCx<'_>, formula: Formula) -> Result<
         }
     };
     // Flat operands need no buffers, so their blocks may be of any length.
-    let limit = if walk.is_flat() { usize::MAX } else { BLOCK };
+    let limit = if walk.needs_buffers() { BLOCK } else { usize::MAX };
     let isa = Isa::current();
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
         let a = walk.block(0, a.values, start, block.len(), left);

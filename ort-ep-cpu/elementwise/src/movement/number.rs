@@ -1,8 +1,34 @@
 //! The compute types of this family's operators: narrow types compute in `f32`, wide ones in `f64`.
 
+use std::fmt::Debug;
+
+use bytemuck::{CheckedBitPattern, NoUninit, Pod, Zeroable};
 use half::{bf16, f16};
 use num_traits::Float;
-use ort_core::dtype::Element;
+
+/// A boolean as tensors store it: any byte but 0 is true, and results are 0 or 1. It is no `bool`,
+/// because output memory and the memory of callers hold other bytes, too.
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct Flag(u8);
+
+impl Flag {
+    pub(super) fn of(value: bool) -> Flag {
+        Flag(u8::from(value))
+    }
+
+    pub(super) fn is_set(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// What the elements and the accumulators of this family have in common.
+pub(super) trait Plain:
+    Copy + NoUninit + CheckedBitPattern + Send + Sync + PartialEq + Debug + 'static
+{
+}
+
+impl<T> Plain for T where T: Copy + NoUninit + CheckedBitPattern + Send + Sync + PartialEq + Debug + 'static {}
 
 /// How scattered values combine with the element they meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +45,17 @@ macro_rules! with_numbers {
     ($input:expr, $output:expr, |$from:ident, $to:ident, $parts:ident| $work:expr, $what:literal) => {{
         let (input, output) = ($input, $output);
         let dtype = input.dtype();
-        for_each_type!(dtype in [F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool], T => {
+        for_each_type!(dtype in NUMERIC, T => {
             let ($from, $to, $parts) = (input.as_slice::<T>()?, output.as_mut_slice::<T>()?, 1usize);
             $work
         }, else => match dtype {
+            DType::Bool => {
+                use $crate::movement::number::Flag;
+                let $from: &[Flag] = bytemuck::cast_slice(input.bytes()?);
+                let $to: &mut [Flag] = bytemuck::cast_slice_mut(output.bytes_mut()?);
+                let $parts = 1usize;
+                $work
+            }
             DType::C64 => {
                 // A complex number is its real and its imaginary part, one after the other.
                 let $from: &[f32] = bytemuck::cast_slice(input.as_slice::<Complex<f32>>()?);
@@ -43,7 +76,7 @@ macro_rules! with_numbers {
 pub(super) use with_numbers;
 
 /// An element type that the kernels compute with.
-pub(super) trait Number: Element {
+pub(super) trait Number: Plain {
     /// The type of accumulators and weights.
     type Compute: Float + Number<Compute = Self::Compute> + std::ops::AddAssign;
 
@@ -88,22 +121,22 @@ integers! {
 }
 
 /// True is one, and every nonzero value is true.
-impl Number for bool {
+impl Number for Flag {
     type Compute = f32;
 
     fn widen(self) -> f32 {
-        f32::from(u8::from(self))
+        f32::from(u8::from(self.is_set()))
     }
 
-    fn narrow(value: f32) -> bool {
-        value != 0.0
+    fn narrow(value: f32) -> Flag {
+        Flag::of(value != 0.0)
     }
 
-    fn reduce(self, other: bool, reduction: Reduction) -> bool {
-        match reduction {
-            Reduction::Add | Reduction::Max => self | other,
-            Reduction::Mul | Reduction::Min => self & other,
-        }
+    fn reduce(self, other: Flag, reduction: Reduction) -> Flag {
+        Flag::of(match reduction {
+            Reduction::Add | Reduction::Max => self.is_set() | other.is_set(),
+            Reduction::Mul | Reduction::Min => self.is_set() & other.is_set(),
+        })
     }
 }
 

@@ -76,12 +76,6 @@ impl Key for bf16 {
     }
 }
 
-impl Key for bool {
-    fn key(self) -> u128 {
-        u128::from(self)
-    }
-}
-
 impl Key for Complex<f32> {
     fn key(self) -> u128 {
         self.re.key() << 64 | self.im.key()
@@ -110,8 +104,12 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
         let rank = |text: &String| sorted.partition_point(|other| compare(other, text).is_lt());
         return Ok(strings.iter().map(|text| rank(text) as u128).collect());
     }
+    if dtype == DType::Bool {
+        // Any byte but 0 is true: callers view bytes of other libraries as booleans.
+        return Ok(spending(2, view.bytes()?).map(|&byte| u128::from(byte != 0)).collect());
+    }
     for_each_type!(
-        dtype in [F32, F64, F16, BF16, U8, I8, U16, I16, U32, I32, U64, I64, Bool, C64, C128],
+        dtype in [F32, F64, F16, BF16, U8, I8, U16, I16, U32, I32, U64, I64, C64, C128],
         T => Ok(spending(2, view.as_slice::<T>()?).map(|&element| element.key()).collect()),
         else => Err(error!(NotImplemented, "unique elements of {} are not supported", dtype.name()))
     )

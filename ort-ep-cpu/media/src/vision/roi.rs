@@ -1,5 +1,6 @@
 //! Pooling of regions of interest: `RoiAlign` and `MaxRoiPool`.
 
+use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
@@ -10,6 +11,7 @@ use ort_cpu_kernel::number::Real;
 use ort_cpu_kernel::number::to_f64s;
 use ort_cpu_threads::interrupt::{PIECE, spend, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
+use ort_cpu_threads::thread_scratch::{ThreadScratch, with_thread_scratch};
 
 cpu_kernels![
     KernelDef { op: "RoiAlign", make: make_align, ..KernelDef::BASE },
@@ -26,6 +28,9 @@ struct Align {
     greatest: bool,
     samples: usize,
     scale: f64,
+    /// Whether positions are rounded to `f32`, as in ONNX Runtime and on GPUs: whether a sample at
+    /// the border is inside of the map depends on it.
+    single: bool,
 }
 
 /// Feature maps `[images, channels, height, width]`, and the size of pooled regions.
@@ -83,14 +88,24 @@ fn make_align(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         // 0 or less means as many samples as the bin is wide.
         samples: usize::try_from(samples).unwrap_or(0),
         scale: f64::from(attrs.float("spatial_scale")?),
+        single: false,
     };
     let bound = move |shapes: &IoShapes<'_>| {
         // The indices of the images are converted twice.
         let images = elements(shapes.input(2)).saturating_mul(size_of::<i64>() + size_of::<usize>());
-        let &[.., height, width] = shapes.input(0) else { return regions_bytes(shapes) };
-        let pairs = align.most_inside(height).saturating_add(align.most_inside(width));
-        let pairs = pairs.saturating_mul(size_of::<Pair>()).saturating_mul(shapes.threads);
-        regions_bytes(shapes).saturating_add(images).saturating_add(pairs)
+        let (&[.., height, width], &[.., rows, columns]) = (shapes.input(0), shapes.output(0)) else {
+            return regions_bytes(shapes);
+        };
+        let of_axis = |size, bins: usize| {
+            align
+                .most_taps(size)
+                .saturating_mul(size_of::<Tap>())
+                .saturating_add(size_of::<(usize, bool)>())
+                .saturating_mul(bins)
+        };
+        let taps = of_axis(height, rows).saturating_add(of_axis(width, columns));
+        let taps = taps.saturating_mul(shapes.threads);
+        regions_bytes(shapes).saturating_add(images).saturating_add(taps)
     };
     let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
@@ -123,13 +138,16 @@ fn run_align<T: Real>(cx: &mut RunCx<'_>, align: Align) -> Result<()> {
         images.iter().map(|&image| image_index(image as f64, maps.images())).collect();
     let images = images?;
     // Before the parallel loop, which cannot return errors.
+    let align = Align { single: T::DTYPE != DType::F64, ..align };
     for region in spending(8, regions.chunks_exact(4)) {
         align.bins(region, maps.pooled)?;
     }
     let len = maps.channels * maps.pooled[0] * maps.pooled[1];
     for_each_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, len.max(1), |region, to| {
         if let Ok(bins) = align.bins(&regions[region * 4..][..4], maps.pooled) {
-            align.region(maps, &bins, images[region], to);
+            with_thread_scratch(|axes: &mut (AxisTaps, AxisTaps)| {
+                align.region(maps, &bins, images[region], axes, to);
+            });
         }
     });
     Ok(())
@@ -144,19 +162,25 @@ struct Bins {
 }
 
 impl Align {
+    /// Rounds a position to the type in which they are computed.
+    fn round(self, position: f64) -> f64 {
+        // Rounding the result of one operation in `f64` is the same as computing it in `f32`.
+        if self.single { f64::from(position as f32) } else { position }
+    }
+
     /// Returns the bins of a region, or an error if they have too many samples.
     fn bins(self, region: &[f64], pooled: [usize; 2]) -> Result<Bins> {
         let shift = if self.half_pixel { 0.5 } else { 0.0 };
         // Regions are [x1, y1, x2, y2]; the arrays below are [y, x].
-        let at = |index: usize| region[index] * self.scale - shift;
+        let at = |index: usize| self.round(self.round(region[index] * self.scale) - shift);
         let start = [at(1), at(0)];
-        let mut extent = [at(3) - at(1), at(2) - at(0)];
+        let mut extent = [at(3) - at(1), at(2) - at(0)].map(|extent| self.round(extent));
         // Without half-pixel coordinates, a region is at least one element wide.
         if !self.half_pixel {
             extent = extent.map(|extent| extent.max(1.0));
         }
         // Without half-pixel coordinates no bin is empty; otherwise its samples may be none.
-        let size = [extent[0] / pooled[0] as f64, extent[1] / pooled[1] as f64];
+        let size = [extent[0] / pooled[0] as f64, extent[1] / pooled[1] as f64].map(|size| self.round(size));
         if self.samples > 0 {
             return Ok(Bins { start, size, samples: [self.samples; 2] });
         }
@@ -171,74 +195,174 @@ impl Align {
         Ok(Bins { start, size, samples: size.map(|size| size.ceil().max(0.0) as usize) })
     }
 
-    /// Returns an upper bound on the samples of a bin that are inside of a map, along an axis.
-    fn most_inside(self, size: usize) -> usize {
-        match self.samples {
-            // Two samples are more than half an element apart.
-            0 => size.saturating_mul(2).saturating_add(3).min(MOST_SAMPLES),
-            samples => samples,
+    /// Returns an upper bound on the elements of an axis that the samples of a bin weigh.
+    fn most_taps(self, size: usize) -> usize {
+        if self.samples > 0 { self.samples.saturating_mul(2).min(size) } else { size }
+    }
+
+    /// Finds the taps of the bins along an axis.
+    fn fill(self, taps: &mut AxisTaps, bins: &Bins, axis: usize, (count, size): (usize, usize)) {
+        let Bins { start, size: bin, samples } = *bins;
+        let (start, bin, samples) = (start[axis], bin[axis], samples[axis]);
+        taps.clear(count, count.saturating_mul(self.most_taps(size).min(samples.saturating_mul(2))));
+        let step = bin / samples as f64;
+        for cell in 0..count {
+            let first = self.round(start + self.round(cell as f64 * bin));
+            let at = |index: usize| {
+                let within = self.round((index as f64 + 0.5) * bin);
+                self.round(first + self.round(within / samples as f64))
+            };
+            // The samples that may be inside of the map: a region far larger than the map has
+            // millions of others. The margin is for rounding.
+            let index_of = |position: f64| (position - first) / step - 0.5;
+            let range = match step > 0.0 {
+                true => {
+                    let from = (index_of(-1.0).floor() - 1.0).clamp(0.0, samples as f64) as usize;
+                    let to = (index_of(size as f64).ceil() + 2.0).clamp(0.0, samples as f64) as usize;
+                    from..to.max(from)
+                }
+                false => 0..samples,
+            };
+            spend(1 + range.len());
+            let inside = |index: &usize| (-1.0..=size as f64).contains(&at(*index));
+            let seen = taps.taps.len();
+            let mut found = 0;
+            for index in range {
+                // Samples in ascending order of their positions.
+                let index = if step < 0.0 { samples - 1 - index } else { index };
+                if inside(&index) && size > 0 {
+                    found += 1;
+                    pair(at(index), size)
+                        .into_iter()
+                        .for_each(|(place, weight)| taps.add(seen, place, weight));
+                }
+            }
+            taps.bins.push((taps.taps.len(), found < samples));
         }
     }
 
-    fn region<T: Real>(self, maps: Maps<'_, T>, bins: &Bins, image: usize, to: &mut [T]) {
-        let Bins { start, size: bin, samples } = *bins;
-        let count = (samples[0] * samples[1]).max(1) as f64;
-        let most = |axis: usize| samples[axis].min(self.most_inside(maps.size[axis]));
-        let mut pairs = [0, 1].map(|axis| Vec::<Pair>::with_capacity(most(axis)));
-        let [rows, columns] = maps.pooled;
-        for cell in 0..rows * columns {
-            let place = [cell / columns, cell % columns];
-            spend(samples[0] + samples[1]);
-            for (axis, pairs) in pairs.iter_mut().enumerate() {
-                let (first, size) = (start[axis] + place[axis] as f64 * bin[axis], maps.size[axis]);
-                let at = |index: usize| first + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64;
-                // Samples outside of the map have no weight, and a region far larger than the map
-                // has millions of them.
-                let inside = (0..samples[axis]).map(at).filter(|at| (-1.0..=size as f64).contains(at));
-                pairs.clear();
-                pairs.extend(inside.map(|at| pair(at, size)));
-            }
-            for channel in 0..maps.channels {
-                let plane = maps.plane(image, channel);
-                let value = match self.greatest {
-                    true => {
-                        let mut best = None;
-                        let keep = |x: f64| best = Some(best.map_or(x, |best| greater(best, x)));
-                        each_tap(plane, maps.size[1], &pairs, keep);
-                        best.unwrap_or(0.0)
-                    }
-                    false => {
-                        let mut sum = -0.0;
-                        each_tap(plane, maps.size[1], &pairs, |x| sum += x);
-                        sum / count
-                    }
-                };
-                to[channel * rows * columns + cell] = T::from_f64(value);
+    fn region<T: Real>(
+        self,
+        maps: Maps<'_, T>,
+        bins: &Bins,
+        image: usize,
+        (rows, columns): &mut (AxisTaps, AxisTaps),
+        to: &mut [T],
+    ) {
+        let count = (bins.samples[0] as f64 * bins.samples[1] as f64).max(1.0);
+        self.fill(rows, bins, 0, (maps.pooled[0], maps.size[0]));
+        self.fill(columns, bins, 1, (maps.pooled[1], maps.size[1]));
+        let (rows, columns) = (&*rows, &*columns);
+        // Little work is counted at once.
+        let work = rows.taps.len().saturating_mul(columns.taps.len());
+        let is_long = work > PIECE;
+        let cells = maps.pooled[0] * maps.pooled[1];
+        // A channel's plane stays in the cache from bin to bin.
+        for (channel, to) in to.chunks_exact_mut(cells.max(1)).enumerate() {
+            let plane = maps.plane(image, channel);
+            spend(if is_long { 0 } else { work });
+            let mut to = to.iter_mut();
+            for (ys, is_row_off) in rows.bins() {
+                for ((xs, is_column_off), to) in columns.bins().zip(to.by_ref()) {
+                    let lines = ys.iter().map(|y| {
+                        spend(if is_long { xs.len() } else { 0 });
+                        (y, &plane[y.index * maps.size[1]..][..maps.size[1]])
+                    });
+                    *to = T::from_f64(match self.greatest {
+                        true => greatest(lines, xs, is_row_off || is_column_off),
+                        false => weighted_sum(lines, xs) / count,
+                    });
+                }
             }
         }
     }
 }
 
-/// Calls `take` with each weighted element of the samples, row by row. A sample has four, by its
-/// pairs along both axes.
-fn each_tap<T: Real>(plane: &[T], width: usize, [rows, columns]: &[Vec<Pair>; 2], mut take: impl FnMut(f64)) {
-    // Few samples are counted at once.
-    let all = 4 * rows.len() * columns.len();
-    let is_long = all > PIECE;
-    spend(if is_long { 0 } else { all });
-    for &[top, bottom] in rows {
-        if is_long {
-            spend(4 * columns.len());
+/// Sums the elements of the lines, weighted along both axes.
+#[inline]
+fn weighted_sum<'a, T: Real>(lines: impl Iterator<Item = (&'a Tap, &'a [T])>, xs: &[Tap]) -> f64 {
+    // A weight of 0 skips the element, because 0 times infinity is NaN.
+    let lines = lines.filter(|(y, _)| y.weight > 0.0);
+    lines.fold(0.0, |sum, (y, line)| {
+        let taps = xs.iter().filter(|x| x.weight > 0.0);
+        sum + taps.fold(0.0, |sum, x| sum + line[x.index].to_f64() * x.weight) * y.weight
+    })
+}
+
+/// Returns the greatest of the weighted elements of all samples. A sample off the map counts as 0,
+/// as in the standard's evaluator.
+#[inline]
+fn greatest<'a, T: Real>(
+    lines: impl Iterator<Item = (&'a Tap, &'a [T])>,
+    xs: &[Tap],
+    has_sample_off_map: bool,
+) -> f64 {
+    let mut best = if has_sample_off_map { Some(0.0) } else { None };
+    for (y, line) in lines {
+        for x in xs {
+            let element = line[x.index].to_f64();
+            // Each weight of a row meets each weight of a column. The greatest product makes the
+            // most of a positive element, and the least one of a negative element.
+            let weight = if element < 0.0 { y.least * x.least } else { y.most * x.most };
+            let value = if weight == 0.0 { 0.0 } else { element * weight };
+            best = Some(best.map_or(value, |best| greater(best, value)));
         }
-        for &[left, right] in columns {
-            for (y, x) in [(top, left), (top, right), (bottom, left), (bottom, right)] {
-                // A weight of 0 skips the element, because 0 times infinity is NaN.
-                take(match y.1 * x.1 {
-                    0.0 => 0.0,
-                    weight => plane[y.0 * width + x.0].to_f64() * weight,
-                });
+    }
+    best.unwrap_or(0.0)
+}
+
+/// An element along an axis, with the weights that the samples of a bin give it.
+struct Tap {
+    index: usize,
+    /// The sum of its weights.
+    weight: f64,
+    least: f64,
+    most: f64,
+}
+
+/// The taps of all bins along an axis. Samples share taps, so bins have fewer of them than samples
+/// have neighbours.
+#[derive(Default)]
+struct AxisTaps {
+    taps: Vec<Tap>,
+    /// For each bin, the end of its taps, and whether some of its samples are off the map.
+    bins: Vec<(usize, bool)>,
+}
+
+impl ThreadScratch for AxisTaps {
+    fn bytes(&self) -> usize {
+        self.taps.capacity() * size_of::<Tap>() + self.bins.bytes()
+    }
+}
+
+impl AxisTaps {
+    /// Removes all taps, and makes room for those of the next region.
+    fn clear(&mut self, bins: usize, taps: usize) {
+        self.taps.clear();
+        self.bins.clear();
+        self.taps.reserve_exact(taps);
+        self.bins.reserve_exact(bins);
+    }
+
+    /// Adds a weight to the tap of an element of the bin whose taps begin at `begin`. Elements come
+    /// in ascending order, two for each sample, so the tap is one of the last two or a new one.
+    fn add(&mut self, begin: usize, index: usize, weight: f64) {
+        let last = begin.max(self.taps.len().saturating_sub(2));
+        match self.taps[last..].iter_mut().find(|tap| tap.index == index) {
+            Some(tap) => {
+                tap.weight += weight;
+                (tap.least, tap.most) = (tap.least.min(weight), tap.most.max(weight));
             }
+            None => self.taps.push(Tap { index, weight, least: weight, most: weight }),
         }
+    }
+
+    /// Iterates over the bins: their taps, and whether samples are off the map.
+    fn bins(&self) -> impl Iterator<Item = (&[Tap], bool)> {
+        let mut begin = 0;
+        self.bins
+            .iter()
+            .map(move |&(end, is_off)| (&self.taps[std::mem::replace(&mut begin, end)..end], is_off))
     }
 }
 
@@ -252,9 +376,6 @@ type Pair = [(usize, f64); 2];
 
 /// Returns the elements on both sides of a position that is inside of the map.
 fn pair(at: f64, size: usize) -> Pair {
-    if size == 0 {
-        return [(0, 0.0); 2];
-    }
     let at = at.max(0.0);
     let low = (at as usize).min(size - 1);
     // At the last element both neighbours are the same, so its weight is 1.

@@ -7,8 +7,8 @@ use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::{SmallVec, smallvec};
 
 use super::rows::{
-    Combine, ExpDifference, ExpMinus, FoldInto, Greater, Lesser, Magnitude, Plus, Same, Square, Times,
-    combine, into_row,
+    Combine, ExpDifference, ExpMinus, FoldInto, Greater, Lesser, Magnitude, Plus, SHORT_ROW, Same, Square,
+    Times, combine, combine_rows, into_row,
 };
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::layout::{Layout, count, normalize_axis, offset};
@@ -160,13 +160,20 @@ impl<T: Number> Task<'_, T> {
     fn one(&self, index: usize) -> T {
         let base = self.start(index);
         let run = if self.layout.inner_reduced { self.layout.inner } else { 1 };
-        let elements = || {
+        // A single run that is no longer than a piece: the loop alone.
+        if self.layout.reduced.is_empty() && run <= PIECE {
+            let row = &self.from[base..][..run];
+            return self.reduced(|| row.iter().copied());
+        }
+        self.reduced(|| {
             // Runs are contiguous, so only their starts are computed from the layout.
             let runs = spending(1, 0..self.layout.runs()).map(|run| base + offset(&self.layout.reduced, run));
             runs.flat_map(move |start| pieces(&self.from[start..start + run]).flatten().copied())
-        };
-        let sum =
-            |map: fn(T::Wide) -> T::Wide| elements().fold(T::Wide::ZERO, |sum, x| sum.add(map(x.widen())));
+        })
+    }
+
+    /// Reduces the elements of an iterator, which may be asked for twice.
+    fn reduced<I: Iterator<Item = T>>(&self, elements: impl Fn() -> I) -> T {
         // NaN replaces any value, and nothing replaces NaN.
         let greatest = || elements().fold(T::LOWEST, |a, b| if a > b || a.is_nan() { a } else { b });
         let wide = match self.fold {
@@ -174,13 +181,13 @@ impl<T: Number> Task<'_, T> {
             Fold::Min => {
                 return elements().fold(T::HIGHEST, |a, b| if a < b || a.is_nan() { a } else { b });
             }
-            Fold::Sum => sum(|x| x),
-            Fold::Mean => sum(|x| x).divide(self.layout.combined()),
+            Fold::Sum => sum(elements(), |x| x),
+            Fold::Mean => sum(elements(), |x| x).divide(self.layout.combined()),
             Fold::Prod => elements().fold(T::Wide::ONE, |product, x| product.mul(x.widen())),
-            Fold::L1 => sum(T::Wide::abs),
-            Fold::L2 => sum(|x| x.mul(x)).real(f64::sqrt),
-            Fold::LogSum => sum(|x| x).real(f64::ln),
-            Fold::SumSquare => sum(|x| x.mul(x)),
+            Fold::L1 => sum(elements(), T::Wide::abs),
+            Fold::L2 => sum(elements(), |x| x.mul(x)).real(f64::sqrt),
+            Fold::LogSum => sum(elements(), |x| x).real(f64::ln),
+            Fold::SumSquare => sum(elements(), |x| x.mul(x)),
             Fold::LogSumExp => {
                 // The maximum keeps the powers in range. An infinite one would yield NaN, as
                 // infinity minus infinity.
@@ -193,16 +200,22 @@ impl<T: Number> Task<'_, T> {
     }
 }
 
+/// Sums `map(x)` in the accumulator type.
+fn sum<T: Number>(elements: impl Iterator<Item = T>, map: impl Fn(T::Wide) -> T::Wide) -> T::Wide {
+    elements.fold(T::Wide::ZERO, |sum, x| sum.add(map(x.widen())))
+}
+
 fn finite_or_zero(x: f64) -> f64 {
     if x.is_infinite() { 0.0 } else { x }
 }
 
 impl Task<'_, f32> {
     fn run_f32(&self, to: &mut [f32]) {
-        let combined = self.layout.combined() as f64;
+        // A product for each row instead of a division; it is rounded to `f32` after.
+        let share = (self.layout.combined() as f64).recip();
         match self.fold {
             Fold::Sum => self.fold(Same(), Plus, |x| x, to),
-            Fold::Mean => self.fold(Same(), Plus, |x| x / combined, to),
+            Fold::Mean => self.fold(Same(), Plus, |x| x * share, to),
             Fold::Max => self.fold(Same(), Greater, |x| x, to),
             Fold::Min => self.fold(Same(), Lesser, |x| x, to),
             Fold::Prod => self.fold(Same(), Times, |x| x, to),
@@ -223,7 +236,12 @@ impl Task<'_, f32> {
     ) {
         let isa = Isa::current();
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
-            if self.layout.inner_reduced {
+            if self.layout.inner_reduced && self.layout.inner <= SHORT_ROW {
+                self.for_each_tile(first, piece, |index, tile| {
+                    self.fold_rows(isa, (|_| map, how), index, tile);
+                    tile.iter_mut().for_each(|x| *x = finish(f64::from(*x)) as f32);
+                });
+            } else if self.layout.inner_reduced {
                 let pace = Pace::default();
                 for (index, result) in piece.iter_mut().enumerate() {
                     let runs = self.rows(first + index, self.layout.inner);
@@ -251,13 +269,44 @@ impl Task<'_, f32> {
         })
     }
 
+    /// Reduces short rows for the outputs of a tile from `index` on. `map_of` returns the function
+    /// of a row, given what the tile holds for it.
+    fn fold_rows<M: UnaryOp, C: Combine>(
+        &self,
+        isa: Isa,
+        (map_of, how): (impl Fn(f32) -> M, C),
+        index: usize,
+        tile: &mut [f32],
+    ) {
+        // The rows of adjacent outputs follow each other.
+        let width = self.layout.inner;
+        let runs = spending(tile.len() * width, self.rows(index, tile.len() * width));
+        if self.layout.runs() == 1 {
+            runs.for_each(|rows| combine_rows(isa, (&map_of, how), width, rows, tile));
+            return;
+        }
+        let (mut totals, mut partial) = ([f64::from(C::IDENTITY); TILE], [0f32; TILE]);
+        let partial = &mut partial[..tile.len()];
+        for rows in runs {
+            partial.copy_from_slice(tile);
+            combine_rows(isa, (&map_of, how), width, rows, partial);
+            totals.iter_mut().zip(&*partial).for_each(|(total, x)| *total = C::exact(*total, f64::from(*x)));
+        }
+        tile.iter_mut().zip(totals).for_each(|(x, total)| *x = total as f32);
+    }
+
     /// Splits outputs into tiles that are contiguous in the input too.
     fn for_each_tile(&self, first: usize, piece: &mut [f32], task: impl Fn(usize, &mut [f32])) {
+        // The outputs of a run: its columns, or the rows of the innermost kept dimension.
+        let run = match self.layout.inner_reduced {
+            true => self.layout.kept.last().map_or(1, |&(size, _)| size),
+            false => self.layout.inner,
+        };
         let (mut index, mut rest) = (first, piece);
         while !rest.is_empty() {
             // A tile fits L1 with its totals, and ends with its run, beyond which the input is
             // elsewhere.
-            let len = (self.layout.inner - index % self.layout.inner).min(TILE).min(rest.len());
+            let len = (run - index % run).min(TILE).min(rest.len());
             let (tile, after) = rest.split_at_mut(len);
             task(index, tile);
             (index, rest) = (index + len, after);
@@ -300,7 +349,17 @@ impl Task<'_, f32> {
         // First the maxima, which keep the powers in range. An infinite one would yield NaN.
         self.fold(Same(), Greater, finite_or_zero, to);
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
-            if self.layout.inner_reduced {
+            if self.layout.inner_reduced && self.layout.inner <= SHORT_ROW {
+                self.for_each_tile(first, piece, |index, tile| {
+                    let mut sums = [0f32; TILE];
+                    let sums = &mut sums[..tile.len()];
+                    sums.copy_from_slice(tile);
+                    self.fold_rows(isa, (ExpMinus, Plus), index, sums);
+                    tile.iter_mut().zip(sums).for_each(|(x, sum)| {
+                        *x = (f64::from(*sum).ln() + f64::from(*x)) as f32;
+                    });
+                });
+            } else if self.layout.inner_reduced {
                 for (index, result) in piece.iter_mut().enumerate() {
                     let rows = spending(self.layout.inner, self.rows(first + index, self.layout.inner));
                     let sum: f64 = rows.map(|row| combine(isa, ExpMinus(*result), Plus, row)).sum();

@@ -3,10 +3,11 @@
 
 use half::{bf16, f16};
 use num_traits::Float;
-use ort_core::dtype::Element;
+
+use super::super::number::{Flag, Plain};
 
 /// An element type of an image.
-pub(super) trait Pixel: Element {
+pub(super) trait Pixel: Plain {
     /// The type of accumulators and weights.
     type Sum: Float + Pixel<Sum = Self::Sum> + std::ops::AddAssign;
 
@@ -43,7 +44,7 @@ macro_rules! integers {
 integers! { u8 i8 u16 i16 u32 i32 u64 i64 }
 
 pixels! {
-    bool as f64: |x: bool| f64::from(u8::from(x)), |sum: f64| sum != 0.0;
+    Flag as f64: |x: Flag| f64::from(u8::from(x.is_set())), |sum: f64| Flag::of(sum != 0.0);
     f32 as f32: std::convert::identity, std::convert::identity;
     f64 as f64: std::convert::identity, std::convert::identity;
     f16 as f32: f16::to_f32, f16::from_f32;
