@@ -349,7 +349,8 @@ impl InferenceSession {
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
-        assigned_subgraphs(py, &self.model, &self.built(py)?.session)
+        let settings = Settings::of(self.options.bind(py), &[], Vec::new())?;
+        assigned_subgraphs(py, &self.model, &self.built(py)?.session, settings)
     }
 
     /// The inputs without a default, as `NodeArg`.
