@@ -457,5 +457,8 @@ def set_engine_log_severity(severity: int) -> None:
 def set_seed(seed: int) -> None:
     """Sets the seed of random operators."""
 
+def write_unraisable(error: BaseException, source: object) -> None:
+    """Reports an exception that no caller can handle, as Python does for destructors."""
+
 def unregister_execution_provider_library(name: str) -> None:
     """Forgets a library's provider. Raises Fail for an unknown name."""
