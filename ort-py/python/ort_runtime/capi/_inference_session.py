@@ -228,7 +228,7 @@ def _check(options: C.SessionOptions) -> None:
         raise status(
             InvalidArgument, f"log_severity_level must be -1 to 4, not {options.log_severity_level}"
         )
-    if options._entries.get("session.load_model_format", "ONNX") != "ONNX":
+    if options._entries.get("session.load_model_format") == "ORT":
         raise status(NotImplemented, "Only models of format ONNX are read; convert the model to it.")
     affinities = options._entries.get("session.intra_op_thread_affinities", "")
     if affinities and not _AFFINITIES.fullmatch(affinities):
