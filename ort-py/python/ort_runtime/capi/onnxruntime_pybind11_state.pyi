@@ -237,9 +237,8 @@ class InferenceSession:
         self,
         binding: SessionIOBinding,
         run_options: RunOptions | None = None,
-        adapters: dict[str, Any] | None = None,
     ) -> None:
-        """Runs on a binding's memory; `adapters` are values of initializers for this run."""
+        """Runs the model on the memory of a binding."""
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
     ) -> OrtValue:
