@@ -12,7 +12,7 @@ use numpy::npyffi::{
 };
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -128,8 +128,8 @@ fn packed(
     Tensor::from_bytes(dtype, shape, bytes.into()).or_raise(py)
 }
 
-/// Reads an array of strings. Each object becomes its text, as `str()` gives it, and bytes stay
-/// what they are.
+/// Reads an array of strings. Each object becomes what `str()` returns, as in onnxruntime, also
+/// one of `bytes`. numpy's arrays of fixed-size bytes hold UTF-8.
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
     let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
@@ -139,7 +139,13 @@ fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     // Subclasses have methods of their own: a masked array would hide elements.
     let base = numpy(py)?.call_method1(intern!(py, "asarray"), (array,))?;
     let flat = base.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
-    Tensor::from_strings(&shape, texts_of(flat.cast::<PyList>()?)?).or_raise(py)
+    let has_objects = array.dtype().kind() == b'O';
+    let text = |element: Bound<'_, PyAny>| match element.cast::<PyBytes>() {
+        Ok(bytes) if !has_objects => Ok(text_of_bytes(bytes)?.to_owned()),
+        _ => Ok(element.str()?.to_str()?.to_owned()),
+    };
+    let texts: PyResult<Vec<String>> = flat.cast::<PyList>()?.iter().map(text).collect();
+    Tensor::from_strings(&shape, texts?).or_raise(py)
 }
 
 /// Reads the texts of an array where they lie, if it is a plain one of `str` objects or of numpy's
@@ -190,23 +196,11 @@ fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Optio
     characters.chunks_exact(width).map(text).collect()
 }
 
-/// Returns the texts of a list's elements.
-pub(crate) fn texts_of(list: &Bound<'_, PyList>) -> PyResult<Vec<String>> {
-    list.iter().map(|element| text_of(&element)).collect()
-}
-
-fn text_of(element: &Bound<'_, PyAny>) -> PyResult<String> {
-    if let Ok(text) = element.cast::<PyString>() {
-        return Ok(text.to_str()?.to_owned());
-    }
-    if let Ok(bytes) = element.cast::<PyBytes>() {
-        // Bytes that are no UTF-8 go through as surrogates and come back as bytes.
-        return match std::str::from_utf8(bytes.as_bytes()) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(problem) => Err(PyRuntimeError::new_err(format!("a string is not UTF-8: {problem}"))),
-        };
-    }
-    Ok(element.str()?.to_str()?.to_owned())
+/// Reads bytes as UTF-8. Anything else is a UnicodeDecodeError.
+pub(crate) fn text_of_bytes<'a>(bytes: &'a Bound<'_, PyBytes>) -> PyResult<&'a str> {
+    let content = bytes.as_bytes();
+    let refused = |problem| PyUnicodeDecodeError::new_err_from_utf8(bytes.py(), content, problem);
+    std::str::from_utf8(content).map_err(refused)
 }
 
 /// Returns a tensor as an array over the tensor's memory, which the array keeps alive. Strings

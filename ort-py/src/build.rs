@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use numpy::PyUntypedArray;
 use ort_runtime::ep::{CancelToken as Token, Precision};
+use ort_runtime::ir::Graph;
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
 use ort_runtime::rewrite::{self, Level};
 use ort_runtime::{
@@ -287,6 +288,19 @@ impl Settings {
             builder.save_optimized(path, &weights)?;
         }
         builder.build()
+    }
+
+    /// Returns the model's graph after the rewrites that onnxruntime makes before it assigns nodes
+    /// to providers: those of level basic at most.
+    pub(crate) fn basic_graph(mut self, model: &Model) -> ort_runtime::Result<Graph> {
+        let level = &mut self.options.graph_optimization_level;
+        if *level == Level::Disabled {
+            return Ok(model.graph().clone());
+        }
+        *level = Level::Basic;
+        // The session is built, so its constants fit; these are a copy for a moment.
+        (self.options.memory_limit, self.budget) = (None, None);
+        Ok(self.builder(model).optimized()?.0)
     }
 
     /// Returns a builder of the session.

@@ -107,6 +107,12 @@ mod onnxruntime_pybind11_state {
         cancel::detached(py, providers::device)
     }
 
+    /// Reports an exception that no caller can handle, as Python does for destructors.
+    #[pyfunction]
+    fn write_unraisable(error: Bound<'_, PyAny>, source: &Bound<'_, PyAny>) {
+        PyErr::from_value(error).write_unraisable(source.py(), Some(source));
+    }
+
     /// Lets only the engine's log lines of this severity on be written.
     #[pyfunction]
     fn set_engine_log_severity(severity: usize) {

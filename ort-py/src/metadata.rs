@@ -10,6 +10,9 @@ use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::build::Settings;
+use crate::cancel::detached;
+use crate::error::OrRaise;
 use crate::providers::{CPU, name_of};
 
 /// Writes a type as onnxruntime does: `tensor(float)`, `seq(map(string,tensor(float)))`.
@@ -109,12 +112,14 @@ pub(crate) fn model_metadata<'py>(py: Python<'py>, model: &Model) -> PyResult<Bo
 /// Returns which provider runs which nodes: one `OrtEpAssignedSubgraph` for each provider and each
 /// run of nodes that follow each other on it.
 ///
-/// If the CPU runs all of them, each node of the model has a subgraph of its own, as in
-/// onnxruntime. Otherwise they are the nodes that rewrites made, which providers are given.
+/// If the CPU runs all of them, each node has a subgraph of its own, as in onnxruntime. The nodes
+/// are those that basic rewrites leave: nodes that are computed while loading are not assigned, and
+/// fused nodes are listed one by one. Otherwise they are the nodes that providers are given.
 pub(crate) fn assigned_subgraphs<'py>(
     py: Python<'py>,
     model: &Model,
     session: &Session,
+    settings: Settings,
 ) -> PyResult<Bound<'py, PyList>> {
     let module = py.import("ort_runtime.capi._metadata")?;
     let (node_class, subgraph_class) =
@@ -122,8 +127,11 @@ pub(crate) fn assigned_subgraphs<'py>(
     let list = PyList::empty(py);
     let placement = session.placement();
     if placement.iter().all(|node| name_of(node.provider) == CPU) {
-        for node in nodes_of(model.graph()) {
-            let made = node_class.call1((&*node.name, node.spec.domain, node.spec.name))?;
+        let graph = detached(py, || settings.basic_graph(model)).or_raise(py)?;
+        let unnamed = &model.info().unnamed_nodes;
+        for node in nodes_of(&graph) {
+            let name = if unnamed.contains(&*node.name) { "" } else { &*node.name };
+            let made = node_class.call1((name, node.spec.domain, node.spec.name))?;
             list.append(subgraph_class.call1((CPU, PyList::new(py, [made])?))?)?;
         }
         return Ok(list);

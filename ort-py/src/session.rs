@@ -8,11 +8,13 @@ use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 use smallvec::SmallVec;
 
+use crate::arrays::text_of_bytes;
 use crate::binding::SessionIOBinding;
 use crate::build::{self, Settings};
 use crate::cancel::{CancelToken, detached, enter, interruptibly};
@@ -98,13 +100,27 @@ impl Built {
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
     }
 
-    /// Reads a feed, and adds the optional inputs that it leaves out.
-    fn values<'a>(&'a self, feed: &Bound<'_, PyDict>) -> PyResult<Given<'a>> {
+    /// Reads a feed, and adds the parameters of active adapters and the optional inputs that it
+    /// leaves out.
+    fn values<'a>(
+        &'a self,
+        feed: &Bound<'_, PyDict>,
+        options: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Given<'a>> {
+        let adapters = active_adapters(options)?;
         // Taken out at once: reading a value may run code that changes the dict.
-        let entries: SmallVec<[(Bound<'_, PyAny>, Bound<'_, PyAny>); 4]> = feed.iter().collect();
+        let mut entries: SmallVec<[(Bound<'_, PyAny>, Bound<'_, PyAny>); 4]> = feed.iter().collect();
+        let fed = entries.len();
+        entries.extend(adapters.iter().flat_map(|adapters| adapters.iter()));
         let mut given = Given::new();
-        for (name, object) in &entries {
-            let spec = self.input(feed.py(), name.cast::<PyString>()?.to_str()?)?;
+        for (place, (name, object)) in entries.iter().enumerate() {
+            let spec = self.input(feed.py(), name_of(name)?)?;
+            // A dict may have a name as text and as bytes, and an adapter may have a name of the
+            // feed. The first one counts.
+            let may_repeat = place >= fed || name.is_instance_of::<PyBytes>();
+            if may_repeat && given.iter().any(|(known, _)| *known == spec.name) {
+                continue;
+            }
             // An input that may be left out may be `None`, too.
             if !(object.is_none() && spec.has_default) {
                 given.push((&spec.name, value_of(&spec.name, &spec.ty, object)?));
@@ -160,7 +176,7 @@ impl Built {
     /// Returns the places of the outputs asked for.
     fn wanted(&self, names: &Bound<'_, PyAny>) -> PyResult<SmallVec<[usize; 4]>> {
         let py = names.py();
-        let place = |name: Bound<'_, PyAny>| self.output(py, name.cast::<PyString>()?.to_str()?);
+        let place = |name: Bound<'_, PyAny>| self.output(py, name_of(&name)?);
         let places: SmallVec<[usize; 4]> = match names.cast::<PyList>() {
             Ok(names) => names.iter().map(place).collect::<PyResult<_>>()?,
             // Any other sequence, but not a text, which is one of letters.
@@ -173,6 +189,21 @@ impl Built {
             return Err(exception(py, ErrorKind::InvalidArgument, text));
         }
         Ok(places)
+    }
+}
+
+/// Checks run options, and returns the parameters of their active adapters by name.
+fn active_adapters<'py>(options: Option<&Bound<'py, PyAny>>) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let Some(options) = options else { return Ok(None) };
+    let module = options.py().import(intern!(options.py(), "ort_runtime.capi._run_options"))?;
+    Ok(Some(module.call_method1(intern!(options.py(), "active_adapters"), (options,))?.cast_into()?))
+}
+
+/// Reads the name of an input or output, which may be bytes.
+fn name_of<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    match name.cast::<PyBytes>() {
+        Ok(bytes) => text_of_bytes(bytes),
+        Err(_) => name.cast::<PyString>()?.to_str(),
     }
 }
 
@@ -270,7 +301,7 @@ impl InferenceSession {
     ) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
         let built = self.built(py)?;
-        let given = built.values(input_feed)?;
+        let given = built.values(input_feed, run_options)?;
         let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         drop(given);
@@ -292,21 +323,19 @@ impl InferenceSession {
     ) -> PyResult<OrtValueVector> {
         let _call = enter(py);
         let built = self.built(py)?;
-        let given = built.values(input_feed)?;
+        let given = built.values(input_feed, run_options)?;
         let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
 
-    /// Runs the model on the memory of a binding. `adapters` are values of initializers for this
-    /// run.
-    #[pyo3(signature = (binding, run_options=None, adapters=None))]
+    /// Runs the model on the memory of a binding.
+    #[pyo3(signature = (binding, run_options=None))]
     fn run_with_iobinding(
         slf: &Bound<'_, Self>,
         binding: &Bound<'_, SessionIOBinding>,
         run_options: Option<&Bound<'_, PyAny>>,
-        adapters: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = enter(slf.py());
         let py = slf.py();
@@ -316,13 +345,14 @@ impl InferenceSession {
             return Err(PyValueError::new_err("IOBinding must be used with the session that created it."));
         }
         let built = slf.get().built(py)?;
+        let adapters = active_adapters(run_options)?;
         let token = CancelToken::of_options(run_options)?;
         let cancel = built.token(token.as_ref());
         let profile = built.profile();
         let run =
             RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
         match adapters.filter(|adapters| !adapters.is_empty()) {
-            Some(adapters) => binding.run_with_adapters(adapters, &built.session, run),
+            Some(adapters) => binding.run_with_adapters(&adapters, &built.session, run),
             None => binding.run(py, &built.session, run),
         }
     }
@@ -349,7 +379,8 @@ impl InferenceSession {
     /// Which provider runs which nodes, as a list of `OrtEpAssignedSubgraph`.
     fn get_provider_graph_assignment_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
-        assigned_subgraphs(py, &self.model, &self.built(py)?.session)
+        let settings = Settings::of(self.options.bind(py), &[], Vec::new())?;
+        assigned_subgraphs(py, &self.model, &self.built(py)?.session, settings)
     }
 
     /// The inputs without a default, as `NodeArg`.

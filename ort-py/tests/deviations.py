@@ -141,15 +141,6 @@ _add(
     },
 )
 _add(
-    "Bytes are text in UTF-8, not their Python spelling; what is no UTF-8 is refused.",
-    {
-        "test_inputs.py::test_strings[bytes_objects]": Gives([strings("b'by'")]),
-        "test_inputs.py::test_strings[bytes_list]": Gives([strings("b'by'")]),
-        "test_inputs.py::test_strings[bytes_no_utf8]": Raises("UnicodeDecodeError"),
-        "test_inputs.py::test_strings[bytes_objects_no_utf8]": Gives([strings(r"b'\xff\xfe'")]),
-    },
-)
-_add(
     "Strings of the other byte order are strings.",
     {"test_inputs.py::test_strings[big_endian]": Raises("UnicodeDecodeError")},
 )

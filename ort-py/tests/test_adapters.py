@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from more_deviations import check
-from more_models import DTYPES, Raises, row, session, value
+from more_models import DTYPES, Raises, native, row, session, value
 from more_models import package  # noqa: F401  (the fixture `ort`)
 
 F = np.float32
@@ -200,6 +200,58 @@ USES = [
 @pytest.mark.parametrize(("call", "expected"), USES)
 def test_use(request: Any, ort: ModuleType, call: Any, expected: Any):
     check(request, ort, call, expected)
+
+
+def native_run(ort: ModuleType, opened: Any, options: Any) -> Any:
+    return opened._sess.run(["y"], {"x": X}, options)
+
+
+def native_run_on_values(ort: ModuleType, opened: Any, options: Any) -> Any:
+    feed = {"x": value(ort, X)._ortvalue}
+    return [y.numpy() for y in opened._sess.run_with_ort_values(feed, ["y"], options)]
+
+
+def native_run_on_vector(ort: ModuleType, opened: Any, options: Any) -> Any:
+    feeds, fetches = native(ort).OrtValueVector(), native(ort).OrtValueVector()
+    feeds.push_back(value(ort, X)._ortvalue)
+    device = ort.OrtDevice.make("cpu", 0)._get_c_device()
+    opened._sess.run_with_ortvaluevector(options, ["x"], feeds, ["y"], fetches, [device])
+    return [y.numpy() for y in fetches]
+
+
+@pytest.mark.parametrize(
+    ("run", "is_read_by_original"),
+    [
+        row("run", native_run, True),
+        row("ort_values", native_run_on_values, True),
+        row("vector", native_run_on_vector, False),
+    ],
+)
+def test_native_run(ort: ModuleType, run: Any, is_read_by_original: bool):
+    """Runs of the session behind `_sess`."""
+    opened, options = session(ort, "scaled"), ort.RunOptions()
+    kept = loaded(ort, of(10, 20))
+    options.add_active_adapter(kept)
+    is_read = is_read_by_original or not IS_ORIGINAL
+    for given, expected in [(options, [10, 20] if is_read else [1, 2]), (ort.RunOptions(), [1, 2])]:
+        assert run(ort, opened, given)[0].tolist() == [expected]
+
+
+def test_native_binding(ort: ModuleType):
+    opened, options = session(ort, "scaled"), ort.RunOptions()
+    kept = loaded(ort, of(10, 20))
+    options.add_active_adapter(kept)
+    binding = opened.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("y")
+    opened._sess.run_with_iobinding(binding._iobinding, options)
+    expected = [1, 2] if IS_ORIGINAL else [10, 20]
+    assert binding.copy_outputs_to_cpu()[0].tolist() == [expected]
+
+
+def test_native_run_refuses_other_options(ort: ModuleType):
+    with pytest.raises(TypeError):
+        session(ort, "scaled")._sess.run(["y"], {"x": X}, 3)
 
 
 def test_only_for_that_run(ort: ModuleType):

@@ -148,6 +148,26 @@ def test_callback_that_raises(ort: ModuleType, monkeypatch: pytest.MonkeyPatch):
     assert opened.run(None, {"x": A})[0].tolist() == SQUARES
 
 
+REPORTED = """
+import io, sys
+reports = sys.stderr = io.StringIO()
+options = ort.SessionOptions()
+options.intra_op_num_threads = 2
+opened = ort.InferenceSession("square.onnx", options)
+def callback(*_):
+    raise ValueError("in the callback")
+opened.run_async(None, {"x": np.ones((1, 3), np.float32)}, callback, None)
+while "in the callback" not in reports.getvalue().rpartition("ValueError")[2]:
+    pass
+print(reports.getvalue().count("Exception ignored in"), reports.getvalue().count("Traceback"))
+"""
+
+
+def test_callback_that_raises_is_reported(ort: ModuleType, tmp_path: Path):
+    """Python's own hook takes nothing but what the interpreter hands it."""
+    assert run_program(ort, tmp_path, REPORTED, "square") == "1 1"
+
+
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_one_session_many_threads(ort: ModuleType, number: int):
     opened = session(ort, "square", threads(ort, number))

@@ -164,10 +164,36 @@ def run_on(feeds: Any, names: Any = ("y",), fetches: Any = None, feed_names: Any
              Raises("InvalidArgument", "Invalid output name:q")),
         case("no_fetch", lambda: run_on(vector(X), []),
              Raises("InvalidArgument", "At least one output should be requested")),
+        case("no_fetch_but_a_value", lambda: run_on(vector(X), [], fetches=[f32(0, 0)]),
+             Raises("InvalidArgument", "At least one output should be requested")),
+        case("bytes", lambda: run_on(vector(X), [b"y"]), Gives([[2.0, 4.0]])),
+        case("bytes_feed", lambda: run_on(vector(X), feed_names=[b"x"]), Gives([[2.0, 4.0]])),
+        case("bytes_written", lambda: run_on(vector(X), [b"y"], fetches=[f32(0, 0)]),
+             Gives([[2.0, 4.0]])),
+        case("unknown_bytes", lambda: run_on(vector(X), [b"q"]),
+             Raises("InvalidArgument", "Invalid output name:q")),
+        case("text", lambda: native().run_with_ortvaluevector(
+            ort.RunOptions(), ["x"], vector(X), "y", vector(), [HOST]), Raises("TypeError")),
     ],
 )  # fmt: skip
 def test_vector(call: Any, expected: Any) -> None:
     """Runs on vectors of values."""
+    check(expected, call)
+
+
+@table(
+    "call, expected",
+    [
+        case("run", lambda: native().run([b"y"], {b"x": X}, None), Gives([X * 2])),
+        case("values", lambda: [y.numpy() for y in native().run_with_ort_values(
+            {b"x": ort.OrtValue.ortvalue_from_numpy(X)._ortvalue}, [b"y"], None)], Gives([X * 2])),
+        case("unknown_feed", lambda: native().run(["y"], {b"q": X}, None),
+             Raises("InvalidArgument", "Invalid input name: q")),
+        case("not_utf8", lambda: native().run([b"\xff"], {"x": X}, None), Raises("UnicodeDecodeError")),
+    ],
+)  # fmt: skip
+def test_names_of_bytes(call: Any, expected: Any) -> None:
+    """The native session takes names as bytes."""
     check(expected, call)
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from more_deviations import check
@@ -152,6 +153,38 @@ def test_assignment_of_each_node(ort: ModuleType, name: str, expected: list[str]
     parts = session(ort, name, options).get_provider_graph_assignment_info()
     assert {part.ep_name for part in parts} == {"CPUExecutionProvider"}
     assert [[node.op_type for node in part.get_nodes()] for part in parts] == [[op] for op in expected]
+
+
+#: Nodes of a graph, their names at level disabled, and those from level basic on.
+ASSIGNED = [
+    row("folded", "[sum] d = Add(c, c) [last] y = Add(x, d)", ["sum", "last"], ["last"]),
+    row("identity", "[same] d = Identity(x) [last] y = Neg(d)", ["same", "last"], ["last"]),
+    row("shape", "[shape] s = Shape(x) [zeros] z = ConstantOfShape(s) [last] y = Add(x, z)",
+        ["shape", "zeros", "last"], ["last"]),
+    row("none_folded", "[first] d = Neg(x) [last] y = Add(d, c)", ["first", "last"], ["first", "last"]),
+    row("unnamed", "d = Neg(x) [named] e = Abs(d) y = Exp(e)", ["", "named", ""], ["", "named", ""]),
+    row("label_of_another", "[Exp_2] d = Neg(x) [Neg_0] e = Abs(d) y = Tanh(e)",
+        ["Exp_2", "Neg_0", ""], ["Exp_2", "Neg_0", ""]),
+    row("unnamed_folded", "d = Add(c, c) y = Add(x, d)", ["", ""], [""]),
+]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 99])
+@pytest.mark.parametrize(("nodes", "unoptimized", "optimized"), ASSIGNED)
+def test_assignment_at_level(
+    ort: ModuleType, nodes: str, unoptimized: list[str], optimized: list[str], level: int
+):
+    """Nodes that are computed while loading are not assigned; names are the model's."""
+    head = '<ir_version: 10, opset_import: ["" : 20]>\nmain (float[2] x) => (float[2] y)'
+    model = onnx.parser.parse_model(f"{head} <float[2] c = {{1, 2}}> {{{nodes}}}")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel(level)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    opened = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    parts = opened.get_provider_graph_assignment_info()
+    assert [[node.name for node in part.get_nodes()] for part in parts] == [
+        [name] for name in (optimized if level else unoptimized)
+    ]
 
 
 NAMES = ["CUDAExecutionProvider", "CPUExecutionProvider"]

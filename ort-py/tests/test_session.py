@@ -866,6 +866,7 @@ def deleted_after() -> Any:
         case("canceled_and_not", canceled_and_not, Gives([ONE])),
         case("format_onnx", lambda: as_format("ONNX"), Gives([ONE])),
         case("format_ort", lambda: as_format("ORT"), Raises("Fail", "ORT model verification failed")),
+        case("format_of_another_name", lambda: as_format("XX"), Gives([ONE])),
         case("file_deleted", deleted_after, Gives([ONE])),
     ],
 )

@@ -5,7 +5,7 @@
 //! Captures of subgraphs become explicit. Each node is upgraded to the canonical form of its
 //! operator's record.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -121,6 +121,9 @@ pub struct ModelInfo {
     /// The names of the initializers of the graph and its subgraphs, in order. These are the
     /// weights; the outputs of `Constant` nodes are not included.
     pub initializers: Vec<String>,
+    /// The names that the loader gave to nodes without one, such as `Add_3`, unless another node
+    /// of the model has such a name.
+    pub unnamed_nodes: BTreeSet<String>,
     /// The initializers that PyTorch's exporter marks as buffers or constants rather than
     /// parameters.
     pub buffers: Vec<String>,
@@ -152,6 +155,7 @@ impl ModelInfo {
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),
             initializers: initializer_names(model),
+            unnamed_nodes: unnamed_nodes(model),
             buffers: buffer_names(model),
             declared_inputs: model
                 .graph
@@ -186,18 +190,39 @@ pub(super) fn buffer_mark() -> StringStringEntryProto {
 }
 
 fn initializer_names(model: &ModelProto) -> Vec<String> {
-    let mut graphs: Vec<&GraphProto> = model.graph.iter().collect();
     let mut names = Vec::new();
-    while let Some(graph) = graphs.pop() {
+    for graph in all_graphs(model) {
         names.extend(graph.initializer.iter().map(|tensor| tensor.name().to_string()));
         let sparse = graph.sparse_initializer.iter().filter_map(|tensor| tensor.values.as_ref());
         names.extend(sparse.map(|values| values.name().to_string()));
-        let attributes = graph.node.iter().flat_map(|node| &node.attribute);
-        graphs.extend(
-            attributes.flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs)),
-        );
     }
     names
+}
+
+fn unnamed_nodes(model: &ModelProto) -> BTreeSet<String> {
+    let graphs = all_graphs(model);
+    let nodes = || graphs.iter().flat_map(|graph| graph.node.iter().enumerate());
+    let unnamed = nodes().filter(|(_, node)| node.name().is_empty());
+    let mut labels: BTreeSet<String> = unnamed.map(|(index, node)| node_label(node, index)).collect();
+    if !labels.is_empty() {
+        for (_, node) in nodes() {
+            labels.remove(node.name());
+        }
+    }
+    labels
+}
+
+/// Returns the model's graph and all subgraphs.
+fn all_graphs(model: &ModelProto) -> Vec<&GraphProto> {
+    let mut waiting: Vec<&GraphProto> = model.graph.iter().collect();
+    let mut graphs = Vec::new();
+    while let Some(graph) = waiting.pop() {
+        for node in &graph.node {
+            for_each_subgraph(node, &mut |inner| waiting.push(inner));
+        }
+        graphs.push(graph);
+    }
+    graphs
 }
 
 /// An operator that a model uses but that has no record.

@@ -100,15 +100,12 @@ impl Planner<'_> {
             let (program, bindings, threads) = (&nested.program, self.bindings, self.threads);
             // Sizes that contradict each other may be in a branch that is not taken, or in a loop
             // without iterations. If not even an empty plan can be made, the first problem counts.
-            let plan =
-                resolve_given(program, bindings, threads, around).or_else(|problem| {
-                    match is_of_sizes(&problem) {
-                        true => {
-                            plan_that_fails(program, bindings, threads, around, &problem).map_err(|_| problem)
-                        }
-                        false => Err(problem),
-                    }
-                })?;
+            let plan = match resolve_given(program, bindings, threads, around) {
+                Err(problem) if is_of_sizes(&problem) => {
+                    plan_that_fails(program, bindings, threads, around, &problem).map_err(|_| problem)?
+                }
+                plan => plan?,
+            };
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             self.can_shrink |= plan.can_shrink;

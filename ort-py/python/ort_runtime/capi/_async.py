@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
+
+from . import onnxruntime_pybind11_state as C
 
 
 def start(
@@ -26,7 +26,7 @@ def start(
         try:
             callback(results, user_data, error)
         except BaseException as raised:
-            _report(raised, callback)
+            C.write_unraisable(raised, "ort_runtime.InferenceSession.run_async callback")
 
     threading.Thread(target=work, name="ort-run-async").start()
 
@@ -40,15 +40,3 @@ def message(error: BaseException) -> str:
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
     return text
-
-
-def _report(error: BaseException, source: Any) -> None:
-    """Reports what a callback raised, as Python does for destructors."""
-    unraisable = SimpleNamespace(
-        exc_type=type(error),
-        exc_value=error,
-        exc_traceback=error.__traceback__,
-        err_msg="Exception ignored in the callback of run_async",
-        object=source,
-    )
-    sys.unraisablehook(unraisable)

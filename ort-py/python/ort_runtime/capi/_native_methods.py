@@ -14,7 +14,7 @@ from . import onnxruntime_pybind11_state as C
 from ._devices import OrtDevice, OrtEpDevice, OrtMemoryInfo, memory_device, get_ep_devices
 from ._errors import InvalidArgument, status
 from ._fields import refuse
-from ._run_options import RunOptions, with_adapters
+from ._run_options import RunOptions, check_options
 from ._sparse_views import SparseBlockSparseView, SparseCooView, SparseCsrView
 
 _NO_CONTEXT = -1
@@ -88,7 +88,8 @@ class _SessionMethods:
         /,
     ) -> None:
         """Starts a run in another thread, which then calls `callback(results, user_data, error)`."""
-        names, feed = list(output_names), with_adapters(dict(input_feed), run_options)
+        check_options(run_options)
+        names, feed = list(output_names), dict(input_feed)
         _async.start(lambda: self.run(names, feed, run_options), callback, user_data)
 
     def run_with_ortvaluevector(
@@ -106,10 +107,13 @@ class _SessionMethods:
         The results are appended to `fetches` if that is empty, and otherwise written to its values.
         `fetch_devices` is accepted: results lie where the model's last nodes write them.
         """
+        for names in (feed_names, fetch_names):
+            if isinstance(names, str | bytes):
+                refuse("feed_names and fetch_names", "sequences of names", names)
         _check_count("feed", feed_names, feeds)
-        if len(fetches):
+        if len(fetch_names) and len(fetches):
             _check_count("fetch", fetch_names, fetches)
-        feed = with_adapters(dict(zip(feed_names, feeds, strict=True)), run_options)
+        feed = dict(zip(feed_names, feeds, strict=True))
         results = self.run_with_ort_values(feed, list(fetch_names), run_options)
         if not len(fetches):
             for result in results:

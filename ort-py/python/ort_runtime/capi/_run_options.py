@@ -129,18 +129,16 @@ def check_options(options: Any) -> None:
         )
 
 
-def with_adapters(feed: dict[str, Any], options: Any) -> dict[str, Any]:
-    """Returns the feed with the parameters of the adapters in the options.
+def active_adapters(options: Any) -> dict[str, Any]:
+    """Checks options, and returns the parameters of their adapters; an earlier one goes first.
 
-    The feed goes before the adapters, and an earlier adapter before a later one.
+    The native session calls it for each run with options.
     """
     check_options(options)
-    if options is None or not options._adapters:
-        return feed
     values: dict[str, Any] = {}
     for adapter in reversed(options._adapters):
         values |= adapter._parameters
-    return values | feed
+    return values
 
 
 def _cancel_token() -> Any:

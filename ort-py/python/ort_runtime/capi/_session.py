@@ -16,7 +16,7 @@ from ._fields import refuse, to_size
 from ._profiling import Profile
 from ._providers import CPU, warn
 from ._public_devices import OrtDeviceVendorId, native_device
-from ._run_options import check_options, with_adapters
+from ._run_options import check_options
 from ._sparse_tensor import SparseTensor
 from ._values import OrtValue, make_tensor
 
@@ -134,6 +134,7 @@ class Session:
             and run_options is None
             and type(input_feed) is dict
             and self._is_plain
+            and self._required <= input_feed.keys()
         ):
             try:
                 return self._sess.run(names, input_feed)
@@ -144,8 +145,7 @@ class Session:
                         self._log_failure(error, None)
                     raise
         names, feed = self._names(output_names), self._feed(input_feed)
-        if run_options is not None:
-            feed = with_adapters(feed, run_options)
+        check_options(run_options)
         results = self._call("run", run_options, names, feed, run_options)
         if self._has_sparse_output:
             return [SparseTensor(r) if isinstance(r, C.SparseTensor) else r for r in results]
@@ -177,7 +177,7 @@ class Session:
     ) -> list[OrtValue]:
         """Does what `run` does, on values and with values as results."""
         names, feed = self._names(output_names), self._feed(input_dict_ort_values)
-        feed = with_adapters(feed, run_options)
+        check_options(run_options)
         results = self._call("run_with_ort_values", run_options, feed, names, run_options)
         return [OrtValue(value) for value in results]
 
@@ -211,8 +211,8 @@ class Session:
             # No fallback, here and below: the binding belongs to the native session.
             self._sess.run_with_iobinding(iobinding._iobinding)
             return
-        adapters = with_adapters({}, run_options)
-        self._profiled("run_with_iobinding", iobinding._iobinding, run_options, adapters)
+        check_options(run_options)
+        self._profiled("run_with_iobinding", iobinding._iobinding, run_options)
 
     def io_binding(self) -> IOBinding:
         """Returns a new binding for `run_with_iobinding`."""

@@ -237,9 +237,8 @@ class InferenceSession:
         self,
         binding: SessionIOBinding,
         run_options: RunOptions | None = None,
-        adapters: dict[str, Any] | None = None,
     ) -> None:
-        """Runs on a binding's memory; `adapters` are values of initializers for this run."""
+        """Runs the model on the memory of a binding."""
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: npt.DTypeLike | int, device: OrtDevice
     ) -> OrtValue:
@@ -456,6 +455,9 @@ def set_engine_log_severity(severity: int) -> None:
 
 def set_seed(seed: int) -> None:
     """Sets the seed of random operators."""
+
+def write_unraisable(error: BaseException, source: object) -> None:
+    """Reports an exception that no caller can handle, as Python does for destructors."""
 
 def unregister_execution_provider_library(name: str) -> None:
     """Forgets a library's provider. Raises Fail for an unknown name."""

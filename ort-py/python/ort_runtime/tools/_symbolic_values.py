@@ -1,7 +1,7 @@
-"""Small integer tensors as expressions of the names of dimensions.
+"""Partial data propagation: small integer tensors as expressions of symbolic dimensions.
 
-Exporters compute shapes at run time: `Shape`, `Gather`, arithmetic, `Concat`, `Reshape`. What such
-nodes compute is known here as far as the package `sympy` can tell. Without the package nothing is.
+Exporters compute shapes at run time: `Shape`, `Gather`, arithmetic, `Concat`, `Reshape`. The rules
+here evaluate such nodes with `sympy`, so that `Reshape` and the like have symbolic output shapes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ._contrib_shapes import Dim, Values, _attribute
 if TYPE_CHECKING:
     import onnx
 
-#: Longer tensors are no shapes, and longer expressions help nobody.
-_MOST_ELEMENTS, _MOST_CHARACTERS = 64, 200
+#: Longer tensors are not shapes, and longer expressions help no reader.
+_MAX_ELEMENTS, _MAX_CHARACTERS = 64, 200
 
-#: A slice to here and beyond ends where the dimension does.
-_FAR = 2**31 - 1
+#: A slice end from here on means the end of the dimension.
+_INT32_MAX = 2**31 - 1
 
 #: ONNX's numbers of the element types that are no integers.
 _FLOATS = frozenset({1, 10, 11, 16})
@@ -40,17 +40,17 @@ class SymbolicValues:
 
         self._sympy = sympy
         self._types = types
-        self._texts: dict[str, Any] = {}
+        self._expressions: dict[str, Any] = {}
         self._vectors: dict[str, Vector] = {}
         for tensor in graph.initializer:
-            self._keep(tensor.name, tensor)
+            self._add_constant(tensor.name, tensor)
 
     def expression(self, dim: Dim) -> Any:
         """Returns a dimension as an expression, None if it is unknown."""
         if dim is None or isinstance(dim, int):
             return None if dim is None else self._sympy.Integer(dim)
         symbol = self._sympy.Symbol(dim, integer=True, positive=True)
-        return self._texts.setdefault(dim, symbol)
+        return self._expressions.setdefault(dim, symbol)
 
     def dim(self, expression: Any) -> Dim:
         """Returns an expression as a dimension: a number, or text that `expression` knows again."""
@@ -63,30 +63,30 @@ class SymbolicValues:
         if not expression.is_integer or expression.is_negative:
             return None
         text = str(expression)
-        if len(text) > _MOST_CHARACTERS:
+        if len(text) > _MAX_CHARACTERS:
             return None
-        self._texts.setdefault(text, expression)
+        self._expressions.setdefault(text, expression)
         return text
 
     def visit(self, node: onnx.NodeProto) -> list[Dim] | None:
         """Takes the next node; returns the dimensions of its output, None if nothing is known."""
         if node.domain not in ("", "ai.onnx") or not node.output:
             return None
-        compute = _VECTORS.get(node.op_type)
+        compute = _VALUE_RULES.get(node.op_type)
         found = compute(self, node) if compute else None
-        if found is not None and len(found.elements) <= _MOST_ELEMENTS:
+        if found is not None and len(found.elements) <= _MAX_ELEMENTS:
             self._vectors[node.output[0]] = found
-        shape = _SHAPES.get(node.op_type)
+        shape = _SHAPE_RULES.get(node.op_type)
         dims = shape(self, node) if shape else None
         return dims and [self.dim(dim) for dim in dims]
 
-    def _keep(self, name: str, tensor: onnx.TensorProto) -> None:
+    def _add_constant(self, name: str, tensor: onnx.TensorProto) -> None:
         """Remembers the elements of a constant."""
         import onnx
 
         size = tensor.dims[0] if tensor.dims else 1
         has_data = tensor.ByteSize() > 4 * size and tensor.data_location != tensor.EXTERNAL
-        if len(tensor.dims) > 1 or not 0 < size <= _MOST_ELEMENTS or not has_data:
+        if len(tensor.dims) > 1 or not 0 < size <= _MAX_ELEMENTS or not has_data:
             return
         if tensor.data_type not in _FLOATS | {6, 7}:
             return
@@ -115,7 +115,7 @@ class SymbolicValues:
     def minimum(self, left: Any, right: Any) -> Any:
         """Returns the smaller one of an index and the size it is for.
 
-        Between two sizes without a number nobody can tell; then the index is taken to be one.
+        Two symbolic sizes cannot be compared; then the index is assumed to be in range.
         """
         for bound in (left, right):
             if (left - bound).is_nonnegative and (right - bound).is_nonnegative:
@@ -133,7 +133,7 @@ class SymbolicValues:
         last = size - 1 if backwards else size
 
         def index(place: Any, before: Any) -> Any:
-            if place.is_Integer and abs(place) >= _FAR:
+            if place.is_Integer and abs(place) >= _INT32_MAX:
                 return last if place > 0 else before
             if place.is_zero:
                 return place
@@ -146,7 +146,7 @@ class SymbolicValues:
         return self._sympy.floor((width + stride - 1) / stride)
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[..., Vector | None]:
+def _elementwise_values(function: Callable[..., Any]) -> Callable[..., Vector | None]:
     """Returns the rule of an operator on vectors of one length, or of length one."""
 
     def rule(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
@@ -172,7 +172,7 @@ def _divide(sympy: Any, is_float: bool, left: Any, right: Any) -> Any:
     return left / right if is_float else sympy.floor(left / right)
 
 
-def _cast(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _cast_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     vector = values.vector(node, 0)
     if vector is None:
         return None
@@ -182,17 +182,17 @@ def _cast(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     return Vector(elements, vector.is_scalar, is_float)
 
 
-def _shape(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _shape_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     dims = values.dims(node)
     if dims is None:
         return None
     return Vector(dims[_attribute(node, "start", 0) : _attribute(node, "end")])
 
 
-def _constant(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _constant_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     tensor = _attribute(node, "value")
     if tensor is not None:
-        values._keep(node.output[0], tensor)
+        values._add_constant(node.output[0], tensor)
         return None
     number, numbers = _attribute(node, "value_int"), _attribute(node, "value_ints")
     if number is None and numbers is None:
@@ -201,7 +201,7 @@ def _constant(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     return Vector(elements, numbers is None)
 
 
-def _reranked(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _same_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     """Squeeze, Unsqueeze and Reshape between ranks 0 and 1."""
     vector = values.vector(node, 0)
     known = values._types.known(node.output[0])
@@ -210,7 +210,7 @@ def _reranked(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     return Vector(vector.elements, not known[1], vector.is_float)
 
 
-def _gather(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _gather_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     vector, places = values.vector(node, 0), values.numbers(node, 1)
     if vector is None or places is None or vector.is_scalar:
         return None
@@ -221,7 +221,7 @@ def _gather(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     return Vector([vector.elements[place] for place in places], is_scalar, vector.is_float)
 
 
-def _slice_vector(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _slice_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     vector = values.vector(node, 0)
     starts, ends = values.numbers(node, 1), values.numbers(node, 2)
     if vector is None or not starts or not ends or len(starts) != 1:
@@ -229,11 +229,11 @@ def _slice_vector(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None
     step = values.numbers(node, 4) if len(node.input) > 4 and node.input[4] else [1]
     if not step or step[0] == 0:
         return None
-    end = None if step[0] < 0 and ends[0] <= -_FAR else ends[0]
+    end = None if step[0] < 0 and ends[0] <= -_INT32_MAX else ends[0]
     return Vector(vector.elements[starts[0] : end : step[0]], False, vector.is_float)
 
 
-def _concat_vectors(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
+def _concat_values(values: SymbolicValues, node: onnx.NodeProto) -> Vector | None:
     vectors = [values.vector(node, i) for i in range(len(node.input))]
     if None in vectors or any(vector.is_scalar for vector in vectors):
         return None
@@ -241,38 +241,38 @@ def _concat_vectors(values: SymbolicValues, node: onnx.NodeProto) -> Vector | No
     return Vector(elements, False, any(vector.is_float for vector in vectors))
 
 
-_VECTORS: dict[str, Callable[[SymbolicValues, Any], Vector | None]] = {
-    "Abs": _elementwise(lambda sympy, _, x: abs(x)),
-    "Add": _elementwise(lambda sympy, _, x, y: x + y),
-    "Cast": _cast,
-    "Ceil": _elementwise(lambda sympy, _, x: sympy.ceiling(x)),
-    "Concat": _concat_vectors,
-    "Constant": _constant,
-    "Div": _elementwise(_divide),
-    "Floor": _elementwise(lambda sympy, _, x: sympy.floor(x)),
-    "Gather": _gather,
-    "Identity": _elementwise(lambda sympy, _, x: x),
-    "Max": _elementwise(lambda sympy, _, *given: sympy.Max(*given)),
-    "Min": _elementwise(lambda sympy, _, *given: sympy.Min(*given)),
-    "Mul": _elementwise(lambda sympy, _, x, y: x * y),
-    "Neg": _elementwise(lambda sympy, _, x: -x),
-    "Reshape": _reranked,
-    "Shape": _shape,
-    "Slice": _slice_vector,
-    "Squeeze": _reranked,
-    "Sub": _elementwise(lambda sympy, _, x, y: x - y),
-    "Unsqueeze": _reranked,
+_VALUE_RULES: dict[str, Callable[[SymbolicValues, Any], Vector | None]] = {
+    "Abs": _elementwise_values(lambda sympy, _, x: abs(x)),
+    "Add": _elementwise_values(lambda sympy, _, x, y: x + y),
+    "Cast": _cast_values,
+    "Ceil": _elementwise_values(lambda sympy, _, x: sympy.ceiling(x)),
+    "Concat": _concat_values,
+    "Constant": _constant_values,
+    "Div": _elementwise_values(_divide),
+    "Floor": _elementwise_values(lambda sympy, _, x: sympy.floor(x)),
+    "Gather": _gather_values,
+    "Identity": _elementwise_values(lambda sympy, _, x: x),
+    "Max": _elementwise_values(lambda sympy, _, *given: sympy.Max(*given)),
+    "Min": _elementwise_values(lambda sympy, _, *given: sympy.Min(*given)),
+    "Mul": _elementwise_values(lambda sympy, _, x, y: x * y),
+    "Neg": _elementwise_values(lambda sympy, _, x: -x),
+    "Reshape": _same_values,
+    "Shape": _shape_values,
+    "Slice": _slice_values,
+    "Squeeze": _same_values,
+    "Sub": _elementwise_values(lambda sympy, _, x, y: x - y),
+    "Unsqueeze": _same_values,
 }
 
 
-def _given(values: SymbolicValues, node: onnx.NodeProto, position: int) -> list[Any] | None:
+def _elements(values: SymbolicValues, node: onnx.NodeProto, position: int) -> list[Any] | None:
     """Returns an input that has the dimensions of the output."""
     vector = values.vector(node, position)
     return vector and vector.elements
 
 
-def _sliced(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
-    dims, starts, ends = values.dims(node), _given(values, node, 1), _given(values, node, 2)
+def _slice_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+    dims, starts, ends = values.dims(node), _elements(values, node, 1), _elements(values, node, 2)
     if dims is None or starts is None or ends is None or len(starts) != len(ends):
         return None
     axes: Sequence[int] | None = range(len(starts))
@@ -280,7 +280,7 @@ def _sliced(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
         axes = values.numbers(node, 3)
     steps: list[Any] | None = [values.expression(1)] * len(starts)
     if len(node.input) > 4 and node.input[4]:
-        steps = _given(values, node, 4)
+        steps = _elements(values, node, 4)
     if axes is None or steps is None or not len(axes) == len(steps) == len(starts):
         return None
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -290,7 +290,7 @@ def _sliced(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return dims
 
 
-def _joined(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+def _concat_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     parts = [values.dims(node, i) for i in range(len(node.input))]
     axis = _attribute(node, "axis", 0)
     if None in parts or len({len(part) for part in parts}) != 1 or not parts[0]:
@@ -301,8 +301,8 @@ def _joined(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return dims
 
 
-def _reshaped(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
-    source, target = values.dims(node), _given(values, node, 1)
+def _reshape_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+    source, target = values.dims(node), _elements(values, node, 1)
     if source is None or target is None or None in target:
         return None
     dims = list(target)
@@ -318,8 +318,8 @@ def _reshaped(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return dims
 
 
-def _expanded(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
-    source, target = values.dims(node), _given(values, node, 1)
+def _expand_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+    source, target = values.dims(node), _elements(values, node, 1)
     if source is None or target is None:
         return None
     rank = max(len(source), len(target))
@@ -330,26 +330,26 @@ def _expanded(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return [b if a == 1 else a if b == 1 or a == b else None for a, b in pairs]
 
 
-def _tiled(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
-    dims, repeats = values.dims(node), _given(values, node, 1)
+def _tile_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+    dims, repeats = values.dims(node), _elements(values, node, 1)
     if dims is None or repeats is None or len(dims) != len(repeats):
         return None
     return [None if None in pair else pair[0] * pair[1] for pair in zip(dims, repeats, strict=True)]
 
 
-def _resized(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+def _resize_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     if _attribute(node, "axes") is not None or _attribute(node, "keep_aspect_ratio_policy"):
         return None
     if len(node.input) > 3:
-        return _given(values, node, 3)
-    dims, scales = values.dims(node), _given(values, node, 2)
+        return _elements(values, node, 3)
+    dims, scales = values.dims(node), _elements(values, node, 2)
     if dims is None or scales is None or len(dims) != len(scales) or None in [*dims, *scales]:
         return None
     whole = values._sympy.floor
     return [whole(dim * scale) for dim, scale in zip(dims, scales, strict=True)]
 
 
-def _range(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+def _range_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     inputs = [values.vector(node, i) for i in range(3)]
     if None in inputs or any(vector.is_float for vector in inputs):
         return None
@@ -359,7 +359,7 @@ def _range(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return [values._sympy.floor((limit - start + delta - 1) / delta)]
 
 
-def _windows(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
+def _window_shape(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     """Convolutions and pools: a size for each step of the window."""
     dims = values.dims(node)
     kernel = _attribute(node, "kernel_shape")
@@ -382,16 +382,16 @@ def _windows(values: SymbolicValues, node: onnx.NodeProto) -> list[Any] | None:
     return [None, None, *sizes]
 
 
-_SHAPES: dict[str, Callable[[SymbolicValues, Any], list[Any] | None]] = {
-    "AveragePool": _windows,
-    "Concat": _joined,
-    "ConstantOfShape": lambda values, node: _given(values, node, 0),
-    "Conv": _windows,
-    "Expand": _expanded,
-    "MaxPool": _windows,
-    "Range": _range,
-    "Reshape": _reshaped,
-    "Resize": _resized,
-    "Slice": _sliced,
-    "Tile": _tiled,
+_SHAPE_RULES: dict[str, Callable[[SymbolicValues, Any], list[Any] | None]] = {
+    "AveragePool": _window_shape,
+    "Concat": _concat_shape,
+    "ConstantOfShape": lambda values, node: _elements(values, node, 0),
+    "Conv": _window_shape,
+    "Expand": _expand_shape,
+    "MaxPool": _window_shape,
+    "Range": _range_shape,
+    "Reshape": _reshape_shape,
+    "Resize": _resize_shape,
+    "Slice": _slice_shape,
+    "Tile": _tile_shape,
 }

@@ -9,6 +9,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from ._graph_queries import bodies, subgraphs
+
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 
 #: Attributes that name the type of an output, with what operators assume without them.
@@ -147,9 +149,8 @@ class GraphConverter:
                 nodes.extend(self._narrow(node))
             else:
                 self._convert_attributes(node)
-            for attribute in node.attribute:
-                for graph in _graphs_of(attribute):
-                    GraphConverter(graph, self.precision, self).convert_inner()
+            for body in bodies(node):
+                GraphConverter(body, self.precision, self).convert_inner()
         for value in known:
             _halve_type(value.type)
         if self.outer is not None:
@@ -170,7 +171,7 @@ class GraphConverter:
     def _read_in_half(self) -> Iterator[str]:
         """Yields the values that a converted node or an output reads, or no one at all."""
         read: set[str] = set()
-        for graph in _with_subgraphs(self.graph):
+        for graph in (self.graph, *subgraphs(self.graph)):
             for node in graph.node:
                 always = self.precision.always_float.get(node.op_type, set())
                 for place, name in enumerate(node.input):
@@ -194,21 +195,20 @@ class GraphConverter:
             scope = scope.outer
         return name
 
-    def _type(self, name: str) -> int:
+    def _scope_of(self, name: str) -> GraphConverter | None:
+        """Returns the innermost graph that has a value of this name."""
         scope: GraphConverter | None = self
-        while scope is not None:
-            if name in scope.types:
-                return scope.types[name]
+        while scope is not None and name not in scope.types:
             scope = scope.outer
-        return TensorProto.UNDEFINED
+        return scope
+
+    def _type(self, name: str) -> int:
+        scope = self._scope_of(name)
+        return TensorProto.UNDEFINED if scope is None else scope.types[name]
 
     def _stays_wide(self, name: str) -> bool:
-        scope: GraphConverter | None = self
-        while scope is not None:
-            if name in scope.types:
-                return name in scope.wide_weights
-            scope = scope.outer
-        return False
+        scope = self._scope_of(name)
+        return scope is not None and name in scope.wide_weights
 
     def _widen(self, node: onnx.NodeProto, place: int) -> Iterator[onnx.NodeProto]:
         """Casts an input of a node to the wider type; yields the Cast, if it is a new one."""
@@ -285,17 +285,3 @@ def _halve_type(kind: Any) -> None:
         _halve_type(kind.optional_type.elem_type)
     elif kind.HasField("tensor_type") and kind.tensor_type.elem_type == FLOAT:
         kind.tensor_type.elem_type = HALF
-
-
-def _graphs_of(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
-
-
-def _with_subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in _graphs_of(attribute):
-                yield from _with_subgraphs(inner)

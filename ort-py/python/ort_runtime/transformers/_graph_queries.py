@@ -22,11 +22,17 @@ Readers = dict[str, list[Any]]
 def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yields the bodies of all control-flow nodes, those inside of them too."""
     for node in graph.node:
-        for attribute in node.attribute:
-            inner = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-            for one in inner:
-                yield one
-                yield from subgraphs(one)
+        for body in bodies(node):
+            yield body
+            yield from subgraphs(body)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yields the graphs in the attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 class GraphQueries:

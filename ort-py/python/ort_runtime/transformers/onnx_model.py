@@ -5,6 +5,7 @@ Needs the package `onnx`.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 from collections.abc import Iterable
@@ -264,7 +265,7 @@ class OnnxModel(GraphQueries):
             del graph.output[:]
             graph.output.extend(kept)
         needed = {value.name for value in graph.output}
-        for node in reversed(_sorted(graph.node, _given(graph))):
+        for node in reversed(_topological_order(graph.node)):
             if needed & set(node.output):
                 needed |= _reads(node)
         self.remove_nodes([node for node in graph.node if not needed & set(node.output)])
@@ -286,7 +287,7 @@ class OnnxModel(GraphQueries):
     @staticmethod
     def graph_topological_sort(graph: Any, is_deterministic: bool = False) -> None:
         """Sorts the nodes of a graph, so that each comes after those that it reads."""
-        nodes = _sorted(graph.node, None)
+        nodes = _topological_order(graph.node)
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
@@ -386,30 +387,26 @@ def _reads(node: Any) -> set[str]:
     return read
 
 
-def _given(graph: Any) -> set[str]:
-    values = (*graph.input, *graph.initializer)
-    return {value.name for value in values}
-
-
-def _sorted(nodes: Any, given: set[str] | None) -> list[Any]:
-    """Returns nodes in topological order, of equals the first one first."""
-    made = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    waits = [{made[name] for name in _reads(node) if name in made} - {index}
-             for index, node in enumerate(nodes)]
-    order: list[int] = []
-    done: set[int] = set()
-    for start in range(len(nodes)):
-        stack = [start]
-        while stack:
-            index = stack[-1]
-            waiting = [other for other in sorted(waits[index]) if other not in done]
-            if index in done or not waiting:
-                stack.pop()
-                if index not in done:
-                    done.add(index)
-                    order.append(index)
-            elif set(waiting) & set(stack):
-                raise RuntimeError("the graph has a cycle")
-            else:
-                stack.extend(reversed(waiting))
-    return [nodes[index] for index in order]
+def _topological_order(nodes: Any) -> list[Any]:
+    """Kahn's algorithm: of the nodes that are ready, the first one goes first."""
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    readers: list[list[int]] = [[] for _ in nodes]
+    unmet: list[int] = []
+    for index, node in enumerate(nodes):
+        # A subgraph may have a value of the node's own name.
+        needed = {producers[name] for name in _reads(node) if name in producers} - {index}
+        unmet.append(len(needed))
+        for producer in needed:
+            readers[producer].append(index)
+    ready = [index for index, count in enumerate(unmet) if not count]
+    order: list[Any] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(nodes[index])
+        for reader in readers[index]:
+            unmet[reader] -= 1
+            if not unmet[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        raise RuntimeError("the graph has a cycle")
+    return order
