@@ -380,6 +380,12 @@ impl Lent {
     }
 }
 
+/// The deleter of what [`Managed::new`] makes.
+///
+/// # Safety
+///
+/// `managed` is from [`Managed::new`], with a boxed `Lent` as its context. Its owner calls the
+/// deleter once.
 unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
     // SAFETY: only `Managed::new` uses this deleter, with a boxed struct whose context is a boxed
     // `Lent`. The owner of the struct calls it once.
@@ -389,6 +395,11 @@ unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
     }
 }
 
+/// The deleter of what [`Managed::new`] makes for the older version of DLPack.
+///
+/// # Safety
+///
+/// As [`delete_versioned`].
 unsafe extern "C" fn delete_unversioned(managed: *mut DLManagedTensor) {
     // SAFETY: as in `delete_versioned`.
     unsafe {

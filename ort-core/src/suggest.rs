@@ -68,7 +68,7 @@ pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a st
     match (near, all.len()) {
         (None, 0) => format!("there are no {what}"),
         (None, 1..=FEW) => format!("the {what} are {}", all.join(", ")),
-        (None, _) => format!("check the spelling; there are more than {FEW} {what}"),
+        (None, _) => format!("check the spelling; there are more than {FEW} {what}, too many to list"),
         (Some(near), 0..=FEW) => format!("{near} the {what} are {}", all.join(", ")),
         (Some(near), _) => near,
     }

@@ -203,7 +203,7 @@ impl Gemm {
         ensure!(
             depth == rhs_rows,
             InvalidArgument,
-            "the inner sizes of the matrix product differ: {depth} and {rhs_rows}"
+            "the inner dimensions of the matrix multiplication differ: {depth} and {rhs_rows}"
         );
         let batch = broadcast::shapes(&[lhs_batch, rhs_batch])?.to_vec();
         let whole: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();

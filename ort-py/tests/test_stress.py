@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import models
@@ -410,16 +410,32 @@ def product() -> bytes:
     return models.make([node], [square[0]], [square[1]]).SerializeToString()
 
 
-def test_one_binding_two_threads() -> None:
-    """A binding that runs refuses every other use of it until it is done (see below for runs)."""
+@contextlib.contextmanager
+def binding_in_a_run() -> Iterator[tuple[Any, Any]]:
+    """A session and one of its bindings, which another thread runs until the end of the block."""
     opened = ort.InferenceSession(endless(), providers=[CPU])
     binding, stop = opened.io_binding(), ort.RunOptions()
     for name, array in one_loop().items():
         binding.bind_cpu_input(name, array)
-    runner = threading.Thread(target=lambda: _quiet(lambda: opened.run_with_iobinding(binding, stop)))
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            opened.run_with_iobinding(binding, stop)
+
+    runner = threading.Thread(target=run)
     runner.start()
     time.sleep(0.1)
     try:
+        yield opened, binding
+    finally:
+        stop.terminate = True
+        runner.join(WAIT)
+    assert not runner.is_alive()
+
+
+def test_one_binding_two_threads() -> None:
+    """A binding that runs refuses every other use of it until it is done (see below for runs)."""
+    with binding_in_a_run() as (_, binding):
         for use in (
             binding.get_outputs,
             binding.copy_outputs_to_cpu,
@@ -430,32 +446,12 @@ def test_one_binding_two_threads() -> None:
         ):
             with pytest.raises(RuntimeError, match="borrowed"):
                 use()
-    finally:
-        stop.terminate = True
-        runner.join(WAIT)
-    assert not runner.is_alive()
-
-
-def _quiet(action: Callable[[], Any]) -> None:
-    with contextlib.suppress(RuntimeError):
-        action()
 
 
 def test_one_binding_two_runs() -> None:
     """A second run of a binding that runs is a RuntimeError."""
-    opened = ort.InferenceSession(endless(), providers=[CPU])
-    binding, stop = opened.io_binding(), ort.RunOptions()
-    for name, array in one_loop().items():
-        binding.bind_cpu_input(name, array)
-    runner = threading.Thread(target=lambda: _quiet(lambda: opened.run_with_iobinding(binding, stop)))
-    runner.start()
-    time.sleep(0.1)
-    try:
-        with pytest.raises(RuntimeError):
-            opened.run_with_iobinding(binding)
-    finally:
-        stop.terminate = True
-        runner.join(WAIT)
+    with binding_in_a_run() as (opened, binding), pytest.raises(RuntimeError):
+        opened.run_with_iobinding(binding)
 
 
 def test_terminate() -> None:

@@ -46,6 +46,11 @@ struct Lender {
     deleted: &'static AtomicUsize,
 }
 
+/// Takes back what `lend` lent.
+///
+/// # Safety
+///
+/// `managed` is from `lend`, and its borrower calls the deleter once.
 unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
     // SAFETY: `lend` made both boxes, and this is their only deleter.
     unsafe {
@@ -55,6 +60,11 @@ unsafe extern "C" fn delete_versioned(managed: *mut DLManagedTensorVersioned) {
     }
 }
 
+/// Takes back what `lend` lent to the older version of DLPack.
+///
+/// # Safety
+///
+/// As [`delete_versioned`].
 unsafe extern "C" fn delete_unversioned(managed: *mut DLManagedTensor) {
     // SAFETY: as above.
     unsafe {

@@ -252,7 +252,7 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
         // An input without rows has no bytes either, so the 1 only avoids a division by 0.
         let len = bytes.len() / given.max(1) * rows;
         if index > 0 && batches.len() != count {
-            bail!("--rows: the inputs differ in their rows, as '{name}' shows");
+            bail!("--rows: input '{name}' has another number of rows than the inputs before it");
         }
         batches.resize_with(count, Vec::new);
         for (at, batch) in batches.iter_mut().enumerate() {

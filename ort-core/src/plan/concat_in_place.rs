@@ -108,7 +108,7 @@ impl Planner<'_> {
             DraftStorage::Group { group, offset: start } => {
                 Ok(DraftStorage::Group { group, offset: start + offset })
             }
-            _ => Err(error!(Fail, "what a value is a part of has no memory")),
+            _ => Err(error!(Fail, "the output of a concatenation in place has no memory")),
         }
     }
 }

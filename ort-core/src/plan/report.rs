@@ -19,8 +19,9 @@ pub struct PlannedValue {
     pub name: String,
     /// The size in bytes; none if it is known only at run time.
     pub bytes: Option<usize>,
-    /// The offset in its slab. If other values use an output's buffer before it, they and the
-    /// output have offsets past all slabs, as if the buffer followed them. Otherwise none.
+    /// The offset in its slab. If an output's buffer holds other values first, the output and these
+    /// values have offsets past all slabs, as if the buffer followed the last slab. None for values
+    /// in other memory.
     pub offset: Option<usize>,
     /// The slab's index in [`PlanReport::slabs`], if the value is in a slab.
     pub slab: Option<usize>,

@@ -259,7 +259,7 @@ fn run_work<'a, 'n: 'a>(
         Work::Streamed(kernel) => {
             cx.workspace = workspace;
             let node = step.node.map(|node| &graph.nodes[node]);
-            let missing = || error!(Fail, "a streamed kernel outside of its session");
+            let missing = || error!(Fail, "a streamed kernel runs without its session");
             let (node, streaming) = node.zip(env.streaming).ok_or_else(missing)?;
             let (view, device) = (NodeView { graph, node }, &*env.devices[step.device]);
             kernel.run(streaming.keeps(index), || streaming.make(view, device), cx)?;

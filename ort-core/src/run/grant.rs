@@ -177,7 +177,7 @@ impl Executor {
                 granted => return granted,
             }
         }
-        Err(error!(Fail, "a run was granted nothing"))
+        Err(error!(Fail, "no attempt to reserve the run's memory succeeded or failed"))
     }
 
     /// Raises the budget of a session without a limit of its own to what is free on the machine by
@@ -188,8 +188,8 @@ impl Executor {
         budget.raise_limit(free.saturating_add(budget.in_use()))
     }
 
-    /// Tries to grant the run. Constants get at most `eighths` eighths of what device limits leave
-    /// beyond the least that they need.
+    /// Tries to grant the run. Of the memory that device limits leave beyond the least that
+    /// constants need, they get the share `eighths`, in eighths.
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,

@@ -27,12 +27,12 @@ use crate::ep::dynamic::DynamicMemory;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleMemory {
-    /// The most bytes kept for the next run once one has ended: slabs, free arena regions, dropped
+    /// The most bytes that a session keeps between runs: slabs, free arena regions and dropped
     /// outputs. Unbounded by default.
     pub most_bytes: usize,
-    /// How long a session that does not run keeps them. After that time they are freed when a run
-    /// of another session ends, or by [`release_idle_memory`]. A minute by default; `None` keeps
-    /// them forever.
+    /// How long a session without runs keeps them. After that time, the end of another session's
+    /// run frees them, or [`release_idle_memory`] does. A minute by default; `None` keeps them
+    /// forever.
     pub after: Option<Duration>,
 }
 
@@ -72,8 +72,9 @@ struct All {
 }
 
 impl All {
-    /// Whether it is time to look. Runs would spend longer on thousands of sessions than on small
-    /// models, and being late by an eighth does not matter.
+    /// Whether a run should look for sessions that are due. Looking takes time for each session of
+    /// the process, so runs look only once per eighth of the shortest time. Memory is then freed up
+    /// to an eighth late.
     fn looks(&mut self, now: Instant) -> bool {
         let is_time =
             self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= self.shortest / 8);

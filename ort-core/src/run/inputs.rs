@@ -65,7 +65,7 @@ pub(crate) fn bind(
                 InvalidArgument,
                 "axis {axis} has {problem}: got shape {shape:?}, expected {}", info.ty
             )
-            .help("the sizes must be those of the model, and each name the same size everywhere")
+            .help("use the sizes of the model; equal dimension names need equal sizes")
             .within(place());
             // Only a symbolic dimension can be made independent.
             match dim.as_constant() {

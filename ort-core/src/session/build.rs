@@ -32,14 +32,15 @@ impl Model {
     /// Writes a graph that was [optimized](SessionBuilder::optimized) from this model as an ONNX
     /// file, atomically, with weights in data files that the caller writes.
     ///
-    /// `locate` gets the name and the value of each initializer, and where it is if it is in a data
-    /// file of this model. It returns where the data is then, relative to the folder of `path`;
-    /// `None` keeps it in the model file. Strings and initializers of subgraphs stay there unasked.
+    /// `locate` gets the name and the value of each initializer, and its location if it is in a
+    /// data file of this model. It returns the location of the data for the new file, relative to
+    /// the folder of `path`, or `None` to keep the data in the model file. Strings and the
+    /// initializers of subgraphs always stay in the model file; `locate` is not called for them.
     ///
     /// # Errors
     ///
-    /// What `locate` returns; then nothing is written. The file cannot be written, or would replace
-    /// external data of the model.
+    /// `locate` fails, the file cannot be written, or it would replace external data of the model.
+    /// If `locate` fails, nothing is written.
     pub fn save_located(
         &self,
         graph: &Graph,
@@ -111,9 +112,9 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// The model cannot be optimized, or a file cannot be written: then neither the model nor its
-    /// data file is replaced. A file would replace external data of the model that is read, or the
-    /// data file that model.
+    /// The model cannot be optimized. The file would replace external data of this model, or its
+    /// data file would replace any file of this model. A file cannot be written; then neither the
+    /// file nor its data file is replaced.
     pub fn save_optimized(&self, path: impl AsRef<Path>, weights: &Weights) -> Result<(Graph, Report)> {
         let path = path.as_ref();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

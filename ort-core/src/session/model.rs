@@ -257,8 +257,9 @@ impl Model {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
     }
 
-    /// Whether a constant is aligned for its type. For a constant in a file of the model its offset
-    /// in the file counts, wherever the file is mapped; for others the address.
+    /// Whether a constant is aligned for its type. A constant in a file of the model is judged by
+    /// its offset in that file, so the answer does not depend on where the file is mapped. Any
+    /// other constant is judged by its address.
     pub(super) fn is_aligned_in_file(&self, tensor: &Tensor) -> bool {
         let (Some(bytes), Some(size)) = (tensor.bytes(), tensor.dtype().byte_size()) else { return true };
         let start = bytes.as_ptr().addr();

@@ -35,7 +35,7 @@ impl Session {
     /// for _ in 0..5 {
     ///     binding.bind_input("state", state)?;
     ///     session.run_with_binding(&mut binding, &RunOptions::default())?;
-    ///     // It stays on the device, which no call waits for.
+    ///     // The value stays on the device, and no call waits for the device to finish.
     ///     state = binding.get_outputs()?[0].1.tensor()?.clone();
     /// }
     /// println!("{:?}", session.to_host(&Value::Tensor(state))?.tensor()?.to_vec::<f32>()?);

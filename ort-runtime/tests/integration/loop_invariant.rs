@@ -1,4 +1,5 @@
-//! State that a loop passes through unchanged: it is not carried, and results stay as they are.
+//! State that a loop passes through unchanged is captured instead of carried, with the same
+//! results.
 #![allow(clippy::indexing_slicing)]
 
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};

@@ -53,8 +53,8 @@ Other rewrites are constant folding, common-subexpression elimination, dead-code
 the fusion of elementwise chains (`elementwise_chain`). On devices that prefer it, images become
 NHWC (`channels_last`), and weights are transposed if their columns are whole vectors and their rows
 are not (`weight_vectors`). From level `all`, attention between transposes with a KV cache becomes
-one operator (`attention_cache`). What a `Loop` or `Scan` passes through unchanged is not carried
-(`loop_invariant`).
+one operator (`attention_cache`). A value that a `Loop` or `Scan` passes
+through unchanged is captured instead of carried (`loop_invariant`).
 ";
 
 fn page() -> String {

@@ -44,13 +44,13 @@ fn each_mistake_is_named() -> Result<()> {
             vec![("x", zeros(&[2, 4])?), ("y", y.clone())],
             "invalid argument: input 'x': axis 1 has size 4, expected 3: \
              got shape [2, 4], expected float[n, 3]; \
-             the sizes must be those of the model, and each name the same size everywhere",
+             use the sizes of the model; equal dimension names need equal sizes",
         ),
         (
             vec![("x", x.clone()), ("y", zeros(&[5, 1])?)],
             "invalid argument: input 'y': axis 0 has size 5, expected n with n=2: \
              got shape [5, 1], expected float[n, 1]; \
-             the sizes must be those of the model, and each name the same size everywhere",
+             use the sizes of the model; equal dimension names need equal sizes",
         ),
         (
             vec![("x", sequence), ("y", y.clone())],

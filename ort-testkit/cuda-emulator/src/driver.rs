@@ -14,6 +14,25 @@ use crate::code;
 use crate::memory::Memory;
 use crate::parse::Module;
 
+/// Defines the C functions of a library above the driver. A body returns a `Status`, whose error is
+/// the function's result.
+macro_rules! library_api {
+    ($(fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = concat!("The library's `", stringify!($name), "`.")]
+            ///
+            /// # Safety
+            ///
+            /// As for the library's function: pointers are valid or null where that is allowed.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $ty),*) -> c_int {
+                let call = || -> Status { $body };
+                call().err().unwrap_or(0)
+            }
+        )*
+    };
+}
+
 mod dnn;
 mod launch;
 mod lt;

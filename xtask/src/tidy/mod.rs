@@ -11,6 +11,7 @@ mod parameters;
 mod rules;
 mod source;
 mod type_names;
+mod unsafe_reasons;
 mod words;
 
 use std::collections::HashSet;

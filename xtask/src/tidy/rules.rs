@@ -2,7 +2,7 @@
 
 use super::code::{lines_with_word, lines_without_tests, without_comments_and_literals};
 use super::source::{Finding, Repository, SourceFile, report};
-use super::{circles, documents, layers, operators, parameters, type_names, words};
+use super::{circles, documents, layers, operators, parameters, type_names, unsafe_reasons, words};
 
 /// A rule: the files that it applies to, and its check of one of them, given the names of all
 /// files.
@@ -16,6 +16,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: is_rust, check: header },
     Rule { applies: is_rust, check: comment_width },
     Rule { applies: is_rust, check: unsafe_address },
+    Rule { applies: unsafe_reasons::applies, check: unsafe_reasons::check },
     Rule { applies: is_safe_crate_root, check: forbids_unsafe },
     Rule { applies: is_rust, check: forbidden_code },
     Rule { applies: is_text, check: whitespace },
@@ -249,7 +250,7 @@ mod tests {
         let words = "word ".repeat(25);
         let wide =
             format!("//! A.\n// {words}x\n/// | {words}|\n/// ```\n/// f({words});\n/// ```\n/// {words}x\n");
-        let table: [(&str, &str, &[usize]); 43] = [
+        let table: [(&str, &str, &[usize]); 47] = [
             ("ort-core/src/tensor/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
             ("ort-core/src/tensor/a.rs", "fn f() {}\n", &[1]),
             ("ort-core/src/tensor/a.rs", &long, &[0]),
@@ -257,10 +258,22 @@ mod tests {
             ("ort-core/tests/integration/a.rs", &long, &[]),
             ("ort-core/tests/integration/a.rs", &long.repeat(2), &[0]),
             ("ort-core/src/tensor/a.rs", &wide, &[2, 7]),
-            ("ort-core/src/tensor/a.rs", "//! A.\nunsafe fn f() {}\n", &[2]),
+            ("ort-core/src/tensor/a.rs", "//! A.\nunsafe fn f() {}\n", &[2, 2]),
             ("ort-core/src/tensor/a.rs", "//! Says unsafe.\nfn f() { g(\"unsafe\") }\n", &[]),
-            ("ort-core/src/ep/abi/x.rs", "//! A.\nunsafe fn f() {}\n", &[]),
-            ("ort-ep-cpu/vector/src/simd/x.rs", "//! A.\nunsafe fn f() {}\n", &[]),
+            ("ort-core/src/ep/abi/x.rs", "//! A.\npub(super) unsafe extern \"C\" fn f() {}\n", &[2]),
+            (
+                "ort-core/src/ep/abi/x.rs",
+                "//! A.\n/// F.\n///\n/// # Safety\n///\n/// G.\n#[x]\nunsafe fn f() {}\n",
+                &[],
+            ),
+            ("ort-core/src/ep/abi/x.rs", "//! A.\nstruct S {\n    f: unsafe fn(u8),\n}\n", &[]),
+            ("ort-ep-cpu/vector/src/simd/x.rs", "//! A.\nimpl A for B {\n    unsafe fn f() {}\n}\n", &[]),
+            ("ort-ep-cpu/vector/src/simd/x.rs", "//! A.\nimpl B {\n    unsafe fn f() {}\n}\n", &[3]),
+            (
+                "ort-ep-cpu/vector/src/simd/x.rs",
+                "//! A.\n/// # Safety\n/// B.\ntrait A {\n    unsafe fn f();\n}\n",
+                &[],
+            ),
             ("ort-cli/src/main.rs", "//! A.\n", &[0]),
             ("ort-cli/src/main.rs", "//! A.\n#![forbid(unsafe_code)]\n", &[]),
             ("ort-core/src/tensor/a.rs", "//! A.\nfn f() { todo!() }\n", &[2]),

@@ -132,7 +132,7 @@ impl Trial<'_> {
         match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
             Outcome::Refused { .. } => Ok(()),
             Outcome::Ran { .. } => {
-                bail!("a limit one page below the {sufficient} bytes that were named is enough, too")
+                bail!("the refusal asked for {sufficient} bytes, but one page less is enough")
             }
         }
     }
@@ -145,10 +145,12 @@ impl Trial<'_> {
     fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<usize> {
         let (mut limit, (mut at, mut problem)) = (limit, first);
         for _ in 0..MOST_RAISES {
-            let Some(shortage) = problem.shortage() else { bail!("the refusal names no bytes: {problem}") };
+            let Some(shortage) = problem.shortage() else {
+                bail!("the refusal does not say how many bytes are enough: {problem}")
+            };
             let named = shortage.sufficient_limit();
             if named <= limit {
-                bail!("the refusal names a limit of {named} bytes, which is not more: {problem}");
+                bail!("the refusal asks for a limit of {named} bytes, which is not higher: {problem}");
             }
             (at, problem) = match (self.attempt(named)?, at) {
                 (Outcome::Ran { .. }, _) => return Ok(named),
@@ -157,12 +159,12 @@ impl Trial<'_> {
                 }
                 (Outcome::Refused { at: Moment::Midway, problem }, _) => (Moment::Midway, problem),
                 (Outcome::Refused { problem, .. }, _) => {
-                    bail!("the limit of {named} bytes that was named is not enough: {problem}")
+                    bail!("the refusal said that {named} bytes are enough, but they are not: {problem}")
                 }
             };
             limit = named;
         }
-        bail!("{MOST_RAISES} refusals, one after the other, name more: the last one {problem}")
+        bail!("{MOST_RAISES} refusals in a row each asked for a higher limit; the last one: {problem}")
     }
 
     /// Builds a session and runs it once. Neither a refusal nor the right result is an error.

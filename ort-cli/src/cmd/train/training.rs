@@ -313,7 +313,7 @@ impl Training<'_> {
         let args = self.args;
         let Some(folder) = &args.run.checkpoint else { return Ok(()) };
         let Json::Object(mut properties) = serde_json::to_value(self.position)? else {
-            bail!("the position is no object");
+            bail!("the position is not a JSON object");
         };
         let settings = self.settings().into_iter().map(|(flag, said)| (flag.to_string(), said.into()));
         properties.insert("settings".to_string(), Json::Object(settings.collect::<Map<String, Json>>()));

@@ -83,6 +83,12 @@ unsafe fn text(pointer: *const c_char) -> Option<String> {
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
+/// `OrtProviderHost::fail`: reports an error.
+///
+/// # Safety
+///
+/// `report` is null or the one that [`call`] made for this call, and nothing else uses it
+/// meanwhile. `message` and `help` are null or NUL-terminated.
 unsafe extern "C" fn fail(
     report: *mut OrtProviderReport,
     code: i32,
@@ -116,6 +122,12 @@ impl Facts {
     }
 }
 
+/// `OrtProviderHost::fact`: reports a fact about a device.
+///
+/// # Safety
+///
+/// `facts` is null or the pointer that [`Facts::record`] put into the record of this call, and
+/// nothing else uses it meanwhile. `name` and `value` are null or NUL-terminated.
 unsafe extern "C" fn fact(facts: *mut OrtProviderFacts, name: *const c_char, value: *const c_char) {
     /// Limit on facts per device; the rest is dropped.
     const MOST: usize = 64;
@@ -169,6 +181,11 @@ unsafe fn said<'a>(claim: *mut OrtProviderClaim) -> Option<&'a mut ReportedClaim
     unsafe { claim.cast::<ReportedClaim>().as_mut() }
 }
 
+/// `OrtProviderHost::in_place`: adds a pair to a claim.
+///
+/// # Safety
+///
+/// As [`said`].
 unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: u32, grows: u8) {
     // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
@@ -179,18 +196,33 @@ unsafe extern "C" fn in_place(claim: *mut OrtProviderClaim, input: u32, output: 
     }
 }
 
+/// `OrtProviderHost::host_input`: adds an input in host memory to a claim.
+///
+/// # Safety
+///
+/// As [`said`].
 unsafe extern "C" fn host_input(claim: *mut OrtProviderClaim, input: u32) {
     // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     ReportedClaim::note(&mut said.host_inputs, &mut said.too_much, input as usize);
 }
 
+/// `OrtProviderHost::unaligned_input`: adds an input of any alignment to a claim.
+///
+/// # Safety
+///
+/// As [`said`].
 unsafe extern "C" fn unaligned_input(claim: *mut OrtProviderClaim, input: u32) {
     // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
     ReportedClaim::note(&mut said.unaligned, &mut said.too_much, input as usize);
 }
 
+/// `OrtProviderHost::left_out`: adds an omitted output to a claim.
+///
+/// # Safety
+///
+/// As [`said`].
 unsafe extern "C" fn left_out(claim: *mut OrtProviderClaim, output: u32) {
     // SAFETY: by the ABI, null or the claim that `LibraryDevice::claim` passed in this call.
     let Some(said) = (unsafe { said(claim) }) else { return };
@@ -204,6 +236,12 @@ pub(super) struct Compilation<'a, 'b> {
     pub(super) reservations: Vec<ort_alloc::Reservation>,
 }
 
+/// `OrtProviderHost::reserve`: counts the packed weights of a kernel.
+///
+/// # Safety
+///
+/// `compilation` is null or the one that `LibraryDevice::compile` passed in this call, and nothing
+/// else uses it meanwhile. `report` is as for [`fail`].
 unsafe extern "C" fn reserve(
     compilation: *mut OrtProviderCompilation,
     bytes: u64,
@@ -223,6 +261,11 @@ unsafe extern "C" fn reserve(
     unsafe { fail(report, code, message.as_ptr(), std::ptr::null()) }
 }
 
+/// `OrtProviderHost::consume`: declares that runs do not read an input.
+///
+/// # Safety
+///
+/// `compilation` is as for [`reserve`].
 unsafe extern "C" fn consume(compilation: *mut OrtProviderCompilation, input: u32) {
     // SAFETY: as in `reserve`.
     if let Some(compilation) = unsafe { compilation.cast::<Compilation<'_, '_>>().as_mut() } {
@@ -230,6 +273,11 @@ unsafe extern "C" fn consume(compilation: *mut OrtProviderCompilation, input: u3
     }
 }
 
+/// `OrtProviderHost::retain`: keeps a constant's bytes valid.
+///
+/// # Safety
+///
+/// `owner` is null or that of a tensor record of this call.
 unsafe extern "C" fn retain(owner: *const OrtProviderOwner) {
     if !owner.is_null() {
         // SAFETY: `Held::constant` set `owner` to the pointer of an `Arc<Tensor>`, which the node's
@@ -238,6 +286,11 @@ unsafe extern "C" fn retain(owner: *const OrtProviderOwner) {
     }
 }
 
+/// `OrtProviderHost::release`: ends what `retain` began.
+///
+/// # Safety
+///
+/// `owner` is null or was retained, and is released once for each `retain`.
 unsafe extern "C" fn release(owner: *const OrtProviderOwner) {
     if !owner.is_null() {
         // SAFETY: by the ABI, the library releases once what it retained, so the count is positive.

@@ -94,8 +94,8 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
         ensure!(
             left == right,
             InvalidGraph,
-            help = "the last size of the left and the last but one of the right must be equal: transpose one of them?",
-            "the inner sizes of a matrix product differ: {left} in {a:?} and {right} in {b:?}"
+            help = "the last dimension of the left input must equal the second-to-last of the right; transpose one of them?",
+            "the inner dimensions of a matrix multiplication differ: {left} in {a:?} and {right} in {b:?}"
         );
     }
     let mut shape = broadcast::dims(&[a_batch, b_batch])?;

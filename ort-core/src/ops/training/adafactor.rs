@@ -49,6 +49,32 @@ static ADAFACTOR: OpSpec = OpSpec {
 
 ops![ADAFACTOR];
 
+/// The matrices of a parameter, whose second moments `Adafactor` factors into rows and columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FactoredShape {
+    /// The number of matrices.
+    pub matrices: usize,
+    /// The rows of each.
+    pub rows: usize,
+    /// The columns of each.
+    pub columns: usize,
+    /// Whether the rank is 2 or more. If not, the parameter is one row, whose moments are kept
+    /// whole.
+    pub is_matrix: bool,
+}
+
+impl FactoredShape {
+    /// Returns the matrices of a parameter: its last two dimensions.
+    pub fn of(shape: &[usize]) -> FactoredShape {
+        match *shape {
+            [ref outer @ .., rows, columns] => {
+                FactoredShape { matrices: outer.iter().product(), rows, columns, is_matrix: true }
+            }
+            _ => FactoredShape { matrices: 1, rows: 1, columns: shape.iter().product(), is_matrix: false },
+        }
+    }
+}
+
 /// Returns the lower bound of the mean square: `epsilon1`, or the machine epsilon of the
 /// parameter's type if that is 0.
 ///

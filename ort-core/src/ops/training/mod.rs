@@ -15,7 +15,7 @@ mod norm;
 mod sgd;
 mod step;
 
-pub use adafactor::adafactor_epsilon;
+pub use adafactor::{FactoredShape, adafactor_epsilon};
 pub use adam::AdamMode;
 pub use adam_8bit::ADAM_8BIT_BLOCK;
 

@@ -148,8 +148,8 @@ impl Windows {
     }
 
     /// Chooses which constants stay resident within `free` bytes of the session's budget, beside
-    /// what `run` takes on each device. Uses `eighths` eighths of what a device has beyond the
-    /// least.
+    /// what `run` takes on each device. Of the device memory beyond the least that its constants
+    /// need, they get the share `eighths`, in eighths.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ pub(crate) struct AvailableMemory {
     pub(crate) bytes: usize,
     /// What the run takes on each device.
     pub(crate) on_devices: OnDevices,
-    /// How many eighths may be taken of what device limits leave beyond the least.
+    /// The share, in eighths, that constants may take of the device memory beyond their least.
     pub(crate) eighths: usize,
     /// Whether the run may need more than is known before it.
     pub(crate) is_open_ended: bool,

@@ -5,7 +5,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
-use ort_core::ops::training::adafactor_epsilon;
+use ort_core::ops::training::{FactoredShape, adafactor_epsilon};
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, error};
 
@@ -52,44 +52,20 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// The last two sizes of a parameter, and the number of such matrices. A parameter of rank below 2
-/// is a single row, not a matrix.
-#[derive(Clone, Copy)]
-struct FactoredLayout {
-    matrices: usize,
-    rows: usize,
-    columns: usize,
-    is_matrix: bool,
-}
-
-impl FactoredLayout {
-    fn of(shape: &[usize]) -> FactoredLayout {
-        match shape {
-            [outer @ .., rows, columns] => FactoredLayout {
-                matrices: outer.iter().product(),
-                rows: *rows,
-                columns: *columns,
-                is_matrix: true,
-            },
-            _ => FactoredLayout { matrices: 1, rows: 1, columns: shape.iter().product(), is_matrix: false },
-        }
-    }
-
-    /// Returns the lengths of what the workspace holds: moments of rows, moments of columns, and
-    /// means of the former; or second moments.
-    fn lengths(self) -> [usize; 3] {
-        match self.is_matrix {
-            // Rows and columns of one mean each: the sublinear memory of Shazeer and Stern (2018).
-            true => [self.matrices * self.rows, self.matrices * self.columns, self.matrices],
-            false => [self.columns, 0, 0],
-        }
+/// Returns the lengths of what the workspace holds: moments of rows, moments of columns, and means
+/// of the former; or second moments.
+fn workspace_lengths(layout: FactoredShape) -> [usize; 3] {
+    match layout.is_matrix {
+        // Rows and columns of one mean each: the sublinear memory of Shazeer and Stern (2018).
+        true => [layout.matrices * layout.rows, layout.matrices * layout.columns, layout.matrices],
+        false => [layout.columns, 0, 0],
     }
 }
 
 impl Executable for AdafactorKernel {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let bytes = if self.is_double { spare_bytes::<f64> } else { spare_bytes::<f32> };
-        Ok(FactoredLayout::of(shapes.input(0)).lengths().into_iter().map(bytes).sum())
+        Ok(workspace_lengths(FactoredShape::of(shapes.input(0))).into_iter().map(bytes).sum())
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -101,7 +77,7 @@ impl AdafactorKernel {
     fn run_of<T: Parameter>(&self, cx: &mut RunCx<'_>) -> Result<()> {
         // The gradient has the parameter's shape, which in-place calls do not pass as an input.
         let call = Call::of(cx)?;
-        let layout = FactoredLayout::of(cx.input(1)?.shape());
+        let layout = FactoredShape::of(cx.input(1)?.shape());
         let parameter = Stream::<T>::of(cx, 0, 0)?;
         let states: Vec<(usize, usize)> = match layout.is_matrix {
             true => vec![(ROW, 1), (COLUMN, 2)],
@@ -119,7 +95,7 @@ impl AdafactorKernel {
         let number = step_number(cx, STEP)?;
         // The new squares have weight `t^beta2_decay`, the increasing decay parameter of the paper.
         let (least, weight) = (self.epsilon[0], T::of(number.powf(self.beta2_decay)));
-        let moments = match cut(cx.workspace()?, layout.lengths())? {
+        let moments = match cut(cx.workspace()?, workspace_lengths(layout))? {
             [second, ..] if !layout.is_matrix => second_moments(&call, weight, states, second)?,
             spaces => Moments::of(&call, layout, weight, states, spaces, T::of(least))?,
         };
@@ -186,7 +162,7 @@ fn cut<T: Parameter>(mut bytes: &mut [u8], lengths: [usize; 3]) -> Result<[&mut 
 /// The source of the second moments' estimates.
 enum Moments<'a, T> {
     /// Moments of rows and of columns, and the mean of each matrix's row moments.
-    Factored { layout: FactoredLayout, rows: &'a [T], columns: &'a [T], means: &'a [T] },
+    Factored { layout: FactoredShape, rows: &'a [T], columns: &'a [T], means: &'a [T] },
     /// The second moments themselves.
     Full(&'a [T]),
 }
@@ -227,7 +203,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
     /// Computes the new states of matrices, and writes them to the outputs as well.
     fn of(
         call: &Call<'_>,
-        layout: FactoredLayout,
+        layout: FactoredShape,
         weight: T,
         states: Vec<Stream<'_, T>>,
         [rows, columns, means]: [&'a mut [T]; 3],
@@ -302,7 +278,7 @@ fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
 
 /// Sums the squares of the gradient over the rows. The columns are those of all matrices, one
 /// matrix after another, from `start` on.
-fn column_squares<T: Parameter>(call: &Call<'_>, layout: FactoredLayout, start: usize, sums: &mut [f64]) {
+fn column_squares<T: Parameter>(call: &Call<'_>, layout: FactoredShape, start: usize, sums: &mut [f64]) {
     // `sums` is at most a strip long, so a row's part fits the buffer.
     let mut converted = [T::zero(); STRIP];
     let mut at = 0;

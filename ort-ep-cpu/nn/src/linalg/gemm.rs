@@ -256,7 +256,11 @@ where
     let (a, b, c) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
     let (a_shape, a_strides) = options.side(0, a.shape())?;
     let (b_shape, b_strides) = options.side(1, b.shape())?;
-    ensure!(a_shape[1] == b_shape[0], InvalidArgument, "the inner sizes of the matrix product differ");
+    ensure!(
+        a_shape[1] == b_shape[0],
+        InvalidArgument,
+        "the inner dimensions of the matrix multiplication differ"
+    );
     let lhs = View::new(a.as_slice::<T>()?, a_shape, a_strides).map_err(refused)?;
     let rhs = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
     let (rows, columns) = (a_shape[0], b_shape[1]);

@@ -31,7 +31,11 @@ impl MatmulBatch {
     pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<MatmulBatch> {
         let (lhs, rhs) = (matrix(a, true)?, matrix(b, false)?);
         let ([rows, k], [steps, columns]) = (lhs.1, rhs.1);
-        ensure!(k == steps, Fail, "the inner sizes of the matrix product differ: {a:?} and {b:?}");
+        ensure!(
+            k == steps,
+            Fail,
+            "the inner dimensions of the matrix multiplication differ: {a:?} and {b:?}"
+        );
         // All batch dimensions on the right are 1, so the rows on the left can be flattened.
         if by_rows && rhs.0.iter().all(|size| *size == 1) && lhs.0.len() >= rhs.0.len() {
             let rows = lhs.0.iter().product::<usize>() * rows;

@@ -4,7 +4,7 @@
 use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
-use ort_core::ops::training::adafactor_epsilon;
+use ort_core::ops::training::{FactoredShape, adafactor_epsilon};
 use ort_core::spec::RUNTIME;
 
 use super::step::{Call, Stream, kept, kept_or_spare, rule, spread, suffix, sums, sums_of};
@@ -42,42 +42,19 @@ cuda_kernels![CudaKernel {
     )
 }];
 
-/// The matrices of a parameter: their number, rows and columns. Below rank 2, it is one unfactored
-/// row.
-#[derive(Clone, Copy)]
-struct FactoredShape {
-    matrices: usize,
-    rows: usize,
-    columns: usize,
-    factored: bool,
+/// Returns the threads per column, and the pieces that its rows are split into.
+fn split_of_columns(layout: FactoredShape) -> (usize, usize) {
+    let count = layout.matrices.saturating_mul(layout.columns);
+    if layout.rows <= SHORT {
+        return (1, 1);
+    }
+    let blocks = count.div_ceil(ABREAST).max(1);
+    (8, (layout.rows / PIECE).min(BLOCKS / blocks).max(1))
 }
 
-impl FactoredShape {
-    fn of(shape: &[usize]) -> FactoredShape {
-        match shape {
-            [outer @ .., rows, columns] => FactoredShape {
-                matrices: outer.iter().product(),
-                rows: *rows,
-                columns: *columns,
-                factored: true,
-            },
-            _ => FactoredShape { matrices: 1, rows: 1, columns: shape.iter().product(), factored: false },
-        }
-    }
-
-    /// Returns the threads per column, and the pieces that its rows are split into.
-    fn of_columns(&self) -> (usize, usize) {
-        let count = self.matrices.saturating_mul(self.columns);
-        if self.rows <= SHORT {
-            return (1, 1);
-        }
-        let blocks = count.div_ceil(ABREAST).max(1);
-        (8, (self.rows / PIECE).min(BLOCKS / blocks).max(1))
-    }
-
-    fn pass(&self, launch: Launch) -> Result<Launch> {
-        launch.uints::<4>(&[self.matrices, self.rows, self.columns, self.factored.into()])
-    }
+/// Passes the layout to a kernel.
+fn pass_layout(layout: FactoredShape, launch: Launch) -> Result<Launch> {
+    launch.uints::<4>(&[layout.matrices, layout.rows, layout.columns, layout.is_matrix.into()])
 }
 
 /// The workspace that connects a node's passes.
@@ -96,14 +73,14 @@ impl AdafactorWorkspace {
         let own = cx.input(0)?;
         let (layout, mut bytes) = (FactoredShape::of(&own.shape), 0);
         let parts = sums(cx, &mut bytes, &[2, sums_of(own.count())]);
-        if !layout.factored {
+        if !layout.is_matrix {
             let moments = kept_or_spare(cx, Stream::of(cx, SECOND, 3)?, &mut bytes);
             return Ok(AdafactorWorkspace { layout, moments, of_columns: None, parts, bytes });
         }
         let [moments, columns] = [Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?]
             .map(|state| kept_or_spare(cx, state, &mut bytes));
         let means = cx.workspace(&mut bytes, own.dtype, &[layout.matrices]);
-        let (_, splits) = layout.of_columns();
+        let (_, splits) = split_of_columns(layout);
         let pieces = sums(cx, &mut bytes, &[splits, layout.matrices, layout.columns]);
         Ok(AdafactorWorkspace { layout, moments, of_columns: Some([columns, means, pieces]), parts, bytes })
     }
@@ -124,7 +101,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let count = call.gradient.count();
     if count == 0 {
         // State outputs without elements still have to take over their inputs.
-        let states = if space.layout.factored { &[(ROW, 1), (COLUMN, 2)][..] } else { &[(SECOND, 3)] };
+        let states = if space.layout.is_matrix { &[(ROW, 1), (COLUMN, 2)][..] } else { &[(SECOND, 3)] };
         let states = states.iter().map(|(input, output)| Stream::of(cx, *input, *output));
         let streams: Vec<Stream<'_>> = std::iter::once(Ok(parameter)).chain(states).collect::<Result<_>>()?;
         return kept(cx, &streams);
@@ -143,12 +120,12 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     // The clipping threshold needs the norm of the whole update before any of it is applied.
     let norms = estimated(call.launch(FAMILY, "factor_norms")?.tensor(parameter.from));
     let norms = call.update(call.scale(norms)).tensor(&space.parts).uint(count)?;
-    launches.push(space.layout.pass(norms)?.bytes(&rule).grid([blocks, 1, 1])?);
+    launches.push(pass_layout(space.layout, norms)?.bytes(&rule).grid([blocks, 1, 1])?);
     if let Some(target) = parameter.to {
         let apply = estimated(call.launch(FAMILY, "factor_apply")?.tensor(parameter.from).tensor(target));
         let apply = call.step(call.update(call.scale(call.rate(apply))));
         let apply = apply.tensor(&space.parts).uint(count)?.uint(blocks)?;
-        launches.push(spread(cx, space.layout.pass(apply)?.bytes(&rule), count)?);
+        launches.push(spread(cx, pass_layout(space.layout, apply)?.bytes(&rule), count)?);
     }
     Ok(launches)
 }
@@ -179,19 +156,19 @@ fn moments(
         |launch: Launch, team: usize| Launch { entry: format!("{}_{team}", launch.entry), ..launch };
     let rows = with_team(call.launch(FAMILY, "factor_rows")?, team);
     let rows = told(rows.tensor(old_rows.from).tensor(&space.moments).tensor(call.gradient));
-    let rows = teams(layout.pass(rows)?.bytes(rule), row_count, team, 1)?;
-    let (team, splits) = layout.of_columns();
+    let rows = teams(pass_layout(layout, rows)?.bytes(rule), row_count, team, 1)?;
+    let (team, splits) = split_of_columns(layout);
     let sums = with_team(call.launch(FAMILY, "factor_columns")?, team).tensor(call.gradient);
-    let sums = teams(layout.pass(call.update(sums).tensor(pieces))?, column_count, team, splits)?;
+    let sums = teams(pass_layout(layout, call.update(sums).tensor(pieces))?, column_count, team, splits)?;
     let suffix = suffix(columns.dtype)?;
     let join =
         Launch::of_type(FAMILY, suffix, format!("factor_join_{suffix}"))?.tensor(pieces).uint(splits)?;
     let join = told(join.tensor(old_columns.from).tensor(columns));
-    let join = spread(cx, layout.pass(join)?.bytes(rule), column_count)?;
+    let join = spread(cx, pass_layout(layout, join)?.bytes(rule), column_count)?;
     let team = team_of(layout.rows);
     let of_rows =
         Launch::of_type(FAMILY, suffix, format!("factor_means_{suffix}_{team}"))?.tensor(&space.moments);
-    let of_rows = layout.pass(call.update(of_rows.tensor(means)))?.bytes(rule);
+    let of_rows = pass_layout(layout, call.update(of_rows.tensor(means)))?.bytes(rule);
     Ok(vec![rows, sums, join, teams(of_rows, layout.matrices, team, 1)?])
 }
 

@@ -239,23 +239,6 @@ fn ask(
 /// The simulated time of an elementwise pass in microseconds.
 const PASS_TIME: u64 = 100;
 
-macro_rules! dnn_api {
-    ($(fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => {
-        $(
-            #[doc = concat!("The library's `", stringify!($name), "`.")]
-            ///
-            /// # Safety
-            ///
-            /// As for the library's function: pointers are valid or null where that is allowed.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $ty),*) -> c_int {
-                let call = || -> Status { $body };
-                call().err().unwrap_or(0)
-            }
-        )*
-    };
-}
-
 /// The library's `cudnnGetVersion`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnGetVersion() -> usize {
@@ -276,7 +259,7 @@ pub extern "C" fn cudnnGetErrorString(status: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-dnn_api! {
+library_api! {
     fn cudnnCreate(handle: *mut Handle) {
         drop(current().map_err(|_| NOT_INITIALIZED)?);
         if version() == 0 { Err(NOT_INITIALIZED) } else { new(handle, Object::Library { stream: 0 }) }
@@ -401,7 +384,7 @@ dnn_api! {
 
 macro_rules! pass_api {
     ($pass:expr, $workspace:ident, $estimate:ident, $compute:ident) => {
-        dnn_api! {
+        library_api! {
             fn $workspace(
                 handle: Handle,
                 first: Handle,

@@ -137,23 +137,6 @@ fn element(number: c_int) -> Result<Element, c_int> {
     }
 }
 
-macro_rules! lt_api {
-    ($(fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => {
-        $(
-            #[doc = concat!("The library's `", stringify!($name), "`.")]
-            ///
-            /// # Safety
-            ///
-            /// As for the library's function: pointers are valid or null where that is allowed.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $ty),*) -> c_int {
-                let call = || -> Status { $body };
-                call().err().unwrap_or(0)
-            }
-        )*
-    };
-}
-
 /// The library's `cublasLtGetVersion`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtGetVersion() -> usize {
@@ -174,7 +157,7 @@ pub extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-lt_api! {
+library_api! {
     fn cublasLtCreate(handle: *mut Handle) {
         drop(current().map_err(|_| NOT_INITIALIZED)?);
         if version() == 0 { Err(NOT_INITIALIZED) } else { new(handle, Object::Library) }

@@ -37,6 +37,12 @@ unsafe fn kernel<'a>(kernel: *mut OrtProviderKernel) -> Result<&'a Kernel> {
     unsafe { kernel.cast::<Kernel>().as_ref() }.ok_or_else(|| error!(Fail, "the host gave no kernel"))
 }
 
+/// Compiles a node.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed. `info` is null or a valid record, `kernel`
+/// is null or writable, and `report` is the host's for this call.
 pub(super) unsafe extern "C" fn compile(
     device: *mut OrtProviderDevice,
     info: *const OrtProviderCompileInfo,
@@ -75,6 +81,11 @@ pub(super) unsafe extern "C" fn compile(
     })
 }
 
+/// Frees a kernel.
+///
+/// # Safety
+///
+/// `kernel` is from `compile`, and the host releases it once, after its last call.
 pub(super) unsafe extern "C" fn release_kernel(kernel: *mut OrtProviderKernel) {
     reporting(std::ptr::null_mut(), || {
         // SAFETY: `compile` made this box, and the host releases it once.
@@ -83,6 +94,12 @@ pub(super) unsafe extern "C" fn release_kernel(kernel: *mut OrtProviderKernel) {
     });
 }
 
+/// Returns the workspace that a kernel needs for a run.
+///
+/// # Safety
+///
+/// `kernel` is null, or from `compile` and not yet released. `run` is null or a valid record,
+/// `bytes` is null or writable, and `report` is the host's for this call.
 pub(super) unsafe extern "C" fn workspace(
     kernel: *mut OrtProviderKernel,
     run: *const OrtProviderRun,
@@ -115,6 +132,13 @@ pub(super) unsafe extern "C" fn workspace(
     })
 }
 
+/// Runs a kernel.
+///
+/// # Safety
+///
+/// `kernel` is null, or from `compile` and not yet released. `run` is null or a valid record whose
+/// memory is lent for the call: outputs and workspace exclusively, except for in-place inputs.
+/// `report` is the host's for this call.
 pub(super) unsafe extern "C" fn run(
     kernel: *mut OrtProviderKernel,
     run: *const OrtProviderRun,

@@ -142,10 +142,13 @@ const TABLE: OrtProviderTable = OrtProviderTable {
     vector_bytes: Some(vector_bytes),
 };
 
-// SAFETY of all that follows: the host calls these functions as `OrtProviderTable` documents.
-// Handles come from `open`, `compile` and `allocate` and are not yet released. Records and out
-// parameters are valid through the call.
+// The host keeps to the contracts below: `OrtProviderTable` documents them for all providers.
 
+/// Counts the provider's devices.
+///
+/// # Safety
+///
+/// `count` is null or writable, and `report` is the host's for this call.
 unsafe extern "C" fn device_count(count: *mut u32, report: *mut OrtProviderReport) -> i32 {
     reporting(report, || {
         let devices = exported()?.provider.devices()?;
@@ -154,6 +157,12 @@ unsafe extern "C" fn device_count(count: *mut u32, report: *mut OrtProviderRepor
     })
 }
 
+/// Describes a device.
+///
+/// # Safety
+///
+/// `info` is null or the host's record, which nothing else uses during the call. `report` is the
+/// host's for this call.
 unsafe extern "C" fn device_info(
     index: u32,
     info: *mut OrtProviderDeviceInfo,
@@ -180,6 +189,12 @@ unsafe extern "C" fn device_info(
     })
 }
 
+/// Opens a device.
+///
+/// # Safety
+///
+/// `options` holds `option_count` records of NUL-terminated strings. `device` and
+/// `uses_host_memory` are null or writable, and `report` is the host's for this call.
 unsafe extern "C" fn open(
     index: u32,
     options: *const OrtProviderOption,
@@ -208,6 +223,11 @@ unsafe extern "C" fn open(
     })
 }
 
+/// Closes a device.
+///
+/// # Safety
+///
+/// `device` is from `open`. The host closes it once, after its kernels and memory are released.
 unsafe extern "C" fn close(device: *mut OrtProviderDevice) {
     reporting(std::ptr::null_mut(), || {
         // SAFETY: `open` made this box, and the host closes it once, after its kernels and memory.
@@ -216,6 +236,12 @@ unsafe extern "C" fn close(device: *mut OrtProviderDevice) {
     });
 }
 
+/// Allocates memory of a device.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed. `memory` is null or writable, and `report`
+/// is the host's for this call.
 unsafe extern "C" fn allocate(
     device: *mut OrtProviderDevice,
     bytes: u64,
@@ -233,6 +259,11 @@ unsafe extern "C" fn allocate(
     })
 }
 
+/// Frees memory of a device.
+///
+/// # Safety
+///
+/// `memory` is from `allocate`, and the host releases it once.
 unsafe extern "C" fn release(_: *mut OrtProviderDevice, memory: u64) {
     reporting(std::ptr::null_mut(), || {
         // SAFETY: `allocate` made this box, and the host releases it once.
@@ -241,6 +272,11 @@ unsafe extern "C" fn release(_: *mut OrtProviderDevice, memory: u64) {
     });
 }
 
+/// Frees the cached memory of a device; returns its bytes.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed.
 unsafe extern "C" fn trim(device: *mut OrtProviderDevice) -> u64 {
     let mut freed = 0;
     reporting(std::ptr::null_mut(), || {
@@ -251,6 +287,13 @@ unsafe extern "C" fn trim(device: *mut OrtProviderDevice) -> u64 {
     freed
 }
 
+/// Copies a tensor.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed. `from` and `to` are null or valid records.
+/// Their memory is lent for the call, that of `to` exclusively. `report` is the host's for this
+/// call.
 unsafe extern "C" fn copy(
     device: *mut OrtProviderDevice,
     from: *const OrtProviderTensor,
@@ -271,11 +314,21 @@ unsafe extern "C" fn copy(
     })
 }
 
+/// Waits for the work of a device.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed, and `report` is the host's for this call.
 unsafe extern "C" fn synchronize(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {
     // SAFETY: the host's open device.
     reporting(report, || unsafe { opened(device) }?.device.synchronize())
 }
 
+/// Whether a device is faster on NHWC images.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed.
 unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8 {
     let mut prefers = false;
     reporting(std::ptr::null_mut(), || {
@@ -286,6 +339,11 @@ unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8
     u8::from(prefers)
 }
 
+/// Returns the bytes that a device's GEMM kernels load at once.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed.
 unsafe extern "C" fn vector_bytes(device: *mut OrtProviderDevice) -> usize {
     let mut bytes = 1;
     reporting(std::ptr::null_mut(), || {
@@ -296,11 +354,22 @@ unsafe extern "C" fn vector_bytes(device: *mut OrtProviderDevice) -> usize {
     bytes
 }
 
+/// Checks that a device still works.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed, and `report` is the host's for this call.
 unsafe extern "C" fn check(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {
     // SAFETY: the host's open device.
     reporting(report, || unsafe { opened(device) }?.device.check())
 }
 
+/// Claims a node, or says why not.
+///
+/// # Safety
+///
+/// `device` is null, or from `open` and not yet closed. `node` is null or a valid record. `claim`
+/// and `report` are the host's for this call.
 unsafe extern "C" fn claim(
     device: *mut OrtProviderDevice,
     node: *const OrtProviderNode,
