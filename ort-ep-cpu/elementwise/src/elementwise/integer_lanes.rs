@@ -125,7 +125,7 @@ pub(super) fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
     // exponent has the bits of a negative one.
     let mut rest: u64 = exponent.as_();
     if exponent < E::zero() {
-        let odd = rest % 2 != 0;
+        let odd = !rest.is_multiple_of(2);
         let unit = base == T::one() || base == T::one().wrapping_neg();
         return match (unit, odd) {
             (true, true) => base,
@@ -136,7 +136,7 @@ pub(super) fn integer_power<T: Integer, E: Integer>(base: T, exponent: E) -> T {
     let (mut square, mut power) = (base, T::one());
     // Exponentiation by squaring: at most 64 rounds, whatever the exponent.
     while rest > 0 {
-        if rest % 2 != 0 {
+        if !rest.is_multiple_of(2) {
             power = power.wrapping_mul(&square);
         }
         square = square.wrapping_mul(&square);
