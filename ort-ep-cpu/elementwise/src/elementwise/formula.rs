@@ -181,7 +181,7 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     let extra = program.extra_units(S::Lane::REMAINDER_UNITS);
     let zip = Zip::of(program, &inputs);
     let is_short = output.len() < 4 * BLOCK;
-    let blocks = |tiled: Tiled<'_, S>| {
+    let mut blocks = |tiled: Tiled<'_, S>| {
         walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
             if extra > 0 {
                 spend(extra * block.len());
