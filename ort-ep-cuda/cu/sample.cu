@@ -184,8 +184,8 @@ struct Regions {
     float scale;
 };
 
-// Samples of one bin along one axis that no sensible region needs.
-constexpr int MOST_SAMPLES = 4096;
+// The most samples along one axis of a bin that has as many as it is wide, as on the CPU. Only those on the map are visited.
+constexpr int MOST_SAMPLES = 1 << 20;
 
 // The samples of a bin along an axis: those from `first` to `end` may be inside of the map.
 struct Samples {
@@ -240,13 +240,21 @@ __device__ inline void roi_align(const T* x, const T* rois, const int64* images,
     Samples across = samples_of(p, as_float(corners[0]), as_float(corners[2]), 1, index % p.pooled[1]);
     float total = 0.0f;
     bool found = false;
+    // Whether samples of the bin are off the map: they count as 0.
+    bool off = down.first > 0 || down.end < down.count || across.first > 0 || across.end < across.count;
     for (int i = down.first; i < down.end; i++) {
         float at_row = down.at(i);
-        if (!(at_row >= -1.0f && at_row <= p.size[0])) continue;
+        if (!(at_row >= -1.0f && at_row <= p.size[0])) {
+            off = true;
+            continue;
+        }
         Between v = between(at_row, p.size[0]);
         for (int j = across.first; j < across.end; j++) {
             float at_column = across.at(j);
-            if (!(at_column >= -1.0f && at_column <= p.size[1])) continue;
+            if (!(at_column >= -1.0f && at_column <= p.size[1])) {
+                off = true;
+                continue;
+            }
             Between h = between(at_column, p.size[1]);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -262,6 +270,7 @@ __device__ inline void roi_align(const T* x, const T* rois, const int64* images,
         }
     }
     if (!p.greatest) total /= fmaxf(float(down.count) * across.count, 1.0f);
+    else if (off) total = fmaxf(total, 0.0f);
     y[index] = from_float<T>(total);
 }
 

@@ -294,6 +294,8 @@ impl SessionIOBinding {
             spec.and_then(|spec| mismatch::of_tensor("output", name, &spec.ty, host.dtype, &host.shape));
         if let Some(problem) = problem {
             self.misfits.insert(name.to_owned(), problem);
+            // The memory that it was bound to before is no longer the binding's.
+            self.targets.remove(name);
             return Ok(None);
         }
         self.targets.insert(name.to_owned(), host.clone());
@@ -514,14 +516,16 @@ impl SessionIOBinding {
         Ok(OrtValueVector(values))
     }
 
-    /// Returns copies of the outputs of the last run, in the order of binding.
+    /// Returns copies of the outputs of the last run, in the order of binding. Before a run, copies
+    /// of what the outputs are bound to.
     fn copy_outputs_to_cpu<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
-        if !self.has_run && !self.order.is_empty() {
-            return Err(PyRuntimeError::new_err(NOT_COMPUTED));
-        }
         if !self.has_run {
-            return Ok(PyList::empty(py));
+            let each = self.order.iter().map(|(_, given)| match given {
+                Some(given) => given.bind(py).get().numpy(py)?.call_method0("copy"),
+                None => Err(PyRuntimeError::new_err(NOT_COMPUTED)),
+            });
+            return PyList::new(py, each.collect::<PyResult<Vec<_>>>()?);
         }
         let copies = detached(py, || self.binding.copy_outputs_to_cpu()).or_raise(py)?;
         let list = PyList::empty(py);

@@ -342,7 +342,7 @@ impl OrtValue {
     }
 
     /// Returns the value as a numpy array over the same memory, if it is in host memory.
-    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let _call = enter(py);
         match &self.0 {
             Held::Host(host) => {

@@ -367,6 +367,27 @@ def test_array_is_kept(ort: ModuleType):
     assert binding.copy_outputs_to_cpu()[0].tolist() == [[9] * 3] * 2
 
 
+def test_output_that_does_not_fit(ort: ModuleType):
+    opened, binding = ready(ort)
+    array = np.zeros((2, 3), F)
+    alive = weakref.ref(array)
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(array))
+    opened.run_with_iobinding(binding)
+    assert array.tolist() == SQUARES
+    del array
+    bad = ort.OrtValue.ortvalue_from_numpy(np.ones((4, 5), F))
+    binding.bind_ortvalue_output("y", bad)
+    gc.collect()
+    assert alive() is None
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Got invalid dimensions for output: y"):
+            opened.run_with_iobinding(binding)
+        assert [o.tolist() for o in binding.copy_outputs_to_cpu()] == [[[1] * 5] * 4]
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 3), F)))
+    opened.run_with_iobinding(binding)
+    assert binding.copy_outputs_to_cpu()[0].tolist() == SQUARES
+
+
 def test_output_outlives_binding(ort: ModuleType):
     opened, binding = ready(ort)
     opened.run_with_iobinding(binding)

@@ -12,6 +12,7 @@ use ort_alloc::{Budget, Category, DeviceId, Reservation, allocate_in};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::copies::ConstantCopies;
 use super::{
     Body, Captured, ControlFlowPlacement, Nested, Origin, Partition, Program, Slot, SlotId, Step,
     StreamedKernel, Update, Work,
@@ -60,6 +61,7 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) updates: Vec<Update>,
     /// The deadline of the build.
     pub(crate) until: Option<Instant>,
+    pub(crate) copies: ConstantCopies,
 }
 
 /// The devices whose constants are streamed.
@@ -247,7 +249,11 @@ impl Builder {
             let device = device_at(cx.devices, device)?;
             let origin = match self.streams(value, tensor, &**device, cx)? {
                 true => Origin::Streamed(tensor.clone()),
-                false => Origin::Constant(upload(tensor, &**device, cx.budget)?),
+                false => {
+                    let upload = || upload(tensor, &**device, cx.budget).map(Some);
+                    let copy = cx.copies.one_of(tensor, device.memory(), upload)?;
+                    Origin::Constant(copy.ok_or_else(|| error!(Fail, "a constant was not uploaded"))?)
+                }
             };
             return Ok(self.add(value, to, origin));
         }
@@ -500,15 +506,18 @@ impl Builder {
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
-            let copy = match cx.packing {
+            let copies = std::mem::take(&mut cx.copies);
+            let copy = copies.one_of(tensor, DeviceId::HOST, || match cx.packing {
                 // By the offset, not the address: the model may be mapped elsewhere when the entry
                 // is read, and then the same blobs must be asked for.
                 Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
-                    cached_copy(&graph.value(slot.value).name, tensor, store)?
+                    cached_copy(&graph.value(slot.value).name, tensor, store)
                 }
-                _ if tensor.is_aligned() => None,
-                _ => aligned(tensor, cx)?,
-            };
+                _ if tensor.is_aligned() => Ok(None),
+                _ => aligned(tensor, cx),
+            });
+            cx.copies = copies;
+            let copy = copy?;
             if let Some(copy) = copy {
                 (cx.release)(tensor);
                 slot.origin = Origin::Constant(copy);

@@ -5,6 +5,7 @@
 //! in `crate::plan`, the run itself in `crate::run`.
 
 mod build;
+mod copies;
 mod placed;
 mod reason;
 mod updates;
@@ -21,6 +22,7 @@ use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result};
 
 pub(crate) use build::{BuildCx, ConstantStreaming, aligned};
+pub(crate) use copies::ConstantCopies;
 pub use placed::Partition;
 pub(crate) use placed::{Body, Captured, ControlFlowPlacement};
 pub use reason::{Cluster, Reason};

@@ -171,7 +171,16 @@ impl Session {
     /// The bytes of constants that always stay in device memory.
     pub(super) fn fixed_device_constants(&self) -> usize {
         let constants = self.executor.compiled.program.constants().into_iter();
-        constants.filter(|tensor| !tensor.view().is_host()).map(Tensor::byte_count).sum()
+        let mut counted = FxHashSet::default();
+        // Programs of subgraphs share the copies of constants that they have in common.
+        let is_new = |tensor: &&Tensor| {
+            tensor.view().device_range().is_some_and(|range| {
+                let place =
+                    (range.buffer.device(), range.buffer.handle(), range.buffer.offset() + range.offset);
+                place.1.is_none() || counted.insert(place)
+            })
+        };
+        constants.filter(is_new).map(Tensor::byte_count).sum()
     }
 
     /// Frees the memory that finished runs left for later ones, and the cached plans.

@@ -19,7 +19,7 @@ use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::placement::{Partition, Scope, lower_all_but, partition};
 use crate::plan::{PlanCaches, better_order, order_of_updates};
-use crate::program::{BuildCx, ConstantStreaming, Program, Update, aligned, find_updates};
+use crate::program::{BuildCx, ConstantCopies, ConstantStreaming, Program, Update, aligned, find_updates};
 use crate::rewrite::{Environment, Level, Report, optimize};
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within};
@@ -168,6 +168,7 @@ impl SessionBuilder {
             cache_dir: self.cache_dir.as_deref(),
             updates,
             until,
+            copies: ConstantCopies::default(),
         };
         let mut program = Program::build(graph, placed, &mut cx)?;
         align_defaults(&mut program, &mut cx)?;

@@ -157,6 +157,26 @@ impl Broadcast {
         !self.is_flat() && self.inner() < LONG_ROW
     }
 
+    /// Writes the row of an operand that is the same in all short rows of the output, as often as
+    /// blocks of [`BLOCK`] elements need. The operand over a block then begins in the buffer at the
+    /// [column](Self::column_of) of the block's start. Returns false for other operands.
+    pub fn tile<T: Copy>(&self, operand: usize, data: &[T], buffer: &mut Vec<T>) -> bool {
+        let [outer @ .., 1] = self.strides[operand].as_slice() else { return false };
+        if !self.needs_buffers() || outer.iter().any(|stride| *stride != 0) {
+            return false;
+        }
+        buffer.clear();
+        buffer.extend_from_slice(&data[..self.inner()]);
+        repeat(buffer, 0, BLOCK + self.inner());
+        true
+    }
+
+    /// Returns the position of an output element within its row.
+    #[inline]
+    pub fn column_of(&self, start: usize) -> usize {
+        start % self.inner()
+    }
+
     #[inline]
     fn inner(&self) -> usize {
         self.sizes[self.sizes.len() - 1]
@@ -427,6 +447,14 @@ mod tests {
                 });
                 assert_eq!(by_rows, expected, "rows of {shape:?} under {output:?} by {limit}");
                 assert_eq!(result, expected, "{shape:?} under {output:?} by {limit}");
+                let mut row = Vec::new();
+                if walk.tile(0, &data, &mut row) {
+                    for start in [0, 1, total / 2, total - 1] {
+                        let len = BLOCK.min(total - start);
+                        let tile = &row[walk.column_of(start)..][..len];
+                        assert_eq!(tile, &expected[start..][..len], "tiles of {shape:?} under {output:?}");
+                    }
+                }
             }
         }
         assert!(rows_seen.into_inner().is_ok_and(|count| count > 5), "blocks of several rows were seen");

@@ -89,7 +89,8 @@ fn aligned(writer: &mut Writer, address: &str, bytes: u32) -> String {
     writer.emit('p', &format!("setp.eq.u64 $, {rest}, 0;"))
 }
 
-/// Widens float16 and bfloat16 to float32; other elements stay as they are.
+/// Widens float16 and bfloat16 to float32, and makes 1 of any boolean but 0; other elements stay as
+/// they are.
 fn extended(writer: &mut Writer, dtype: DType, stored: String) -> String {
     match dtype {
         DType::F16 => writer.emit('f', &format!("cvt.f32.f16 $, {stored};")),
@@ -98,6 +99,10 @@ fn extended(writer: &mut Writer, dtype: DType, stored: String) -> String {
             let bits = writer.emit('r', &format!("cvt.u32.u16 $, {stored};"));
             let bits = writer.emit('r', &format!("shl.b32 $, {bits}, 16;"));
             writer.emit('f', &format!("mov.b32 $, {bits};"))
+        }
+        DType::Bool => {
+            let is_set = writer.emit('p', &format!("setp.ne.u32 $, {stored}, 0;"));
+            writer.emit('r', &format!("selp.b32 $, 1, 0, {is_set};"))
         }
         _ => stored,
     }

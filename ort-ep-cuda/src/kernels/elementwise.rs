@@ -170,6 +170,9 @@ fn number_of_power(inputs: &[Operand]) -> Result<Number> {
         }
         // An integer base to a fractional power is a fraction until it is stored.
         [_, exponent] if FLOATS.contains(exponent.dtype) => Ok(Number::F64),
+        // As a signed number, an exponent from 2^63 on would be negative. Products wrap to the same
+        // bits in both.
+        [_, exponent] if exponent.dtype == DType::U64 => Ok(Number::U64),
         _ => Ok(Number::S64),
     }
 }
@@ -315,6 +318,8 @@ mod tests {
         assert_eq!(number(DType::F16, DType::I64), Number::F32);
         assert_eq!(number(DType::I32, DType::F32), Number::F64);
         assert_eq!(number(DType::I32, DType::I64), Number::S64);
+        assert_eq!(number(DType::I32, DType::U32), Number::S64);
+        assert_eq!(number(DType::I64, DType::U64), Number::U64);
         assert_eq!(number(DType::I32, DType::I32), Number::S32);
     }
 }

@@ -10,7 +10,7 @@ use super::rows::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
-/// The most samples of a bin along one axis; no sensible region needs more.
+/// The largest `sampling_ratio`. It bounds the loops of a thread.
 const MOST_SAMPLES: i64 = 4096;
 
 cuda_kernels![

@@ -49,19 +49,23 @@ wgpu_kernels![WgpuKernel::new(
         op: "Pow",
         types: &[("T", NUMBERS), ("T1", NUMBERS)],
         in_place: &[(0, 0), (1, 0)],
-        when: few_inputs,
+        // An integer to a fractional power needs more digits than a shader's floats have.
+        when: |node| few_inputs(node) && !is_fractional_power(node),
         ..KernelDef::BASE
     },
-    dispatches
+    powers
 )];
+
+fn is_fractional_power(node: &NodeView<'_>) -> bool {
+    let is_float = |input| node.dtype(input).is_some_and(|dtype| FLOATS.contains(dtype));
+    is_float(1) && !is_float(0)
+}
 
 fn few_inputs(node: &NodeView<'_>) -> bool {
     node.node.inputs.len() <= NAMES.len() && few_axes(node)
 }
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
-    let formula = cx.spec.formula(cx.attrs, cx.inputs.len())?;
-    let y = cx.output(0)?;
     let mut inputs = Vec::new();
     for index in 0..cx.inputs.len() {
         inputs.push(cx.input(index)?);
@@ -69,7 +73,32 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     // Booleans are no type to compute in: take the first input of another type, if there is one.
     let of_numbers = inputs.iter().find(|input| input.dtype != DType::Bool).or(inputs.first());
     let number = of_numbers.map_or(DType::F32, |input| input.dtype);
-    let number = Number::of(Element::of(number)?.value);
+    in_numbers(cx, Number::of(Element::of(number)?.value))
+}
+
+fn powers(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (base, exponent) = (cx.input(0)?.dtype, cx.input(1)?.dtype);
+    in_numbers(cx, number_of_power(base, exponent)?)
+}
+
+/// Returns the arithmetic type of a power.
+fn number_of_power(base: DType, exponent: DType) -> Result<Number> {
+    Ok(match Number::of(Element::of(base)?.value) {
+        // As a signed number, an exponent from 2^31 on would be negative. Products wrap to the same
+        // bits in both.
+        Number::Signed if exponent == DType::U32 => Number::Unsigned,
+        number => number,
+    })
+}
+
+/// The formula of the operator's record, computed in one type.
+fn in_numbers(cx: &OpCx<'_>, number: Number) -> Result<Vec<Dispatch>> {
+    let formula = cx.spec.formula(cx.attrs, cx.inputs.len())?;
+    let y = cx.output(0)?;
+    let mut inputs = Vec::new();
+    for index in 0..cx.inputs.len() {
+        inputs.push(cx.input(index)?);
+    }
     let shapes: Vec<&[usize]> = inputs.iter().map(|input| &*input.shape).collect();
     let walk = Walk::broadcast(&y.shape, &shapes)?;
     let mut shader = Shader::new(cx).write("y", y).walk(&walk, &NAMES);
@@ -84,4 +113,18 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     let result = render(&formula, number, &|index| format!("{}_value", NAMES.get(index).unwrap_or(&"x0")))?;
     let code = format!("fn value(i: u32) -> y_t {{\n{}return y_t({result});\n}}\n", values.concat());
     Ok(vec![fill(shader, y, &code)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_mixed_types() {
+        let number = |base, exponent| number_of_power(base, exponent).unwrap();
+        assert_eq!(number(DType::F16, DType::I32), Number::Float);
+        assert_eq!(number(DType::I32, DType::I32), Number::Signed);
+        assert_eq!(number(DType::I32, DType::U16), Number::Signed);
+        assert_eq!(number(DType::I32, DType::U32), Number::Unsigned);
+    }
 }

@@ -11,8 +11,11 @@ use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
-/// The most samples of a bin along one axis. It bounds the loops of an invocation.
+/// The largest `sampling_ratio`. It bounds the loops of an invocation.
 const MOST_SAMPLES: usize = 4096;
+/// The most samples along one axis of a bin that has as many as it is wide, as on the CPU. Only
+/// those on the map are visited.
+const MOST_ELEMENTS: usize = 1 << 20;
 
 wgpu_kernels![WgpuKernel::new(
     KernelDef {
@@ -41,13 +44,16 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .sizes("size", &regions.size)
         .sizes("pooled", &regions.pooled)
         .number("samples", samples)
-        .constant("MOST_SAMPLES", MOST_SAMPLES)
+        .constant("MOST_ELEMENTS", MOST_ELEMENTS)
         .float("scale", regions.scale)
         .float("shift", if half_pixel { 0.5 } else { 0.0 })
         // Only the mode `output_half_pixel` forces regions to a size of at least 1.
         .float("least_extent", if half_pixel { -3.0e38 } else { 1.0 });
     let (combined, result) = match greatest {
-        true => ("if (!found || value > total) { total = value; } found = true;", "total"),
+        true => (
+            "if (!found || value > total) { total = value; } found = true;",
+            "select(total, max(total, 0.0), off)",
+        ),
         false => ("total += value;", "total / max(f32(rows.count) * f32(columns.count), 1.0)"),
     };
     let code = include_str!("roi_align.wgsl").replace("COMBINED", combined).replace("RESULT", result);

@@ -21,7 +21,7 @@ fn samples_of(region: u32, axis: u32, cell: u32) -> Samples {
     s.bin = max(high - low, p.least_extent) / f32(pooled(axis));
     s.start = low + f32(cell) * s.bin;
     s.count = p.samples;
-    if (p.samples == 0u) { s.count = min(u32(clamp(ceil(s.bin), 0.0, f32(MOST_SAMPLES))), MOST_SAMPLES); }
+    if (p.samples == 0u) { s.count = min(u32(clamp(ceil(s.bin), 0.0, f32(MOST_ELEMENTS))), MOST_ELEMENTS); }
     s.first = 0u;
     s.end = s.count;
     if (s.bin > 0.0) {
@@ -64,13 +64,15 @@ fn element(i: u32) {
     let columns = samples_of(region, 1u, i % pooled(1u));
     var total = 0.0;
     var found = false;
+    // Whether samples of the bin are off the map.
+    var off = rows.first > 0u || rows.end < rows.count || columns.first > 0u || columns.end < columns.count;
     for (var r = rows.first; r < rows.end; r++) {
         let at_row = sample(rows, r);
-        if (!inside(at_row, 0u)) { continue; }
+        if (!inside(at_row, 0u)) { off = true; continue; }
         let v = between(at_row, 0u);
         for (var c = columns.first; c < columns.end; c++) {
             let at_column = sample(columns, c);
-            if (!inside(at_column, 1u)) { continue; }
+            if (!inside(at_column, 1u)) { off = true; continue; }
             let h = between(at_column, 1u);
             for (var k = 0u; k < 4u; k++) {
                 let lower = (k & 2u) == 2u;

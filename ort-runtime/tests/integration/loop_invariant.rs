@@ -284,3 +284,34 @@ fn the_plan_has_no_copies() -> Result<()> {
     assert!(peak(without)? >= matrix);
     Ok(())
 }
+
+/// A constant that several loops read is copied once, if the model's file does not align it.
+#[test]
+fn loops_share_a_constant() -> Result<()> {
+    const ELEMENTS: usize = 1 << 18;
+    let bytes: Vec<u8> = (0..4 * ELEMENTS + 1).map(|index| if index % 4 == 0 { 63 } else { 0 }).collect();
+    let held = |loops: usize| -> Result<(usize, f32)> {
+        // One byte on, an element is never aligned.
+        let bytes = bytes::Bytes::from(bytes.clone()).slice(1..);
+        let mut main = GraphBuilder::new("main");
+        let trips = main.constant(Tensor::scalar(2i64)?);
+        let w = main.constant(Tensor::from_bytes(DType::F32, &[ELEMENTS], bytes)?);
+        let mut x = main.input("x", DType::F32, &[]);
+        for _ in 0..loops {
+            let mut body = Body::new(2, &[]);
+            let [x_in, w_in] = body.carried[..] else { panic!("two") };
+            let sum = body.builder.node("Add", &[x_in, w_in], &[])?;
+            let greatest = body.builder.node("ReduceMax", &[sum], &[("keepdims", Attribute::Int(0))])?;
+            let body = body.finish(&[greatest, w_in]);
+            x = main.add(("", "Loop"), &[Some(trips), None, Some(x), Some(w)], &[], 2, vec![body])?[0];
+        }
+        let session = Session::builder(&Model::from_graph(main.finish(&[x])?)).threads(1).build()?;
+        let result = session.run(&[("x", Tensor::scalar(0f32)?.into())])?.remove(0).1;
+        Ok((session.memory().weights_copied, floats(&result)?[0]))
+    };
+    let (one, three) = (held(1)?, held(3)?);
+    assert!(three.0 < one.0 + 4 * ELEMENTS, "{} bytes of one loop, {} of three", one.0, three.0);
+    // 0x3f000000 is a half, and each iteration adds it.
+    assert_eq!((one.1, three.1), (1.0, 3.0));
+    Ok(())
+}

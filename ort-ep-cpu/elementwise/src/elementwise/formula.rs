@@ -19,7 +19,7 @@ use ort_cpu_kernel::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use ort_cpu_kernel::idioms::{idiom, one_loop};
 use ort_cpu_kernel::{DerivedKernels, cpu_kernels, inventory};
 use ort_cpu_threads::interrupt::spend;
-use ort_cpu_threads::thread_scratch::ThreadScratch;
+use ort_cpu_threads::thread_scratch::{ThreadScratch, with_thread_scratch};
 
 type Types = &'static [(&'static str, TypeSet)];
 
@@ -180,20 +180,57 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     let limit = if whole { usize::MAX } else { BLOCK };
     let extra = program.extra_units(S::Lane::REMAINDER_UNITS);
     let zip = Zip::of(program, &inputs);
-    walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
-        if extra > 0 {
-            spend(extra * block.len());
-        }
-        let done = match zip {
-            Some(zip) => zip.run(&walk, &inputs, (start, block), scratch),
-            None => single_in_place(program, &walk, &inputs, start, block, scratch),
+    let is_short = output.len() < 4 * BLOCK;
+    let mut blocks = |tiled: Tiled<'_, S>| {
+        walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
+            if extra > 0 {
+                spend(extra * block.len());
+            }
+            let done = match zip {
+                Some(zip) => {
+                    let read = ZipOperands { walk: &walk, inputs: &inputs, tiled };
+                    zip.run(&read, (start, block), scratch)
+                }
+                None => single_in_place(program, &walk, &inputs, start, block, scratch),
+            };
+            if !done {
+                compute(program, &walk, &inputs, (start, block), scratch);
+            }
+        });
+    };
+    // A tile is worth it for more than a few blocks.
+    if zip.is_none() || !walk.needs_buffers() || is_short {
+        blocks(None);
+        return Ok(());
+    }
+    with_thread_scratch(|Tile(tile): &mut Tile<S>| {
+        let mut operands = inputs.iter().enumerate();
+        let is_tiled = |(index, data): (usize, &Option<&[S]>)| {
+            data.is_some_and(|data| walk.tile(index, data, tile)).then_some(index)
         };
-        if !done {
-            compute(program, &walk, &inputs, (start, block), scratch);
-        }
+        let operand = operands.find_map(is_tiled);
+        blocks(operand.map(|operand| (operand, tile.as_slice())));
     });
     Ok(())
 }
+
+/// A short row of an input, repeated for a block ([`Broadcast::tile`]).
+struct Tile<S>(Vec<S>);
+
+impl<S> Default for Tile<S> {
+    fn default() -> Self {
+        Tile(Vec::new())
+    }
+}
+
+impl<S: 'static> ThreadScratch for Tile<S> {
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+/// An input and its tile.
+type Tiled<'a, S> = Option<(usize, &'a [S])>;
 
 /// A program of one function of two values, neither of which the output's memory holds. It reads
 /// them where they are: with rows of some hundred elements as blocks, the general path takes longer
@@ -223,8 +260,7 @@ impl Zip {
     /// Computes one block of the output. Returns false if it cannot.
     fn run<S: Storage>(
         self,
-        walk: &Broadcast,
-        inputs: &Inputs<'_, S>,
+        from: &ZipOperands<'_, S>,
         (start, block): (usize, &mut [S]),
         scratch: &mut Scratch<S>,
     ) -> bool {
@@ -232,9 +268,7 @@ impl Zip {
         let [(left, _), (right, _), ..] = scratch.inputs.as_mut_slice() else { return false };
         let [a, b] = self.operands;
         let place = (start, block.len());
-        let (Some(a), Some(b)) =
-            (Zip::read(walk, inputs, (a, b), place, left), Zip::read(walk, inputs, (b, a), place, right))
-        else {
+        let (Some(a), Some(b)) = (from.read((a, b), place, left), from.read((b, a), place, right)) else {
             return false;
         };
         let Some(to) = S::lanes_mut(block) else { return false };
@@ -250,16 +284,25 @@ impl Zip {
         }
         true
     }
+}
 
+/// Where a [`Zip`] reads its operands.
+struct ZipOperands<'a, S> {
+    walk: &'a Broadcast,
+    inputs: &'a [Option<&'a [S]>],
+    tiled: Tiled<'a, S>,
+}
+
+impl<S: Storage> ZipOperands<'_, S> {
     /// Returns the operand `source` over `len` elements of the output from `start` on. It may have
     /// one element for each row only beside an operand that is dense.
-    fn read<'b, S: Storage>(
-        walk: &Broadcast,
-        inputs: &[Option<&'b [S]>],
+    fn read<'b>(
+        &'b self,
         (source, beside): (Source, Source),
         (start, len): (usize, usize),
         buffer: &'b mut Vec<S>,
     ) -> Option<Operand<'b, S::Lane>> {
+        let ZipOperands { walk, inputs, tiled } = self;
         let index = match source {
             Source::Constant(value) => {
                 return Some(Operand::Block(Block::Scalar(S::Lane::from_f64(value))));
@@ -267,6 +310,10 @@ impl Zip {
             Source::Input(index) => index,
             Source::Register(_) => return None,
         };
+        if let Some((_, tile)) = tiled.filter(|(operand, _)| *operand == index) {
+            let slice = tile.get(walk.column_of(start)..)?.get(..len)?;
+            return Some(Operand::Block(Block::Slice(S::lanes(slice)?)));
+        }
         let data = inputs.get(index).copied().flatten()?;
         if walk.needs_buffers()
             && matches!(beside, Source::Input(other) if walk.is_dense(other))
@@ -635,8 +682,11 @@ mod tests {
                 let inputs: Inputs<'_, u8> = [Some(a.as_slice()), Some(b.as_slice())].into_iter().collect();
                 let zip = Zip::of::<u8>(&program, &inputs);
                 assert!(zip.is_some());
+                let mut tile = Vec::new();
+                let tiled = walk.tile(1, &b, &mut tile).then_some((1, tile.as_slice()));
                 walk.for_each_block(1, BLOCK, &mut got, |scratch: &mut Scratch<u8>, start, block| {
-                    let done = zip.is_some_and(|zip| zip.run(&walk, &inputs, (start, block), scratch));
+                    let read = ZipOperands { walk: &walk, inputs: &inputs, tiled };
+                    let done = zip.is_some_and(|zip| zip.run(&read, (start, block), scratch));
                     assert!(done, "{shape:?} under {output:?} at {start}");
                 });
                 for (at, got) in got.into_iter().enumerate() {

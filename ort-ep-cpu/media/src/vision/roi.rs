@@ -269,6 +269,7 @@ impl Align {
                         (y, &plane[y.index * maps.size[1]..][..maps.size[1]])
                     });
                     *to = T::from_f64(match self.greatest {
+                        true if ys.is_empty() => 0.0,
                         true => greatest(lines, xs, is_row_off || is_column_off),
                         false => weighted_sum(lines, xs) / count,
                     });
@@ -297,7 +298,7 @@ fn greatest<'a, T: Real>(
     xs: &[Tap],
     has_sample_off_map: bool,
 ) -> f64 {
-    let mut best = if has_sample_off_map { Some(0.0) } else { None };
+    let mut best = if has_sample_off_map || xs.is_empty() { 0.0 } else { f64::NEG_INFINITY };
     for (y, line) in lines {
         for x in xs {
             let element = line[x.index].to_f64();
@@ -305,10 +306,10 @@ fn greatest<'a, T: Real>(
             // most of a positive element, and the least one of a negative element.
             let weight = if element < 0.0 { y.least * x.least } else { y.most * x.most };
             let value = if weight == 0.0 { 0.0 } else { element * weight };
-            best = Some(best.map_or(value, |best| greater(best, value)));
+            best = greater(best, value);
         }
     }
-    best.unwrap_or(0.0)
+    best
 }
 
 /// An element along an axis, with the weights that the samples of a bin give it.
