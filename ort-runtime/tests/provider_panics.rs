@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
 use ort_core::ep::KernelDef;
-use ort_core::spec::{OP, OpSpec, one, var};
 use ort_core::ops;
+use ort_core::spec::{OP, OpSpec, one, var};
 use ort_ep_cpu::cpu_kernels;
 use ort_runtime::dtype::TypeSet;
 use ort_runtime::ep::{
