@@ -139,7 +139,8 @@ fn changed(workspace: &Workspace, since: &str, stages: &mut Stages) -> Result<Su
 /// Runs the unit and integration tests of some crates, without the programs that measure time or
 /// memory, which take minutes.
 fn tests_of_changed(workspace: &Workspace, crates: &BTreeSet<&str>) -> Result<Summary> {
-    // With this package cargo unifies features as for the whole workspace, and builds no crate twice.
+    // With this package cargo unifies features as for the whole workspace, and builds no crate
+    // twice.
     let packages = crates.iter().copied().chain(["ort-cli"]);
     let programs = test_programs(workspace, packages.flat_map(|name| ["--package", name]))?;
     let folders: Vec<&Path> = workspace
@@ -274,8 +275,8 @@ fn narrower_isas() -> Vec<&'static str> {
 /// Runs all unit and integration tests, and the doc tests.
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     let all = test_programs(workspace, ["--workspace"])?;
-    // Programs that measure time run alone, after the others. The longest of the others comes first,
-    // so that it does not end alone.
+    // Programs that measure time run alone, after the others. The longest of the others comes
+    // first, so that it does not end alone.
     let (measuring, mut programs): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|program| measures_time(&program.name));
     programs.sort_by_key(|program| program.name != "deadlines");

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 
-use crate::alu::{self, F1, F2, F3, F4};
+use crate::alu;
 use crate::bulk::Bulk;
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
+use crate::registers::{F1, F2, F3, F4};
 use crate::warp::{Atom, WarpOp};
 use crate::{Fault, Result, code};
 

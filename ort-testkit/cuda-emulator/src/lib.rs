@@ -8,9 +8,10 @@
 //!
 //! Environment variables: `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8
 //! GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`), `ORT_CUDA_EMULATOR_POOLS` (1: memory pools are
-//! supported), `ORT_CUDA_EMULATOR_APART` (0; 1: the threads of a warp run one after the other) and `ORT_CUDA_EMULATOR_STEPS` (maximum instructions of one launch, 200e9). Events
-//! report simulated time: an instruction of a thread takes `ORT_CUDA_EMULATOR_STEP_TIME`
-//! microseconds (1), and a library call a fixed time.
+//! supported), `ORT_CUDA_EMULATOR_APART` (0; with 1 the threads of a warp run one after the other)
+//! and `ORT_CUDA_EMULATOR_STEPS` (maximum instructions of one launch, 200e9). Events report
+//! simulated time: an instruction of a thread takes `ORT_CUDA_EMULATOR_STEP_TIME` microseconds (1),
+//! and a library call a fixed time.
 
 mod alu;
 mod bulk;
@@ -22,6 +23,7 @@ mod exec;
 mod memory;
 mod number;
 mod parse;
+mod registers;
 mod warp;
 mod warpgroup;
 

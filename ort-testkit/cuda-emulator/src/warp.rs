@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use half::{bf16, f16};
 
-use crate::alu::{F2, LANES};
 use crate::code;
 use crate::decode::{NONE, Space};
 use crate::exec::{Mem, Warp, lanes};
 use crate::number::Float;
+use crate::registers::{F2, LANES};
 use crate::warpgroup::{GroupOp, Groups};
 
 /// Why an instruction failed: one of [`code`], and a message.

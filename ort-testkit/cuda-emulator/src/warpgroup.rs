@@ -7,10 +7,10 @@
 
 use half::{bf16, f16};
 
-use crate::alu::LANES;
 use crate::code;
 use crate::decode::Space;
 use crate::exec::{Mem, Warp};
+use crate::registers::LANES;
 use crate::warp::{Element, Trouble};
 
 /// The content of accumulators that were not waited for: a NaN.

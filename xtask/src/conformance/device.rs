@@ -115,7 +115,7 @@ fn lines(
     command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
     if options.library {
         command.arg("--library");
-        // One of the suites of CUDA shows kernels that rely on the threads of a warp running together.
+        // One of CUDA's suites shows kernels that rely on the threads of a warp running together.
         command.env("ORT_CUDA_EMULATOR_APART", "1");
     }
     command.arg(folder).stderr(Stdio::inherit());

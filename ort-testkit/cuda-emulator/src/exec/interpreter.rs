@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Rel
 
 use super::block_memory::Mem;
 use super::thread::{Group, State, Thread, Warp, lanes};
-use crate::alu::Row;
 use crate::bulk::{Bulk, BulkOp, WORDS};
 use crate::code;
 use crate::convert::convert;
 use crate::decode::{Function, NONE, Op, Space, special};
+use crate::registers::Row;
 use crate::warp::Trouble;
 
 /// How many instructions lanes may run before other threads have a turn.
@@ -243,8 +243,8 @@ pub(super) fn run(
             Op::Copy { to, from, to_offset, from_offset, size, real } => {
                 let size = u64::from(size);
                 for lane in lanes(active) {
-                    // Bytes beyond the source size are zero-filled; none of the source is read if it
-                    // is 0.
+                    // Bytes beyond the source size are zero-filled. None of the source is read if
+                    // it is 0.
                     let given = if real == NONE { size } else { (row!(real)[lane] & 0xFFFF_FFFF).min(size) };
                     let to = place!(lane, Space::Shared, to, to_offset, size);
                     if given > 0 {

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::alu::LANES;
 use crate::bulk::Barriers;
 use crate::decode::{Function, NONE, Op, special};
+use crate::registers::LANES;
 use crate::warp::{Trouble, WarpOp};
 use crate::warpgroup::Groups;
 use crate::{Fault, Result, code};
@@ -130,8 +130,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Executes an operation of a warp if all of its threads have reached it; returns whether one was
-    /// executed.
+    /// Executes an operation of a warp if all of its threads have reached it; returns whether one
+    /// was executed.
     fn together(&mut self, at: usize) -> Result<bool> {
         let functions = self.launch.functions;
         let warp = &mut self.warps[at];

@@ -1,8 +1,8 @@
 //! The state of the threads of a warp: their registers, local memory and call stacks.
 
-use crate::alu::{LANES, Row};
 use crate::code;
 use crate::decode::{Function, Place, special};
+use crate::registers::{LANES, Row};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum State {

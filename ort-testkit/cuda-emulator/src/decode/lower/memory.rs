@@ -6,6 +6,7 @@ use crate::alu;
 use crate::convert::Cvt;
 use crate::decode::{Builder, NONE, Op, Ty};
 use crate::parse::{Num, Opd, Raw};
+use crate::registers::F2;
 use crate::warp::Atom;
 
 pub(super) fn access(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
@@ -60,7 +61,7 @@ pub(super) fn atomic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
     let how = ["add", "min", "max", "cas", "exch", "and", "or", "xor", "inc", "dec"];
     let Some(how) = how.into_iter().find(|w| raw.words.iter().any(|r| r == w)) else { return unknown(raw) };
     let s = values.iter().map(|v| b.source(v, ty)).collect::<Result<Vec<_>>>()?;
-    let f: Option<alu::F2> = match how {
+    let f: Option<F2> = match how {
         // The exchange of `cas` needs no function: `Atom::run` stores the new value itself.
         "exch" => Some(&|_: u64, b: u64| b),
         "cas" => Some(&|a: u64, _: u64| a),

@@ -5,9 +5,10 @@ mod sync;
 
 use super::{Builder, Call, NONE, Name, Op, Place, Space, Ty, bad};
 use crate::Result;
-use crate::alu::{self, F1};
+use crate::alu;
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
+use crate::registers::{F1, F2};
 use crate::warp::WarpOp;
 use memory::{access, atomic, copy};
 use sync::{barrier, bulk_copy, warp, warpgroup};
@@ -217,7 +218,7 @@ fn arithmetic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         (_, &[x]) => alu::unary(name, ty).map(|f| Op::F1 { f, d, a: x }),
         (_, &[x, y]) if mode != 0 => alu::rounded(name, mode).map(|f| Op::F2 { f, d, a: x, b: y }),
         ("add" | "sub", &[x, y]) if has("sat") && ty == Ty::S32 => {
-            let f: alu::F2 = if name == "add" {
+            let f: F2 = if name == "add" {
                 &|a: u64, b: u64| u64::from((a as i32).saturating_add(b as i32) as u32)
             } else {
                 &|a: u64, b: u64| u64::from((a as i32).saturating_sub(b as i32) as u32)
