@@ -118,10 +118,13 @@ impl Workspace {
         command
     }
 
-    /// Builds an example of a member in the dev profile and returns its path. `--workspace` makes
-    /// cargo unify features as it does for the tests, so no dependency is built twice.
+    /// Builds an example of a member in the dev profile and returns its path. No dependency of the
+    /// tests is built twice: `--workspace` makes cargo unify features as it does for them, and with
+    /// the libraries it passes the same flags for link-time optimization. For an example alone it
+    /// passes others to what macros and programs both depend on, such as `proc-macro2`, and so
+    /// rebuilds all that is above.
     pub(crate) fn build_example(&self, name: &str) -> Result<PathBuf> {
-        run(self.cargo().args(["build", "--quiet", "--workspace", "--example", name]))?;
+        run(self.cargo().args(["build", "--quiet", "--workspace", "--lib", "--bins", "--example", name]))?;
         Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
     }
 
