@@ -3,9 +3,10 @@
 //! [`vector`], [`gemm`] and [`conv`] are plain functions over slices that know no graph, and so is
 //! [`attention`], one engine in the terms of the problem descriptors of `ort-core`. [`parallel`]
 //! splits them over the thread pool. The crates `ort-cpu-elementwise`,
-//! `-reduce`, `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share
-//! `ort-cpu-kernel`, and each of their files registers its own kernels. Separate crates compile
-//! side by side, and an edit of a kernel compiles its crate alone.
+//! `-reduce`, `-linalg`, `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share
+//! `ort-cpu-kernel`, and those with matrices `ort-cpu-matmul`. Each of their files registers its
+//! own kernels. Separate crates compile side by side, and an edit of a kernel compiles its crate
+//! alone.
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.
 #![warn(
@@ -21,7 +22,8 @@ mod device;
 
 // Linked for the kernels that they register.
 use {
-    ort_cpu_contrib as _, ort_cpu_elementwise as _, ort_cpu_media as _, ort_cpu_nn as _, ort_cpu_reduce as _,
+    ort_cpu_contrib as _, ort_cpu_elementwise as _, ort_cpu_linalg as _, ort_cpu_media as _, ort_cpu_nn as _,
+    ort_cpu_reduce as _,
 };
 
 pub use device::CpuProvider;

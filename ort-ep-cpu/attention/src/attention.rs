@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ort_core::ops::nn::attention::problem::SdpaSizes;
 use ort_core::{Result, ensure};
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 
 use super::rows::Rows;
 use super::scores::{HiddenKeys, ScoreMask};

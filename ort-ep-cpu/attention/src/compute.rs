@@ -3,7 +3,7 @@
 use ort_core::ops::nn::attention::problem::SdpaSizes;
 use ort_core::{Result, ensure, error};
 use ort_cpu_gemm::Cpu;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 
 use super::attention::Attention;

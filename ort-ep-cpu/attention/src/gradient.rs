@@ -10,9 +10,9 @@ use num_traits::Float;
 use ort_core::ops::nn::attention::problem::SdpaSizes;
 use ort_core::{Result, ensure};
 use ort_cpu_gemm::{Cpu, RhsSource};
-use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::workspace::take;
+use ort_cpu_matmul::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::training::score_gradient;
 

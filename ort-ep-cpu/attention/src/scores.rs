@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ort_core::ops::nn::attention::problem::ScoreStage;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 
 /// A change of the scores before the softmax, such as a mask or a bias.
 pub trait ScoreMask<T: Real>: Sync {

@@ -1,5 +1,5 @@
-//! What operator kernels of the CPU provider share: their registration, broadcasting, packed
-//! weights, workspaces and conversions.
+//! What operator kernels of the CPU provider share: their registration, broadcasting, weights,
+//! workspaces and conversions.
 
 // A panic in a test merely fails the test; a panic in this code would be a defect.
 #![warn(
@@ -20,13 +20,10 @@ pub mod heap;
 pub mod idioms;
 pub mod lane_fn;
 pub mod layout;
-pub mod matrix;
 pub mod number;
 pub mod packed;
 pub mod quantized_byte;
 pub mod quantized_convert;
-pub mod quantized_gemm;
-pub mod real;
 pub mod units;
 pub mod workspace;
 

@@ -1,18 +1,11 @@
-//! Workspaces as typed slices, and errors of the GEMM library.
+//! Workspaces as typed slices.
 
 #![allow(
     clippy::indexing_slicing,
     reason = "places are counted over shapes that inference checked and that views are as long as"
 )]
 
-use ort_core::{Error, Result, error};
-
-use ort_cpu_gemm::GemmError;
-
-/// Converts an error of the GEMM library to one of the node.
-pub fn refused(error: GemmError) -> Error {
-    error!(InvalidArgument, "{error}")
-}
+use ort_core::{Result, error};
 
 /// Views scratch memory as values. Planned memory is aligned to 64 bytes.
 pub fn scratch<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {

@@ -1,4 +1,4 @@
-//! CPU kernels on GEMM and windows: matmul, convolution, pooling, attention, recurrent layers and
+//! CPU kernels of neural networks: convolution, pooling, attention, recurrent layers and
 //! quantization.
 //!
 //! Each file registers its own kernels with `cpu_kernels!`.
@@ -13,6 +13,5 @@
     clippy::unreachable
 )]
 
-mod linalg;
 mod nn;
 mod quant;

@@ -20,6 +20,8 @@ const ROOTS: &[&str] = &[
     "ort-ep-cpu/elementwise/src/lib.rs",
     "ort-ep-cpu/gemm/src/lib.rs",
     "ort-ep-cpu/kernel/src/lib.rs",
+    "ort-ep-cpu/linalg/src/lib.rs",
+    "ort-ep-cpu/matmul/src/lib.rs",
     "ort-ep-cpu/media/src/lib.rs",
     "ort-ep-cpu/nn/src/lib.rs",
     "ort-ep-cpu/reduce/src/lib.rs",

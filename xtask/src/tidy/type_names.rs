@@ -17,6 +17,8 @@ const SOURCES: &[&str] = &[
     "ort-ep-cpu/elementwise/src/",
     "ort-ep-cpu/gemm/src/",
     "ort-ep-cpu/kernel/src/",
+    "ort-ep-cpu/linalg/src/",
+    "ort-ep-cpu/matmul/src/",
     "ort-ep-cpu/media/src/",
     "ort-ep-cpu/nn/src/",
     "ort-ep-cpu/reduce/src/",

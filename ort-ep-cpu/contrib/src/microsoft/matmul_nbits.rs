@@ -17,7 +17,8 @@ use ort_cpu_gemm::{
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::{narrow, widen};
 use ort_cpu_kernel::quantized_convert::read_floats;
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take, whole_lines};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take, whole_lines};
+use ort_cpu_matmul::refused;
 use ort_cpu_vector::simd::blocks::{BlockLayout, arrange};
 
 cpu_kernels![KernelDef {

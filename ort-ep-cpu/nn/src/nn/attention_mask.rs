@@ -9,7 +9,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, error, for_each_type};
 
 use ort_cpu_attention::ScoreMask;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::interrupt::spending;
 
 /// A mask, broadcast to `[batch, heads, queries, keys]`. Keys past its last column are masked.

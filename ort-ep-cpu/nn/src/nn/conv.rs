@@ -19,7 +19,8 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
 use ort_cpu_kernel::with_weight;
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take, whole_lines};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take, whole_lines};
+use ort_cpu_matmul::refused;
 use ort_cpu_vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);

@@ -19,7 +19,8 @@ use ort_cpu_conv::{
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::units::{for_each_unit, part_count};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch};
+use ort_cpu_kernel::workspace::{bytes_of, scratch};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::depthwise_gradients::{LANES, add_filter_gradient, plane_gradient};
 use ort_cpu_vector::simd::Isa;

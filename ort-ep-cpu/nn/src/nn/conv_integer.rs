@@ -20,7 +20,8 @@ use ort_cpu_gemm::{Cpu, Window};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::packed::Packed;
 use ort_cpu_kernel::quantized_convert::{range, read_floats};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::interrupt::{self, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 

@@ -18,7 +18,8 @@ use ort_cpu_gemm::{Cpu, Window};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::packed::Packed;
 use ort_cpu_kernel::quantized_convert::read_floats;
-use ort_cpu_kernel::workspace::{refused, take};
+use ort_cpu_kernel::workspace::take;
+use ort_cpu_matmul::refused;
 
 cpu_kernels![KernelDef {
     domain: MICROSOFT,

@@ -13,7 +13,7 @@ use super::conv::groups_of;
 use ort_cpu_gemm::generic::Number;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::interrupt::{self, spend};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 

@@ -21,7 +21,8 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::packed::{PackedFloats, is_weight};
 use ort_cpu_kernel::with_weight;
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch};
+use ort_cpu_kernel::workspace::{bytes_of, scratch};
+use ort_cpu_matmul::refused;
 use ort_cpu_vector::activation::Activation;
 use ort_cpu_vector::elementwise::Unary;
 

@@ -12,7 +12,7 @@ use super::conv::groups_of;
 use super::conv_reference::volume;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 

@@ -11,7 +11,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use ort_cpu_gemm::{Cpu, RhsSource};
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
+use ort_cpu_matmul::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_threads::interrupt::{self, pieces_mut, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 

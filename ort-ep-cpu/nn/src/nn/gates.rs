@@ -5,7 +5,7 @@ use ort_core::ir::Attributes;
 use ort_core::ops::nn::problem::{CellActivation, CellFunction, activations};
 use smallvec::{SmallVec, smallvec};
 
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_vector::elementwise::Unary;
 
 /// An activation as a chain of unary functions, with an optional clip of its input.

@@ -9,7 +9,7 @@ use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::{GemmTarget, Matrix, Real};
+use ort_cpu_matmul::real::{GemmTarget, Matrix, Real};
 
 cpu_kernels![
     KernelDef {

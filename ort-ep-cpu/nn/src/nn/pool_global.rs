@@ -6,7 +6,7 @@ use ort_core::{Result, error};
 
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::Real;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::interrupt::{PIECE, pieces, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::reduce;

@@ -12,8 +12,8 @@ use super::conv_reference::{advance, meets};
 use super::pool_windows::{planes, windows_of_pool};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::real::Real;
 use ort_cpu_kernel::units::for_each_unit;
+use ort_cpu_matmul::real::Real;
 use ort_cpu_threads::interrupt::spend;
 
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);

@@ -11,10 +11,11 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_gemm::{Cpu, RhsSource};
-use ort_cpu_kernel::packed::{PackedWeight, is_weight};
-use ort_cpu_kernel::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
-use ort_cpu_kernel::real::{GemmTarget, Matrix, Real, Rhs};
+use ort_cpu_kernel::packed::is_weight;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::packed_weight::PackedWeight;
+use ort_cpu_matmul::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
+use ort_cpu_matmul::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_threads::interrupt::spend;
 
 /// The equations of one layer.

@@ -6,11 +6,8 @@
 )]
 
 mod arg;
-mod contraction;
 mod cumulative;
 mod det;
-mod einsum;
 mod folds;
 pub(super) mod rows;
-mod subscripts;
 mod top_k;

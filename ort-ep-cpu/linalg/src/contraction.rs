@@ -7,11 +7,16 @@
 //!
 //! [opt_einsum]: https://doi.org/10.21105/joss.00753
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::ops::{Equation, Label};
 use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error};
 
-use super::subscripts::{size_of_label, sizes};
+use crate::subscripts::{size_of_label, sizes};
 use ort_cpu_kernel::number::{Number, Wide};
 use ort_cpu_threads::interrupt::{self, PIECE, Pace, in_blocks, pieces_mut, spend};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
@@ -48,7 +53,7 @@ struct Pair {
 
 /// All steps of an equation for given shapes.
 #[derive(Debug)]
-pub(super) struct Contraction {
+pub(crate) struct Contraction {
     sizes: Vec<(Label, usize)>,
     /// Each operand after its own subscripts are summed.
     operands: Vec<Term>,
@@ -57,7 +62,7 @@ pub(super) struct Contraction {
     last: Term,
     output: Vec<Label>,
     /// The length of the workspace, in elements.
-    pub(super) len: usize,
+    pub(crate) len: usize,
 }
 
 /// The state of the planner: the end of the workspace, and the multiplications so far.
@@ -129,7 +134,7 @@ impl Planner<'_> {
 impl Contraction {
     /// Returns the steps for these shapes; none unless they are much less work than one sum over
     /// all subscripts.
-    pub(super) fn new(equation: &Equation, shapes: &[&[usize]]) -> Result<Option<Contraction>> {
+    pub(crate) fn new(equation: &Equation, shapes: &[&[usize]]) -> Result<Option<Contraction>> {
         let sizes = sizes(equation, shapes)?;
         let mut planner = Planner { sizes: &sizes, end: 0, cost: 0.0 };
         let at_once: f64 = sizes.iter().map(|(_, size)| *size as f64).product();
@@ -178,7 +183,7 @@ impl Contraction {
     }
 
     /// Computes the output.
-    pub(super) fn run<T: Number>(
+    pub(crate) fn run<T: Number>(
         &self,
         threads: usize,
         operands: &[(&[Label], &[usize], &[T])],

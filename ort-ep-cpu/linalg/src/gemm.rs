@@ -1,5 +1,10 @@
 //! `Gemm`, and `FusedGemm` with an activation.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use std::ops::Range;
 
 use num_traits::AsPrimitive;
@@ -11,15 +16,17 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
-use super::TransposedLhs;
-use super::matmul_batch::spread;
+use crate::matmul_batch::spread;
+use crate::transposed::TransposedLhs;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
 use ort_cpu_kernel::activation::unary_of;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::packed::is_weight;
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::packed_weight::{PackedWeight, gemm_cpu};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 use ort_cpu_vector::elementwise::Unary;
 

@@ -2,19 +2,24 @@
 //!
 //! These are `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `QGemm`.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::integer::{QuantizedInputs, QuantizedOperands, parts, zero_points};
+use crate::integer::{QuantizedInputs, QuantizedOperands, parts, zero_points};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{Factors, Target};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
-use ort_cpu_kernel::quantized_gemm::{is_unsigned, quantized_len, scaled};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::quantized_gemm::{is_unsigned, quantized_len, scaled};
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 

@@ -1,11 +1,16 @@
 //! `MatMulInteger` and `QLinearMatMul`, and the operands that all quantized matmuls share.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::matmul_batch::MatmulBatch;
+use crate::matmul_batch::MatmulBatch;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
     Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
@@ -13,8 +18,9 @@ use ort_cpu_gemm::integer::{
 };
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::quantized_convert::{range, read_floats, write_quantized};
-use ort_cpu_kernel::quantized_gemm::{PackedQuantized, is_unsigned, quantized_len};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::quantized_gemm::{PackedQuantized, is_unsigned, quantized_len};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::interrupt::{pieces_mut, spending};
 
 cpu_kernels![
@@ -41,7 +47,7 @@ cpu_kernels![
 
 /// Reads zero points in the form that the GEMM expects: one for all, one for each row of A, or one
 /// for each column of B.
-pub(super) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
+pub(crate) fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     let ints = view.map(|view| view.to_ints()).transpose()?.unwrap_or_default();
     let fits =
         |value: i64| i32::try_from(value).map_err(|_| error!(InvalidArgument, "a zero point of {value}"));
@@ -60,32 +66,32 @@ fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
 }
 
 /// What a batch of quantized matmuls reads, besides the right side.
-pub(super) struct QuantizedInputs<'a> {
+pub(crate) struct QuantizedInputs<'a> {
     /// The left matrices, one after another.
-    pub(super) lhs: &'a [u8],
+    pub(crate) lhs: &'a [u8],
     /// Whether they are signed.
-    pub(super) signed: bool,
-    pub(super) matmuls: &'a MatmulBatch,
+    pub(crate) signed: bool,
+    pub(crate) matmuls: &'a MatmulBatch,
     /// The zero points of both sides.
-    pub(super) zeros: [&'a [i32]; 2],
+    pub(crate) zeros: [&'a [i32]; 2],
     /// Added to the accumulators of each column, or empty.
-    pub(super) bias: &'a [i32],
+    pub(crate) bias: &'a [i32],
 }
 
 /// The two sides of quantized matmuls. A constant right matrix is packed once, others in each run.
-pub(super) struct QuantizedOperands {
+pub(crate) struct QuantizedOperands {
     /// The indices of the two inputs.
     places: [usize; 2],
     packed: Option<(PackedQuantized, Shape)>,
 }
 
 impl QuantizedOperands {
-    pub(super) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<QuantizedOperands> {
+    pub(crate) fn new(cx: &mut CompileCx<'_>, places: [usize; 2]) -> Result<QuantizedOperands> {
         QuantizedOperands::with_rhs(cx, places, false)
     }
 
     /// Like [`new`](Self::new). A `transposed` right side must be a constant matrix.
-    pub(super) fn with_rhs(
+    pub(crate) fn with_rhs(
         cx: &mut CompileCx<'_>,
         places: [usize; 2],
         transposed: bool,
@@ -110,16 +116,16 @@ impl QuantizedOperands {
     }
 
     /// Returns the sizes of the matmuls. `rhs` is not read if the right side is packed.
-    pub(super) fn matmuls(&self, lhs: &[usize], rhs: &[usize]) -> Result<MatmulBatch> {
+    pub(crate) fn matmuls(&self, lhs: &[usize], rhs: &[usize]) -> Result<MatmulBatch> {
         MatmulBatch::new(lhs, self.packed.as_ref().map_or(rhs, |(_, shape)| &shape[..]))
     }
 
-    pub(super) fn matmuls_of(&self, shapes: &IoShapes<'_>) -> Result<MatmulBatch> {
+    pub(crate) fn matmuls_of(&self, shapes: &IoShapes<'_>) -> Result<MatmulBatch> {
         self.matmuls(shapes.input(self.places[0]), shapes.input(self.places[1]))
     }
 
     /// Returns the workspace in values that [`run`](Self::run) needs; the left side may be signed.
-    pub(super) fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+    pub(crate) fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let matmuls = self.matmuls_of(shapes)?;
         let [_, columns, k] = matmuls.shape;
         let cpu = Cpu::with_threads(shapes.threads);
@@ -132,7 +138,7 @@ impl QuantizedOperands {
 
     /// Computes all matmuls. `target` returns the destination of the matmul at an index; its rows
     /// are contiguous.
-    pub(super) fn run<'t>(
+    pub(crate) fn run<'t>(
         &self,
         cx: &RunCx<'_>,
         inputs: &QuantizedInputs<'_>,
@@ -182,7 +188,7 @@ impl QuantizedOperands {
 }
 
 /// Splits a result among the matmuls of a batch; each call returns the next part.
-pub(super) fn parts<'t, T>(
+pub(crate) fn parts<'t, T>(
     values: &'t mut [T],
     matmuls: &MatmulBatch,
 ) -> impl FnMut() -> Result<&'t mut [T]> + use<'t, T> {

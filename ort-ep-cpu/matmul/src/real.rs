@@ -9,9 +9,9 @@ use ort_core::Result;
 use ort_core::dtype::Element;
 
 pub use crate::matrix::{GemmTarget, Matrix};
-use crate::packed::PackedWeight;
+use crate::packed_weight::PackedWeight;
 use crate::quantized_gemm::QuantizedRhs;
-use crate::workspace::refused;
+use crate::refused;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Strided, workspace_len};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut, spend, spending};

@@ -3,6 +3,11 @@
 //! Two domains have a `FusedMatMul`. They add transposed sides, a factor, addends and an
 //! activation.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use std::ops::Range;
 
 use ort_core::dtype::{DType, Element, TypeSet};
@@ -12,8 +17,8 @@ use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
-use super::TransposedLhs;
-use super::matmul_batch::MatmulBatch;
+use crate::matmul_batch::MatmulBatch;
+use crate::transposed::TransposedLhs;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, LhsOperand, Origin, RhsOperand, RhsSource, Step, Strided, run_batch,
@@ -22,8 +27,10 @@ use ort_cpu_gemm::{
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
-use ort_cpu_kernel::packed::{PackedWeight, gemm_cpu, is_weight};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::packed::is_weight;
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::packed_weight::{PackedWeight, gemm_cpu};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::Unary;
 

@@ -1,5 +1,10 @@
 //! Sizes of batched matmuls, with NumPy's broadcasting.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 

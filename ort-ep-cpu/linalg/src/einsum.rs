@@ -2,20 +2,26 @@
 //!
 //! Two `f32` operands that form a matmul take the GEMM.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ops::{Equation, Label};
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
-use super::contraction::Contraction;
-use super::subscripts::{size_of_label, sizes};
+use crate::contraction::Contraction;
+use crate::subscripts::{size_of_label, sizes};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, LhsOperand, RhsOperand, RhsSource, Strided, run_batch, workspace_len,
 };
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::number::{Number, Wide};
-use ort_cpu_kernel::workspace::{bytes_of, refused, scratch, take};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
+use ort_cpu_matmul::refused;
 use ort_cpu_threads::interrupt::{in_blocks, spend};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::simd::Isa;

@@ -4,7 +4,7 @@ use ort_core::ops::{Equation, Label};
 use ort_core::{Result, error};
 
 /// Returns the size of each subscript of an equation. Sizes of 1 are broadcast.
-pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
+pub(crate) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
     let mut sizes: Vec<(Label, usize)> = Vec::new();
     for (labels, shape) in equation.inputs.iter().zip(shapes) {
         for (&label, &size) in labels.iter().zip(*shape) {
@@ -21,6 +21,6 @@ pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Lab
     Ok(sizes)
 }
 
-pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
+pub(crate) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
     sizes.iter().find(|(known, _)| *known == label).map_or(1, |(_, size)| *size)
 }

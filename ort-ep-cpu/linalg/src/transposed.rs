@@ -1,27 +1,21 @@
-//! Matmul kernels.
+//! Left sides in column-major order, packed in the workspace.
 
 #![allow(
     clippy::indexing_slicing,
     reason = "places are counted over shapes that inference checked and that views are as long as"
 )]
 
-mod gemm;
-mod integer;
-mod integer_scaled;
-mod matmul;
-pub(super) mod matmul_batch;
-
 use std::ops::Range;
 
 use ort_core::Result;
 
 use ort_cpu_gemm::{Cpu, GemmError, LhsOperand, PackedLhs, STEPS};
-use ort_cpu_kernel::workspace::refused;
+use ort_cpu_matmul::refused;
 
 /// Column-major left sides, packed in the workspace. Consecutive steps along k are too far apart to
 /// be read in place.
 #[derive(Clone, Copy)]
-pub(super) struct TransposedLhs<'a> {
+pub(crate) struct TransposedLhs<'a> {
     values: &'a [f32],
     rows: usize,
     k: usize,
@@ -34,13 +28,13 @@ impl<'a> TransposedLhs<'a> {
 
     /// Returns whether packing pays for matmuls of `[rows, columns, k]`: each value must be used
     /// often enough.
-    pub(super) fn pays([rows, columns, _]: [usize; 3]) -> bool {
+    pub(crate) fn pays([rows, columns, _]: [usize; 3]) -> bool {
         rows > 1 && columns >= 32
     }
 
     /// Returns the ranges of k that are packed at once for `count` matmuls, of nearly equal size.
     /// The accumulators carry over from range to range.
-    pub(super) fn parts(
+    pub(crate) fn parts(
         count: usize,
         [rows, _, k]: [usize; 3],
     ) -> impl Iterator<Item = Range<usize>> + Clone {
@@ -51,12 +45,12 @@ impl<'a> TransposedLhs<'a> {
     }
 
     /// Returns the workspace in values for `count` matrices, in whole cache lines.
-    pub(super) fn len(cpu: Cpu, count: usize, [rows, _, k]: [usize; 3]) -> usize {
+    pub(crate) fn len(cpu: Cpu, count: usize, [rows, _, k]: [usize; 3]) -> usize {
         count.saturating_mul(PackedLhs::len(cpu, rows, k).next_multiple_of(16))
     }
 
     /// Packs a range of k of the matrices `[k, rows]` in `from`.
-    pub(super) fn new(
+    pub(crate) fn new(
         cpu: Cpu,
         from: &[f32],
         [rows, columns, k]: [usize; 3],
@@ -73,7 +67,7 @@ impl<'a> TransposedLhs<'a> {
     }
 
     /// Returns the matrix at `index` as a left operand.
-    pub(super) fn operand(&self, cpu: Cpu, index: usize) -> Result<LhsOperand<'a>, GemmError> {
+    pub(crate) fn operand(&self, cpu: Cpu, index: usize) -> Result<LhsOperand<'a>, GemmError> {
         let len = PackedLhs::len(cpu, self.rows, self.k).next_multiple_of(16);
         let values = self.values.get(index * len..).unwrap_or(&[]);
         Ok(LhsOperand::Packed(PackedLhs::new(cpu, values, self.rows, self.k)?))

@@ -12,15 +12,16 @@ use ort_core::ep::CompileCx;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
-use crate::dynamic_quantize::ByteQuantizer;
 use crate::matrix::{GemmTarget, Matrix};
-use crate::packed::Packed;
-use crate::workspace::{refused, take};
+use crate::refused;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
     Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
     packed_rhs_len,
 };
+use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
+use ort_cpu_kernel::packed::Packed;
+use ort_cpu_kernel::workspace::take;
 
 /// A constant quantized right side, packed.
 pub struct PackedQuantized {
