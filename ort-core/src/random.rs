@@ -11,8 +11,8 @@ static NEXT: Mutex<Option<u64>> = Mutex::new(None);
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Makes random numbers repeat: nodes without a seed take one after another from a sequence that
-/// begins with `seed`. ONNX Runtime's `set_seed`. Without this call each run of such a node starts
-/// from the system's entropy.
+/// begins with `seed`. Corresponds to ONNX Runtime's `set_seed`. Without this call each run of such
+/// a node starts from the system's entropy.
 ///
 /// Runs that are made in the same order draw the same numbers. Runs on several threads at once take
 /// their seeds in the order in which they come.

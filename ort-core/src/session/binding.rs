@@ -1,7 +1,7 @@
 //! IO binding: binds the inputs and outputs of a session to memory once, for many runs.
 //!
-//! A binding checks names, types and fixed sizes when a value is bound. What depends on several
-//! bound values is checked by the run (`bound_run`).
+//! A binding checks names, types and fixed sizes when a value is bound. The run checks what depends
+//! on several bound values (`bound_run`).
 //!
 //! ```no_run
 //! use ort_core::dtype::DType;
@@ -44,7 +44,7 @@ pub enum InputSource {
     /// A value that is read in place. Nodes on the device that holds it read it there; for other
     /// nodes each run copies it once.
     Value(Value),
-    /// A tensor that the binding owns, and that can be written between runs.
+    /// A tensor that the binding owns and that the caller can write between runs.
     Buffer(TensorBuffer),
 }
 
@@ -53,12 +53,12 @@ pub enum InputSource {
 pub enum OutputTarget {
     /// This tensor, in host or device memory. Its type and shape must be those of the output.
     Buffer(TensorBuffer),
-    /// Memory of this device, of whatever size the run determines. The session allocates it, and
-    /// reuses it in the next run if the caller holds no tensor of it. The output can be bound as an
-    /// input from there.
+    /// Memory of this device, which the session allocates in the size that the run determines. The
+    /// next run reuses the memory unless the caller still holds the output. The output can be bound
+    /// as an input without a copy.
     Device(DeviceId),
-    /// The memory of the input with this name, which must be bound to a [`TensorBuffer`]: a cache
-    /// that is read as `past` and written as `present`.
+    /// The buffer of the input with this name, which must be bound to a [`TensorBuffer`]. For
+    /// example, a KV cache is read as `past` and written as `present` in one buffer.
     Input(String),
 }
 
@@ -92,7 +92,7 @@ impl From<DeviceId> for OutputTarget {
     }
 }
 
-/// The destination of an output as the binding keeps it; its memory is among the binding's buffers.
+/// The destination of a bound output. Its memory is in [`IoBinding::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     Buffer,
@@ -106,28 +106,28 @@ pub(super) enum Bound {
 pub(super) struct Prepared {
     pub(super) plan: Arc<RunPlan>,
     pub(super) bindings: Bindings,
-    /// The session that made the plan, if it is not the binding's own: the bound values contradict
-    /// the dimension names.
+    /// The session that made the plan, if the bound values contradict the dimension names.
+    /// Otherwise the binding's own session made it.
     pub(super) independent: Option<Arc<Session>>,
 }
 
 /// The memory that the runs of one session read and write.
 ///
-/// Values in device memory stay there: inputs are read in place and outputs are left in place. If a
-/// run's outputs are the inputs of the next run, on this or another session on the device, nothing
-/// is copied and nothing waits. If the host reads such an input or computes such an output, each
-/// run copies it once ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
+/// Values in device memory stay there: inputs are read in place and outputs are left in place. If
+/// the outputs of a run are the inputs of the next, on this or another session on the same device,
+/// nothing is copied and no call waits. If the host reads such an input or computes such an output,
+/// each run copies it once ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
 ///
 /// On the CPU a binding is zero-copy, with two exceptions. An input that is not aligned for its
 /// type is copied once, when it is bound. Some outputs are copied at the end of the run: those that
-/// are themselves an input, a constant or known from the shapes, and those whose kernel allocates
-/// them (control flow).
+/// are an input or a constant, those that follow from the shapes, and those that their kernel
+/// allocates (control flow).
 ///
-/// After the first runs, a run allocates nothing, provided that the shapes stay the same, that no
-/// output has a size known only at run time, and that the caller reuses its
+/// After the first runs, a run allocates nothing under three conditions. The shapes stay the same,
+/// no output has a size known only at run time, and the caller reuses its
 /// [`RunOptions`](super::RunOptions), whose token is a small allocation. Each new shape is planned
-/// once. A cache that grows by concatenation has a new shape in each step; one in a buffer of its
-/// maximum length does not. Buffers of the caller do not count in the session's budget.
+/// once. A KV cache that grows by concatenation has a new shape in each step; a cache in a buffer
+/// of its maximum length does not. Buffers of the caller do not count in the session's budget.
 ///
 /// A failed run may have written to bound memory, including caches.
 pub struct IoBinding {
@@ -148,7 +148,7 @@ pub struct IoBinding {
 }
 
 impl Session {
-    /// Returns a binding without outputs, in which inputs have their defaults.
+    /// Returns a binding in which no output is bound, and each input with a default is bound to it.
     pub fn io_binding(&self) -> IoBinding {
         let signature = self.signature.get_or_init(|| {
             let graph = &self.executor.compiled.program.graph;
@@ -180,7 +180,7 @@ impl Session {
 
 impl IoBinding {
     /// Binds an input to a value, or to a buffer that can be written between runs
-    /// ([`Self::input_mut`]). It drops what the input was bound to before.
+    /// ([`Self::input_mut`]). The previous value or buffer is dropped.
     ///
     /// # Errors
     ///
@@ -188,7 +188,7 @@ impl IoBinding {
     /// belongs to no device of the session, or an output is bound to the input.
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
         let index = self.signature.input(name)?;
-        // Rebinding the input would drop the buffer that the output is to be written to.
+        // Rebinding the input would drop the buffer into which the output is written.
         ensure!(
             !self.shared.contains(&index),
             InvalidArgument,
@@ -217,15 +217,15 @@ impl IoBinding {
         Ok(())
     }
 
-    /// Binds an output to a tensor, to the memory of a device, or to that of an input. Outputs that
-    /// are not bound are not computed.
+    /// Binds an output to a tensor, to the memory of a device, or to the memory of an input.
+    /// Outputs that are not bound are not computed.
     ///
     /// # Errors
     ///
     /// There is no such output, it is bound already, or its type or a fixed size differs from the
-    /// model's. The device is not one of the session's, or the output is not a numeric tensor that
-    /// it could hold. The input is not bound to a [`TensorBuffer`], or an output is bound to it
-    /// already.
+    /// model's. The session does not have the device, or the device cannot hold the output, because
+    /// it is not a numeric tensor. The input is not bound to a [`TensorBuffer`], or another output
+    /// is bound to it.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
         let index = self.signature.output(name)?;
         ensure!(
@@ -332,7 +332,7 @@ impl IoBinding {
             help = "run it first: `Session::run_with_binding`",
             "output '{name}' is not computed"
         );
-        // Outputs that the run allocated itself are not in buffers.
+        // Outputs that the run allocated are in `results`, not in buffers.
         if let Some(Some(value)) = self.results.get(index) {
             return Ok(value.view());
         }
@@ -382,7 +382,7 @@ impl IoBinding {
     }
 
     /// Returns the bound outputs of the last run, in the model's order, each copied to host memory
-    /// of its own. It waits for outputs on devices.
+    /// of its own. Waits until devices have computed their outputs.
     ///
     /// # Errors
     ///
@@ -412,8 +412,8 @@ impl IoBinding {
         Ok(values)
     }
 
-    /// Unbinds all inputs; those with a default have it again. Outputs in the memory of inputs are
-    /// unbound as well.
+    /// Unbinds all inputs; inputs with a default are bound to it again. Outputs in the memory of
+    /// inputs are unbound as well.
     pub fn clear_binding_inputs(&mut self) {
         self.inputs.clone_from(&self.signature.defaults);
         let count = self.inputs.len();
@@ -425,8 +425,8 @@ impl IoBinding {
         self.prepared = None;
     }
 
-    /// Unbinds one input; one with a default has it again. An output in its memory is unbound as
-    /// well.
+    /// Unbinds one input; an input with a default is bound to it again. An output in the input's
+    /// memory is unbound as well.
     ///
     /// # Errors
     ///
@@ -445,8 +445,8 @@ impl IoBinding {
         Ok(())
     }
 
-    /// Takes the buffers that inputs are bound to, by name. Afterwards nothing is bound except
-    /// inputs to their defaults. It is for buffers that several sessions use in turn.
+    /// Takes the buffers that inputs are bound to, by name. Afterwards only inputs with a default
+    /// are bound, to that default. This is for buffers that several sessions use in turn.
     pub fn take_buffers(&mut self) -> Vec<(String, TensorBuffer)> {
         let inputs = self.buffers.iter_mut().zip(&self.signature.inputs);
         let taken = inputs.filter_map(|(buffer, spec)| Some((spec.name.clone(), buffer.take()?))).collect();
@@ -455,7 +455,7 @@ impl IoBinding {
         taken
     }
 
-    /// Unbinds one output and drops what the last run computed of it. Nothing happens if it is not
+    /// Unbinds one output and drops its value from the last run. Does nothing if the output is not
     /// bound.
     ///
     /// # Errors
@@ -477,7 +477,7 @@ impl IoBinding {
         Ok(())
     }
 
-    /// Unbinds all outputs and drops those of the last run.
+    /// Unbinds all outputs and drops their values from the last run.
     pub fn clear_binding_outputs(&mut self) {
         self.outputs.fill(None);
         self.shared.clear();
@@ -489,9 +489,8 @@ impl IoBinding {
         self.has_run = false;
     }
 
-    /// Waits until bound inputs are where the session's devices read them, because copies and
-    /// computations on a device may still be in flight. It is not needed for runs on the device:
-    /// they are queued after them.
+    /// Waits until all pending copies and computations of bound inputs are done. A run on the same
+    /// device needs no call: the device executes it after the pending work.
     ///
     /// # Errors
     ///
@@ -500,8 +499,8 @@ impl IoBinding {
         self.signature.devices.iter().try_for_each(|device| guard::synchronize(&**device))
     }
 
-    /// Waits until the session's devices have written the outputs. It is not needed before outputs
-    /// are read on the device or copied from it.
+    /// Waits until the session's devices have written the outputs. No call is needed before a
+    /// device reads the outputs, or before they are copied to the host.
     ///
     /// # Errors
     ///
@@ -527,8 +526,7 @@ fn check_dtype(name: &str, expected: &ValueType, dtype: crate::dtype::DType) -> 
     }
 }
 
-/// Refuses ranks and fixed sizes that differ from the declared ones. Symbolic sizes are checked by
-/// the run.
+/// Refuses ranks and fixed sizes that differ from the declared ones. The run checks symbolic sizes.
 fn check_sizes((kind, name): (&str, &str), expected: &ValueType, value: ValueView<'_>) -> Result<()> {
     let (Some(formal), Ok(tensor)) = (expected.shape(), value.tensor()) else { return Ok(()) };
     let agree = |(dim, &size): (&Dim, &usize)| dim.as_constant().is_none_or(|n| n == size as i64);

@@ -1,4 +1,4 @@
-//! Runs over an IO binding: checks, plans and executes what is bound.
+//! Runs over an IO binding: checks the bound values, plans, and executes.
 //!
 //! The plan is kept in the binding until something else is bound. Symbolic sizes, overlapping
 //! memory and missing inputs are checked here, before any node runs.
@@ -29,8 +29,8 @@ pub struct BoundPeak {
 
 impl Session {
     /// Returns the memory that a run over a binding needs with these sizes of symbolic dimensions,
-    /// if it keeps the named outputs in these memories. Output buffers exist from the start of the
-    /// run. [`Session::plan`] describes a run that hands over its outputs, and counts each one from
+    /// if it keeps the named outputs in these memories. Output buffers count from the start of the
+    /// run. [`Session::plan`] describes a run without a binding, where each output counts only from
     /// the step that computes it. A dimension that is not named counts as 1.
     ///
     /// # Errors
@@ -66,10 +66,10 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// An input without a default is not bound, or no output is. The bound values do not fit the
-    /// model. An output cannot be in the memory of an input, or an output of an earlier run is
-    /// still held. All these are reported before any node runs. Other errors are those of
-    /// [`Session::run`].
+    /// An input without a default is not bound, or no output is bound. The bound values do not fit
+    /// the model. An output cannot be in the memory of an input, or the caller still holds an
+    /// output of an earlier run. All these are reported before any node runs. Other errors are
+    /// those of [`Session::run`].
     pub fn run_with_binding(&self, binding: &mut IoBinding, options: &RunOptions<'_>) -> Result<()> {
         // A binding stores indices and devices of the session that made it.
         let ours = self.signature.get().is_some_and(|ours| Arc::ptr_eq(ours, &binding.signature));
@@ -81,7 +81,7 @@ impl Session {
         );
         // A run that fails may leave the outputs half written.
         binding.has_run = false;
-        // Before the run allocates: the last run's outputs go, unless the caller holds them.
+        // Frees the last run's outputs before this run allocates, unless the caller holds them.
         binding.results.fill(None);
         let prepared = match binding.prepared.take() {
             Some(prepared) => prepared,
@@ -165,7 +165,7 @@ impl Session {
         Ok(Prepared { plan, bindings, independent: None })
     }
 
-    /// Provides memory for the outputs whose size the plan knows, and reuses that of the last run
+    /// Provides memory for the outputs whose size the plan knows. Reuses the memory of the last run
     /// if no tensor holds it. Refuses a caller's buffer that a tensor still holds.
     fn provide(&self, plan: &RunPlan, binding: &mut IoBinding) -> Result<()> {
         let given = binding.inputs.len();
@@ -195,7 +195,7 @@ impl Session {
                 .is_none_or(|slot| slot.memory != memory);
             let planned = plan.slots.get(slot.index()).and_then(|planned| buffer_type(planned, is_elsewhere));
             let Some((dtype, shape)) = planned else {
-                // The run allocates this output itself, so memory of an earlier run is of no use.
+                // The run allocates this output itself, so the memory of an earlier run is freed.
                 *buffer = None;
                 continue;
             };
@@ -215,8 +215,8 @@ impl Session {
     }
 }
 
-/// Returns the type and shape of an output that gets a buffer in the binding before the run, either
-/// to be computed there or because it is computed elsewhere and copied.
+/// Returns the type and shape of an output that gets a buffer in the binding before the run. The
+/// output is computed in the buffer, or copied to it.
 fn buffer_type(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
     let is_copied = matches!(planned.storage, Storage::Outside | Storage::Given(_) | Storage::Folded(_));
     let has_buffer = is_elsewhere || is_copied || matches!(planned.storage, Storage::Bound(_));
@@ -245,7 +245,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
     }
 }
 
-/// Refuses a bound buffer whose type or shape differs from what the plan knows of the output.
+/// Refuses a bound buffer whose type or shape differs from the output's in the plan.
 fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
     let is_dtype = planned.dtype.is_none_or(|dtype| dtype == buffer.dtype());
     let is_shape = planned.shape.as_ref().is_none_or(|shape| shape.as_slice() == buffer.shape());
@@ -264,7 +264,7 @@ fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
 /// Memory that a run reads or writes.
 struct Region<'a> {
     name: &'a str,
-    /// The memory, and the buffer's handle in it if it is a device's.
+    /// The memory and, on a device, the buffer's handle.
     space: (DeviceId, u64),
     bytes: Range<usize>,
     is_written: bool,
@@ -284,9 +284,9 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Refuses memory that is written under one name and used under another. Only foreign memory can
-/// overlap like that: all other memory has one writer, or readers only. An output in the memory of
-/// an input is allowed if it is bound to that input.
+/// Refuses memory that is written under one name and used under another. Only memory that other
+/// libraries own, such as numpy arrays, can overlap this way. All other memory has one writer, or
+/// readers only. An output in the memory of an input is allowed if it is bound to that input.
 fn check_no_overlap(binding: &IoBinding) -> Result<()> {
     let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
     let mut regions = Vec::new();
@@ -325,7 +325,7 @@ fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// The error for a buffer that the frame took and did not put back.
+/// Returns the error for a buffer that the frame took and did not put back.
 fn lost(name: &str) -> crate::Error {
     error!(Fail, "the buffer of output '{name}' was lost in a run that did not end")
         .help("clear the binding and bind everything again")

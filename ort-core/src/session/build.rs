@@ -1,7 +1,7 @@
-//! The build of a session.
+//! Building sessions.
 //!
-//! [`SessionBuilder::build`] opens the devices and compiles the model, or reuses what an equal
-//! session has compiled. The compile stages themselves are in `pipeline`.
+//! [`SessionBuilder::build`] opens the devices and compiles the model, or reuses the program of a
+//! session with equal settings. The compile stages themselves are in `pipeline`.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -80,12 +80,12 @@ impl SessionBuilder {
         })
     }
 
-    /// Returns the graph as it would be compiled, and what was rewritten. Operators that ONNX
+    /// Returns the graph as it would be compiled, and a report of the rewrites. Operators that ONNX
     /// Runtime does not have ([`crate::spec::RUNTIME`], and some fused activations) are decomposed
-    /// again, so that the graph can be saved for any runtime.
+    /// again, so that other runtimes can load the saved graph.
     ///
     /// The dimension names of inputs are documentation, and a run may contradict them. A session
-    /// notices such runs, but another runtime does not. So equal names do not imply equal sizes
+    /// detects such runs, but another runtime does not. So equal names do not imply equal sizes
     /// here, unless [`trust_dimension_names`](Self::trust_dimension_names) is set.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         match !self.trusts_names && self.model.may_be_independent() {
@@ -95,9 +95,9 @@ impl SessionBuilder {
     }
 
     /// Writes the graph of [`optimized`](Self::optimized) as an ONNX file, atomically, and returns
-    /// it. Up to the level `basic` any runtime loads the file, and ONNX Runtime up to `extended`.
-    /// Weights of more than 2 GiB go to a data file, also if they are asked to be
-    /// [`Inside`](Weights::Inside). ONNX Runtime's `optimized_model_filepath`.
+    /// it. Any runtime loads a file of level `basic`. ONNX Runtime also loads one of level
+    /// `extended`. Weights above 2 GiB go to a data file even with [`Weights::Inside`]. Corresponds
+    /// to ONNX Runtime's `optimized_model_filepath`.
     ///
     /// ```no_run
     /// use ort_core::onnx::Weights;
@@ -113,8 +113,8 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// The model cannot be optimized. The file would replace external data of this model, or its
-    /// data file would replace any file of this model. A file cannot be written; then neither the
-    /// file nor its data file is replaced.
+    /// data file would replace any file of this model. A file cannot be written. In that case
+    /// neither the file nor its data file is replaced.
     pub fn save_optimized(&self, path: impl AsRef<Path>, weights: &Weights) -> Result<(Graph, Report)> {
         let path = path.as_ref();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -142,14 +142,14 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// Compiles the model, or reuses what an equal session has compiled.
+    /// Compiles the model, or reuses the program of a session with equal settings.
     ///
-    /// Fails if no provider runs an operator, or if what the build keeps exceeds the memory limit:
-    /// folded constants, copies of constants, and packed weights that cannot be streamed, such as
-    /// those not in a mapped file or read in a subgraph. Without a limit all packed weights stay,
-    /// and the machine's free memory is the bound.
+    /// Fails if no provider runs an operator, or if the session's constants exceed the memory
+    /// limit. These are folded constants, copies of constants, and packed weights that cannot be
+    /// streamed, such as those not in a mapped file or read in a subgraph. Without a limit all
+    /// packed weights stay, and the machine's free memory is the bound.
     pub fn build(self) -> Result<Session> {
-        // That one builds during a run.
+        // The independent session is built during a run, which has a cancel token of its own.
         let independent = Independent::new(SessionBuilder { cancel: CancelToken::new(), ..self.clone() });
         let threads = self.thread_count()?;
         let key = CompileKey {
@@ -172,12 +172,12 @@ impl SessionBuilder {
             Some(shared) => shared.compiled.clone(),
             None => Arc::new(self.compile(threads)?),
         };
-        // If a mapped file was changed during the build, the packed weights may be those of the new
+        // If a mapped file was changed during the build, the packed weights may come from the new
         // content.
         self.model.check_files(true)?;
         let is_bounded = self.is_bounded();
         // Runs count in a budget of their own within the shared one, so that each session knows its
-        // part.
+        // own use.
         let budget = Budget::within(&compiled.budget, None);
         let executor = Executor {
             files: self.model.files(),
@@ -225,7 +225,7 @@ impl SessionBuilder {
         let start = Instant::now();
         let budget = self.new_budget();
         let (built, entry) = devices.attempt(|devices| {
-            // In here, because `attempt` may call this again without a broken device.
+            // Inside the closure, because `attempt` may call it again without a broken device.
             let setting = self.setting(threads, devices, &budget)?;
             if let Some((built, entry)) = self.cached(setting)? {
                 return Ok((built, Some(entry)));
@@ -276,11 +276,11 @@ impl SessionBuilder {
         Devices::open(&self.devices, &self.providers)
     }
 
-    /// Adds the sufficient memory limit to the error of a build that exceeded its own. That limit
-    /// covers the build's peak of folded constants, packed weights and copies. It also covers what
-    /// stays of them plus the smallest run, if the sizes are known. To measure this, the session is
-    /// built once more: packed weights are only reserved in the budget, and constants are really
-    /// folded, within a bound that follows from the model's size.
+    /// Adds the limit that would suffice to the error of a build that exceeded its memory limit. It
+    /// covers the build's peak of folded constants, packed weights and copies. It also covers the
+    /// constants that remain after the build, plus the smallest run if all sizes are known. To
+    /// measure this, the session is built once more, within a bound that follows from the model's
+    /// size. This build folds constants, but only reserves packed weights in the budget.
     fn explain(&self, problem: Error, setting: CompileContext<'_>) -> Error {
         if problem.shortage().is_none() {
             return problem;
@@ -313,8 +313,8 @@ impl SessionBuilder {
         Error::out_of_memory("building the session", shortage).help(advice)
     }
 
-    /// The fewest bytes that a run needs beside the constants that stay, without values whose size
-    /// depends on the run's inputs.
+    /// The fewest bytes that a run needs beside the constants that are always in memory, without
+    /// values of unknown size.
     fn least_run(
         &self,
         built: &Built,
@@ -329,12 +329,12 @@ impl SessionBuilder {
     }
 }
 
-/// The bytes from which a weight goes to a data file. Other readers infer shapes from small
+/// Weights of at least this many bytes go to a data file. Other readers infer shapes from small
 /// constants and need them in the model file.
 const LEAST_OUTSIDE: usize = 1024;
 
-/// The slack beyond the limit and twice the model's weights that [`SessionBuilder::explain`] grants
-/// to folding.
+/// The bytes that [`SessionBuilder::explain`] allows for folding, beyond the limit plus twice the
+/// model's weights.
 const FOLDING_SLACK_BYTES: usize = 64 << 20;
 
 /// The number of threads; by default the cores that this process may use.

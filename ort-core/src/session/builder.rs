@@ -24,7 +24,7 @@ pub struct SessionBuilder {
     pub(super) cache_dir: Option<PathBuf>,
     pub(super) memory_limit: Option<usize>,
     pub(super) budget: Option<Arc<Budget>>,
-    /// Whether only the machine's free memory bounds `budget`.
+    /// Whether `budget` is bounded by the machine's free memory alone.
     pub(super) follows_machine: bool,
     pub(super) precision: Precision,
     pub(super) limits: Limits,
@@ -36,7 +36,7 @@ pub struct SessionBuilder {
     pub(super) idle_memory: IdleMemory,
     pub(super) poison: bool,
     pub(super) strict: bool,
-    /// Whether [`SessionBuilder::optimized`] takes equal dimension names for equal sizes.
+    /// Whether [`SessionBuilder::optimized`] assumes that equal dimension names mean equal sizes.
     pub(super) trusts_names: bool,
     /// Ends the build.
     pub(super) cancel: CancelToken,
@@ -90,9 +90,9 @@ impl SessionBuilder {
     }
 
     /// Adds an execution provider that is optional: if it cannot be used, the session warns and
-    /// runs without it. That is the case if it is not in this build, its library cannot be loaded,
-    /// there is no device, or the device breaks during the build. For a required provider each of
-    /// these is an error.
+    /// runs without it. A provider cannot be used if it is not in this build, its library cannot be
+    /// loaded, there is no device, or the device breaks during the build. For a required provider
+    /// each of these is an error.
     ///
     /// ```no_run
     /// use ort_core::ep::ProviderOptions;
@@ -122,10 +122,10 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets the number of threads for the build: it packs weights, folds constants and verifies the
-    /// hashes of compiled-cache files. It is independent of the [threads of runs](Self::threads).
-    /// The default is the number of cores that this process may use. The session is the same for
-    /// any number.
+    /// Sets the number of threads that pack weights, fold constants and verify the hashes of
+    /// compiled-cache files during the build. It is independent of the [threads of
+    /// runs](Self::threads). The default is the number of cores that this process may use. The
+    /// session is the same for any number.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, Session};
@@ -142,13 +142,14 @@ impl SessionBuilder {
 
     /// Sets a folder for the compiled cache: files with packed weights and folded constants, which
     /// sessions map. Processes share the mapped pages, loading packs nothing, and the pages do not
-    /// count against memory limits. Devices that compile programs keep them there for later
-    /// processes.
+    /// count against memory limits. Devices may keep files there, too, such as compiled shaders for
+    /// later processes.
     ///
-    /// An entry is found by the content of the model's files and by everything that packing depends
-    /// on. A missing, damaged or outdated entry is written first. The folder is created if it does
-    /// not exist. Its files may be deleted at any time but must never be modified. Anyone with
-    /// write access to the folder decides what sessions compute.
+    /// The key of an entry covers the content of the model's files and everything that packing
+    /// depends on. If the entry is missing, damaged or outdated, the build writes a new one before
+    /// it uses it. The folder is created if it does not exist. Its files may be deleted at any time
+    /// but must never be modified. Anyone with write access to the folder decides what sessions
+    /// compute.
     ///
     /// The build fails if the path is a file, if the folder cannot be created, or if the graph was
     /// built by hand, because such a graph has no content hash. If the folder is not writable,
@@ -178,8 +179,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets a budget that several sessions share: the packed weights and runs of each count against
-    /// it. A [`memory_limit`](Self::memory_limit) bounds this session in addition.
+    /// Sets a budget that several sessions share: their packed weights and runs count against it. A
+    /// [`memory_limit`](Self::memory_limit) bounds this session in addition.
     ///
     /// ```
     /// use ort_alloc::Budget;
@@ -232,7 +233,7 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how much idle memory waits for the next run, and for how long; see [`IdleMemory`].
+    /// Sets how much idle memory is kept for the next run, and for how long; see [`IdleMemory`].
     #[must_use]
     pub fn idle_memory(mut self, policy: IdleMemory) -> SessionBuilder {
         self.idle_memory = policy;
@@ -251,8 +252,9 @@ impl SessionBuilder {
     /// Sets whether a run may split its batch if the memory limit or the machine cannot hold it at
     /// once. The parts run one after another. By default this is allowed. A batch is split only if
     /// each item is proved to be computed independently, bit for bit
-    /// ([`Session::batch_parallel`](super::Session::batch_parallel)). It applies to
-    /// [`Session::run`](super::Session::run), not to an [`IoBinding`](super::IoBinding).
+    /// ([`Session::batch_parallel`](super::Session::batch_parallel)). Only
+    /// [`Session::run`](super::Session::run) splits batches; runs of an
+    /// [`IoBinding`](super::IoBinding) do not.
     #[must_use]
     pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
         self.batch_split = allowed;
@@ -260,8 +262,8 @@ impl SessionBuilder {
     }
 
     /// Makes the output `output` the new value of the input `input`, in the same memory. The step
-    /// that computes it runs after all other readers of the input, and plans count on the shared
-    /// memory. Such a session runs only with a binding
+    /// that computes the new value runs after all other readers of the input. Plans assume that
+    /// both values share the memory. Such a session runs only with a binding
     /// ([`Session::io_binding`](super::Session::io_binding)) in which the output is bound to the
     /// input ([`OutputTarget::Input`](super::OutputTarget::Input)).
     ///
@@ -286,8 +288,9 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets whether runs refuse inputs that give one dimension name two sizes. Otherwise such a run
-    /// compiles the model again, with a warning. The default is how the model was loaded
+    /// Sets whether runs refuse inputs that give one dimension name two sizes. Otherwise the first
+    /// such run compiles the model again, without relying on the names. The default is the
+    /// strictness with which the model was loaded
     /// ([`Source::strict`](crate::onnx::Source::strict)).
     #[must_use]
     pub fn strict(mut self, strict: bool) -> SessionBuilder {
@@ -299,14 +302,14 @@ impl SessionBuilder {
         self.strict
     }
 
-    /// Whether the caller set a limit or shares a budget. If not, the machine's free memory is the
+    /// Whether the caller set a limit or a shared budget. If not, the machine's free memory is the
     /// bound.
     pub(super) fn is_bounded(&self) -> bool {
         self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
     }
 
-    /// Limits the time of the build and of each run. The default is the limits with which the model
-    /// was loaded.
+    /// Sets the limits on the time of the build and of each run. The default is the limits with
+    /// which the model was loaded.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
         self.limits = limits;
@@ -338,23 +341,22 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how much of the graph may be rewritten before it is compiled. The default is
-    /// everything.
+    /// Sets which rewrites are applied before the graph is compiled. The default is [`Level::All`].
     #[must_use]
     pub fn opt_level(mut self, level: Level) -> SessionBuilder {
         self.optimizer.level = level;
         self
     }
 
-    /// Sets the optimizer: the level, and single rules.
+    /// Sets the optimizer: the level, and which single rules are disabled.
     #[must_use]
     pub fn optimizer(mut self, optimizer: Optimizer) -> SessionBuilder {
         self.optimizer = optimizer;
         self
     }
 
-    /// Lets [`optimized`](Self::optimized) take equal dimension names for equal sizes. The graph
-    /// may then have fewer nodes, but it is wrong for runs whose inputs contradict the names.
+    /// Lets [`optimized`](Self::optimized) assume that equal dimension names mean equal sizes. The
+    /// graph may then have fewer nodes, but it is wrong for runs whose inputs contradict the names.
     #[must_use]
     pub fn trust_dimension_names(mut self, trust: bool) -> SessionBuilder {
         self.trusts_names = trust;

@@ -1,5 +1,5 @@
-//! Compiling with the compiled cache: packed weights are mapped from an entry, or written to it
-//! first.
+//! Compilation with the compiled cache: packed weights are mapped from an entry, which is written
+//! first if necessary.
 //!
 //! An entry is a file in the cache folder, or part of a compiled model. Finding, reading and
 //! writing entries is in `crate::cache`.
@@ -22,16 +22,16 @@ use crate::{ErrorKind, Result, ensure, error};
 pub(super) type FromCache = (Built, Arc<Entry>);
 
 impl SessionBuilder {
-    /// Compiles the program with mapped packed weights: from the compiled model, or from the cache
-    /// folder, into which they are written first if necessary. `None` if neither works: the caller
+    /// Compiles the program with mapped packed weights, from the compiled model or from an entry in
+    /// the cache folder. Writes the entry first if necessary. `None` if neither works: the caller
     /// then packs into memory.
     pub(super) fn cached(&self, setting: CompileContext<'_>) -> Result<Option<FromCache>> {
         if let Some(compiled) = self.model.compiled_model() {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
                 Err(refusal) => {
-                    // From here on the files are used by their recorded hashes, which nothing has
-                    // checked yet.
+                    // From here on the code relies on the recorded hashes of the files, which
+                    // nothing has checked yet.
                     compiled.verify_files(setting.reading())?;
                     tracing::warn!(
                         "packing the weights again, because the compiled model does not match: {refusal}; `ort compile` writes one that does"
@@ -42,7 +42,7 @@ impl SessionBuilder {
         self.cache_dir.as_deref().map_or(Ok(None), |folder| self.in_folder(folder, setting))
     }
 
-    /// Compiles the program with the folder's entry, which is written if it is missing or does not
+    /// Compiles the program with the folder's entry. Writes the entry if it is missing or does not
     /// fit.
     fn in_folder(&self, path: &Path, setting: CompileContext<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
@@ -62,7 +62,8 @@ impl SessionBuilder {
             None => {}
         }
         let written = self.write_entry(&folder, &key, setting)?;
-        // The entry is mapped from the file just written: by its path a newer one may be found.
+        // Maps the file just written, because another process may have replaced the file at its
+        // path.
         let entry = written.and_then(|file| Entry::open(MappedFile::open_file(file).map_err(text)?));
         let built = match entry {
             Ok(entry) => self.with_entry(&Arc::new(entry), setting)?,
@@ -109,7 +110,7 @@ impl SessionBuilder {
 
     /// Writes the model and everything that compiling packs and folds into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: CompileContext<'_>) -> Result<()> {
-        // The new file holds the model's files, which do not have the changes.
+        // The new file contains the model's files, which do not contain the changes.
         ensure!(
             !self.model.was_changed(),
             InvalidArgument,
@@ -131,8 +132,8 @@ impl SessionBuilder {
         store.finish_at(&target).map(drop).map_err(|problem| cannot_write(path, &problem))
     }
 
-    /// Packs everything into a new entry, and keeps nothing of it in memory. The inner error says
-    /// why it could not be written.
+    /// Packs everything into a new entry, and keeps nothing in memory. The inner error says why the
+    /// entry could not be written.
     fn write_entry(
         &self,
         folder: &Folder,
@@ -147,7 +148,7 @@ impl SessionBuilder {
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         match (store.problem(), built) {
             (Some(refusal), _) => return Ok(Err(refusal)),
-            // Not final: packing into memory may stream weights, which needs less.
+            // Not a failure of the build: packing into memory may stream weights, which needs less.
             (None, Err(problem)) if problem.kind() == ErrorKind::OutOfMemory => {
                 return Ok(Err(problem.to_string()));
             }
@@ -165,7 +166,8 @@ impl SessionBuilder {
         self.model.compiled_model().map_or(Ok(()), |compiled| compiled.verify_files(reading))
     }
 
-    /// The key of this session's entry: what names it, and what it must have been made for.
+    /// The key of this session's entry: the part that names its file, and the code versions that
+    /// must match.
     fn key(&self, stamps: Option<&Path>, setting: CompileContext<'_>) -> Result<Key> {
         let content = self.model.content_hash(stamps, setting.reading())?.ok_or_else(|| {
             error!(

@@ -1,13 +1,14 @@
 //! Independent dimensions: runs whose inputs give one dimension name several sizes.
 //!
-//! Exporters use dimension names as documentation, and ONNX Runtime does not compare them. Here
-//! inference, rewrites and plans rely on equal names being equal sizes. So the first run that
-//! contradicts this compiles the model again, with a unique name for each dimension of each input.
-//! That session serves all such runs from then on; other runs and their plans do not change. To the
-//! caller the two are one session: their runs share one budget and reuse each other's idle memory.
+//! Exporters use dimension names as documentation, and ONNX Runtime does not compare them. In this
+//! runtime, inference, rewrites and plans assume that equal names mean equal sizes. So the first
+//! run whose inputs contradict this compiles the model again, with a unique name for each dimension
+//! of each input. The new session serves all such runs from then on; other runs and their plans do
+//! not change. To the caller the two are one session: their runs share one budget and reuse each
+//! other's idle memory.
 //!
 //! A graph that is optimized for another runtime has no such fallback. So it is rewritten with
-//! independent dimensions, and gets its dimension names back afterwards.
+//! independent dimensions, and its dimension names are restored afterwards.
 
 use std::sync::{Arc, PoisonError};
 
@@ -19,8 +20,8 @@ use crate::spec::infer_until;
 use crate::{Error, Result, Within};
 
 impl Session {
-    /// The sessions that are one to the caller: this one, and the one with independent dimensions
-    /// if it was built.
+    /// The sessions that are one session to the caller: this one, and the one with independent
+    /// dimensions if it was built.
     pub(super) fn parts(&self) -> Vec<&Session> {
         std::iter::once(self).chain(self.independent.built()).collect()
     }
@@ -30,9 +31,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `conflict` itself, if the session or its model is strict, or if only the names tell which
-    /// sizes are equal. The latter holds for graphs that were built by hand, for graphs with
-    /// gradients, and for sessions that update inputs.
+    /// `conflict` itself, if the session is strict, or if only the names tell which sizes are
+    /// equal. The latter is so for graphs that were built by hand, for graphs with gradients, and
+    /// for sessions that update inputs.
     pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
         let Independent { settings, session, building } = &self.independent;
         if !settings.may_be_independent() {
@@ -133,7 +134,8 @@ fn restore_names(graph: &mut Graph, named: &Graph) {
     }
 }
 
-/// Removes from the types and elements of all values what was inferred from dimension names.
+/// Removes everything that was inferred from dimension names from the types and elements of all
+/// values.
 fn forget_names(graph: &mut Graph) {
     for id in graph.value_ids() {
         let value = graph.value_mut(id);

@@ -1,6 +1,6 @@
 //! Maximum batch size: the largest size of a dimension that fits a memory budget.
 //!
-//! It is computed from plans alone; nothing runs.
+//! The search evaluates plans; nothing runs.
 
 use super::Session;
 use crate::{ErrorKind, Result, ensure};
@@ -11,9 +11,9 @@ const MOST: i64 = 1 << 48;
 impl Session {
     /// Returns the largest size of the symbolic dimension `dim` (such as a batch) with which the
     /// session keeps to `budget` bytes: packed weights, folded constants, activations, workspaces
-    /// and outputs. Other dimensions count as 1. `None` if not even 1 fits. It is the largest size
-    /// that runs as a whole: a split run
-    /// ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may be larger.
+    /// and outputs. Other dimensions count as 1. `None` if not even size 1 fits. A run that is
+    /// split ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may have a
+    /// larger batch.
     ///
     /// ```no_run
     /// # use ort_core::session::{Model, Session};
@@ -62,7 +62,7 @@ impl Session {
         let bindings = self.bindings(&dims)?;
         let plan = match self.executor.least_plan(&bindings) {
             Ok(plan) => plan,
-            // The byte count overflowed. With size 1 the other sizes are at fault, which is the
+            // The byte count overflowed. With size 1 the other sizes are the cause, which is the
             // caller's error.
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory && size > 1 => return Ok(false),
             Err(problem) => return Err(problem),

@@ -10,23 +10,24 @@ use super::Session;
 use crate::ep::SharedBytes;
 use crate::tensor::Tensor;
 
-/// The memory of a session by purpose, in bytes. What sessions share because they were built alike
-/// on one model counts in each of them.
+/// The memory of a session by purpose, in bytes. Memory that sessions with equal settings on one
+/// model share counts in each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// All weights of the model.
     pub weights: usize,
     /// The part of `weights` that runs read straight from the mapped file.
     pub weights_mapped: usize,
-    /// Constants in memory of their own: those of models that are not mapped, folded ones, and
-    /// aligned copies.
+    /// Constants in memory of their own: weights of models that are not mapped, folded constants,
+    /// and aligned copies.
     pub weights_copied: usize,
     /// Packed weights in memory of this process.
     pub packed: usize,
     /// The part of `packed` that sessions on other models, or with other settings, hold as well.
     /// Equal bytes exist once in the process, and each session counts them.
     pub packed_shared: usize,
-    /// Constants in device memory; if they are streamed, those that the last run left there.
+    /// Constants in device memory. If they are streamed, these are the constants that the last run
+    /// left there.
     pub device_constants: usize,
     /// Packed weights and folded constants in the mapped file of the compiled cache, whose pages
     /// processes share.
@@ -41,11 +42,11 @@ pub struct MemoryUse {
     pub dynamic: usize,
     /// The part of `dynamic` that is arena regions, including free ones.
     pub arena: usize,
-    /// Dropped outputs that are kept for the next outputs of their size. They are in no budget, so
-    /// with a memory limit there are none.
+    /// Dropped outputs that are kept for the next outputs of their size. They count in no budget,
+    /// so with a memory limit none are kept.
     pub outputs_waiting: usize,
-    /// The part of the bytes above that waits for the next run and that a trim frees: slabs, free
-    /// regions and dropped outputs.
+    /// The part of the bytes above that is kept for the next run and that [`Session::trim`] frees:
+    /// slabs, free regions and dropped outputs.
     pub idle: usize,
     /// The limit on what the session allocates.
     pub limit: usize,
@@ -56,8 +57,8 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// All bytes that the session holds after a run: mapped weights, which runs have made resident
-    /// by then, and everything that is allocated.
+    /// All bytes that the session holds after a run: mapped weights, which the run has made
+    /// resident, and everything that is allocated.
     ///
     /// The process needs a few MiB more, for code, the graph and the threads' stacks.
     pub fn total(&self) -> usize {
@@ -79,7 +80,7 @@ pub(super) struct ConstantBytes {
 }
 
 impl ConstantBytes {
-    /// Sums the constants that sessions on one model hold now.
+    /// Sums the constants that these sessions on one model hold now.
     pub(super) fn of(sessions: &[&Session]) -> ConstantBytes {
         let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
         for session in sessions {
@@ -94,7 +95,7 @@ impl ConstantBytes {
         let shared = SharedBytes::of(&owners);
         sum.packed = sum.packed.saturating_sub(shared.among);
         sum.packed_shared = shared.with_others;
-        // A model that is not mapped keeps all its weights in memory, also those that runs no
+        // A model that is not mapped keeps all its weights in memory, even those that runs no
         // longer read.
         let model = sessions.first().map(|session| &session.model);
         if let Some(model) = model.filter(|model| !model.has_mapping()) {
@@ -150,8 +151,8 @@ impl Session {
     }
 
     /// The fewest bytes of constants that the session holds during a run and that count against its
-    /// limit: folded constants, aligned copies, packed weights, and the windows that streamed ones
-    /// pass through.
+    /// limit: folded constants, aligned copies, packed weights, and the windows for streamed
+    /// constants.
     pub fn constant_bytes(&self) -> usize {
         let constants = self.parts().into_iter().map(|part| part.executor.compiled.constant_bytes);
         constants.fold(self.executor.compiled.streams.least_bytes(), usize::saturating_add)
@@ -186,7 +187,7 @@ impl Session {
     /// Frees the memory that finished runs left for later ones, and the cached plans.
     pub fn trim(&self) {
         self.executor.kept.release();
-        // Runs learn again how much of the packed weights dynamic values evict.
+        // Later runs measure again how many bytes of packed weights dynamic values evict.
         self.executor.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
         self.parts().into_iter().for_each(|part| part.executor.compiled.plans.clear());
         HostAllocator::global().trim();

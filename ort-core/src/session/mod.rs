@@ -73,24 +73,24 @@ use shared::Shared;
 use signature::Signature;
 use value_spec::check_type;
 
-/// A model compiled for its devices. Any number of threads may run it at once. Sessions that were
-/// built alike on one [`Model`] share the compiled program and its packed weights, unless they have
-/// a memory limit of their own.
+/// A model compiled for its devices. Any number of threads may run it at once. Sessions with equal
+/// settings on one [`Model`] share the compiled program and its packed weights, unless they have a
+/// memory limit of their own.
 pub struct Session {
     model: Model,
     /// Runs the program.
     executor: Executor,
-    /// Keeps the shared program alive, so that later sessions find it. `None` if this session
+    /// Keeps the shared program alive, so that later sessions can share it. `None` if this session
     /// compiled a program of its own.
     _shared: Option<Arc<Shared>>,
-    /// Runs the inputs that contradict the dimension names.
+    /// Serves runs whose inputs contradict the dimension names.
     independent: Independent,
-    /// What bindings need of the session; made by the first [`Session::io_binding`].
+    /// The inputs and outputs by name, for bindings; made by the first [`Session::io_binding`].
     signature: OnceLock<Arc<Signature>>,
 }
 
-/// The session with independent dimensions, built by the first run that needs it, and the settings
-/// for it.
+/// The session with independent dimensions, which the first run that needs it builds, and its
+/// settings.
 struct Independent {
     settings: SessionBuilder,
     session: OnceLock<Arc<Session>>,
@@ -168,7 +168,7 @@ impl Session {
         let readable = self.readable(inputs)?;
         let given = self.arrange(readable.as_deref().unwrap_or(inputs))?;
         let mut bindings = Bindings::new();
-        // One dimension name with two sizes: this program assumes equal sizes.
+        // One dimension name has two sizes, but this program assumes that they are equal.
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
             return self.independent(conflict)?.run_values(inputs, options);
         }
@@ -177,9 +177,9 @@ impl Session {
         self.executor.run(RunRequest { plan: &plan, bindings: &bindings }, &given, options)
     }
 
-    /// Makes inputs readable as typed slices: copies those that are not aligned for their type, and
-    /// moves the parts of sequences, optionals, maps and sparse tensors to the host. `None` if they
-    /// are readable as they are.
+    /// Makes inputs readable as typed slices. Copies inputs that are not aligned for their type.
+    /// Copies tensors inside sequences, optionals, maps and sparse tensors to the host if they are
+    /// on a device. `None` if all inputs are aligned tensors already.
     fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Option<Vec<(&'n str, Value)>>> {
         let is_readable = |value: &Value| matches!(value, Value::Tensor(tensor) if tensor.is_aligned());
         if inputs.iter().all(|(_, value)| is_readable(value)) {
@@ -216,7 +216,7 @@ impl Session {
         Ok(given)
     }
 
-    /// The error for inputs of which one is given twice, or has a name that the model lacks.
+    /// Returns the error for an input that is given twice, or that the model does not have.
     #[cold]
     fn stray(&self, inputs: &[(&str, Value)]) -> Error {
         let graph = &self.executor.compiled.program.graph;
@@ -235,14 +235,14 @@ impl Session {
     /// memory of its own. Arenas hold the values whose size is known only at run time. Empty if the
     /// session has no arenas.
     ///
-    /// The fields are named as in ONNX Runtime's `GetStats`, and their text form reads like it.
+    /// The fields are named as in ONNX Runtime's `GetStats`, and their text form is the same.
     pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
         self.executor.kept.dynamic.stats()
     }
 
     /// Returns where each node runs, in execution order. Each entry says why the node runs there,
-    /// and why it does not run on the providers that precede this one in the session's order.
-    /// Copies between memories are not nodes, so only [`Session::steps`] lists them.
+    /// and why it does not run on the providers that the session prefers. Copies between memories
+    /// are not nodes, so only [`Session::steps`] lists them.
     ///
     /// ```
     /// fn print(session: &ort_core::session::Session) {
@@ -265,9 +265,10 @@ impl Session {
     }
 
     /// Returns for each input, in the model's order, the memory from which runs read it without a
-    /// copy. This is the host's if steps read it on the host as well. ONNX Runtime's
-    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`])
-    /// must be bound to a buffer in this memory, because its new value is computed there.
+    /// copy. It is host memory if steps in several memories read the input. Corresponds to ONNX
+    /// Runtime's `get_input_memory_infos`. An input that the session updates
+    /// ([`SessionBuilder::update`]) must be bound to a buffer in this memory, because its new value
+    /// is computed there.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.executor.compiled.program;
         let read = memories_of_reads(program);
@@ -300,8 +301,8 @@ impl Session {
     }
 }
 
-/// Maps each slot that steps read to the memory in which they read it, or to `None` if there are
-/// several.
+/// Maps each slot that steps read to the memory in which they read it, or to `None` if steps read
+/// it in several memories.
 fn memories_of_reads(program: &Program) -> FxHashMap<SlotId, Option<DeviceId>> {
     // A copy counts as a read at its destination: an input that is bound there needs no copy.
     let memory = |step: &Step| match step.work {

@@ -1,7 +1,7 @@
-//! A loaded model: immutable, and shared by every session on it.
+//! Loaded models. A model is immutable, and all its sessions share it.
 //!
-//! It holds the canonical graph after shape inference, the mapped files behind its weights, and the
-//! programs that sessions have compiled for it. Parsing is in `crate::onnx`.
+//! A model holds the canonical graph after shape inference, the mapped files that contain its
+//! weights, and the programs that sessions have compiled for it. Parsing is in `crate::onnx`.
 
 use std::io::Read;
 use std::path::Path;
@@ -28,9 +28,9 @@ use super::shared::CompiledPrograms;
 /// A loaded model. Clones share it.
 #[derive(Clone)]
 pub struct Model {
-    /// Shared with the programs of sessions that do not change it.
+    /// Shared with the programs of sessions whose rewrites do not change it.
     graph: Arc<Graph>,
-    /// Everything else that was loaded; its own graph is empty.
+    /// Everything else that was loaded. The graph in it is empty.
     file: Arc<LoadedModel>,
     /// The programs that sessions have compiled for it.
     compiled: Arc<CompiledPrograms>,
@@ -44,8 +44,8 @@ pub struct Model {
 /// What the dimension names of the inputs imply.
 #[derive(Clone, Copy, PartialEq)]
 enum DimNames {
-    /// Equal names mean equal sizes, and nothing else records that: graphs that were built by hand,
-    /// and graphs with gradients.
+    /// Equal names guarantee equal sizes, and nothing else records this equality. This is so for
+    /// graphs that were built by hand, and for graphs with gradients.
     Binding,
     /// Names are documentation, which a run may contradict.
     Documentation,
@@ -75,8 +75,8 @@ impl Model {
     }
 
     /// Loads a model from an open source, and changes it: fixes dimensions, takes weights or data
-    /// files from memory. To sessions it is the model as changed; the compiled cache has entries of
-    /// its own for it.
+    /// files from memory. Sessions see the changed model. The compiled cache has separate entries
+    /// for it.
     ///
     /// ```no_run
     /// use ort_core::onnx::{FileAccess, LoadOptions, Source};
@@ -91,9 +91,10 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// As [`from_source`](Self::from_source). A change that contradicts the model: a size that an
+    /// Those of [`from_source`](Self::from_source). A change contradicts the model: a size that an
     /// input does not declare, a weight of another type or shape, an external weight that the model
-    /// does not have. Other changes that fit nothing in the model are [`warnings`](Self::warnings).
+    /// does not have. Other changes for which the model has no counterpart are
+    /// [`warnings`](Self::warnings).
     pub fn from_source_with(source: Source, options: &LoadOptions) -> Result<Model> {
         let mut warnings = Warnings::new(source.is_strict());
         let mut loaded = load_warning(&source, options, &mut warnings)?;
@@ -121,8 +122,7 @@ impl Model {
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
         let (file, compiled) = (Arc::new(loaded), Arc::default());
         let model = Model { graph, file, compiled, dims, _trim: Some(Arc::default()) };
-        // Inference has read weights and what lies between them; runs read those pages again if
-        // needed.
+        // Inference has made pages of the files resident. Runs read those pages again if needed.
         model.release_all();
         Ok(model)
     }
@@ -147,8 +147,8 @@ impl Model {
         self.dims == DimNames::Documentation
     }
 
-    /// What the model's file does in violation of ONNX, and loading tolerated. A strict [`Source`]
-    /// refuses it instead.
+    /// The violations of ONNX in the model's file that loading tolerated. A strict [`Source`]
+    /// refuses such a file instead.
     pub fn warnings(&self) -> &[ModelWarning] {
         &self.file.warnings
     }
@@ -158,8 +158,8 @@ impl Model {
         self.file.strict
     }
 
-    /// Returns an error if a mapped file of the model was modified in place. With `now` it checks
-    /// even if the last check was only just made.
+    /// Returns an error if a mapped file of the model was modified in place. With `now`, checks
+    /// even if the last check was a moment ago.
     pub(super) fn check_files(&self, now: bool) -> Result<()> {
         self.file.check_files(now)
     }
@@ -209,8 +209,9 @@ impl Model {
         all.into_iter().collect()
     }
 
-    /// The hash of the model's files and of what loading changed, for the compiled cache; `None`
-    /// for a graph that was built by hand. `stamps` is the folder in which known hashes are stored.
+    /// The hash of the model's files and of the changes made while loading, for the compiled cache;
+    /// `None` for a graph that was built by hand. `stamps` is the folder in which known hashes are
+    /// stored.
     pub(super) fn content_hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Option<String>> {
         // Clones share the hashes that are known.
         let all: Vec<Content> = self.file.contents.iter().chain(&self.file.changes).cloned().collect();
@@ -218,7 +219,7 @@ impl Model {
         Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
-    /// Whether loading changed the model, so that its files do not say what it is.
+    /// Whether loading changed the model, so that its content differs from its files.
     pub(super) fn was_changed(&self) -> bool {
         !self.file.changes.is_empty()
     }
@@ -230,7 +231,7 @@ impl Model {
 
     /// The compiled model that the model was loaded from.
     pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
-        // Its weights were packed under the assumption that equal dimension names are equal sizes.
+        // Its weights were packed under the assumption that equal dimension names mean equal sizes.
         self.file.compiled.as_ref().filter(|_| self.dims != DimNames::Independent)
     }
 

@@ -39,14 +39,14 @@ pub struct SessionOptions {
     pub graph_optimization_level: Level,
     /// The rewrite rules to disable.
     pub disabled_rules: Vec<String>,
-    /// Threads inside one operator; 0 is the number of cores that the process may use (0).
+    /// Threads inside one operator; 0 means all cores that the process may use (0).
     pub intra_op_num_threads: usize,
-    /// Threads for building the session, independent of those of runs: see
-    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads). 0 is the number of
-    /// cores that the process may use (0). OpenVINO calls it `compilation_num_threads`.
+    /// Threads that build the session, independent of the threads of runs: see
+    /// [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads). 0 means all cores
+    /// that the process may use (0). OpenVINO calls this setting `compilation_num_threads`.
     pub load_threads: usize,
     /// Ignored: nodes run one after another, so that their memory can be planned, and each uses all
-    /// threads. ONNX Runtime reads it only with [`ExecutionMode::Parallel`].
+    /// threads. ONNX Runtime reads this setting only with [`ExecutionMode::Parallel`].
     pub inter_op_num_threads: usize,
     /// Ignored, see [`ExecutionMode`].
     pub execution_mode: ExecutionMode,
@@ -58,14 +58,14 @@ pub struct SessionOptions {
 }
 
 /// Whether nodes may run in parallel. Ignored: both modes run one node after another and compute
-/// the same results, because parallel nodes would need the memory of both at once. It exists so
-/// that programs that choose a mode need no change.
+/// the same results, because parallel nodes would need the memory of both at once. The type exists
+/// so that programs that choose a mode need no change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutionMode {
-    /// ONNX Runtime's `ORT_SEQUENTIAL`.
+    /// Corresponds to ONNX Runtime's `ORT_SEQUENTIAL`.
     #[default]
     Sequential,
-    /// ONNX Runtime's `ORT_PARALLEL`.
+    /// Corresponds to ONNX Runtime's `ORT_PARALLEL`.
     Parallel,
 }
 
@@ -87,7 +87,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// A setting by string: its key, a description of the values it takes, and its setter.
+/// A setting by string: its key, a description of the accepted values, and its setter.
 struct Entry {
     key: &'static str,
     values: &'static str,
@@ -172,13 +172,13 @@ const NUMBER: &str = "a whole number";
 const SIZE: &str = "a number of bytes, -1 for what it is without the entry";
 
 impl SessionOptions {
-    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. It also
-    /// takes the keys of ONNX Runtime's arena settings, such as `arena_extend_strategy`.
+    /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. The keys of
+    /// ONNX Runtime's arena settings, such as `arena_extend_strategy`, work as well.
     ///
     /// # Errors
     ///
-    /// The key does not exist: the error suggests the nearest one. Or the key does not take the
-    /// value: the error lists the values that it takes.
+    /// The key does not exist: the error suggests the nearest one. Or the setting does not accept
+    /// the value: the error lists the accepted values.
     pub fn add_session_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         let entry = ENTRIES.iter().find(|entry| entry.key == key).ok_or_else(|| {
             let keys = ENTRIES.iter().map(|entry| entry.key);

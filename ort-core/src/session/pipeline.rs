@@ -2,9 +2,9 @@
 //!
 //! `SessionBuilder::prepare` runs the first four stages. Types and shapes are already inferred:
 //! [`Model::from_source`] does that at load time. Plans depend on input sizes, so
-//! `Executor::plan_kept` makes one for each combination of sizes, at the first run with it.
-//! [`SessionBuilder::optimized`] stops after the rewrites, [`SessionBuilder::prepared`] after the
-//! placement.
+//! `Executor::plan_kept` makes one at the first run with each combination of sizes.
+//! [`SessionBuilder::optimized`] stops after the rewrites, and [`SessionBuilder::prepared`] after
+//! the placement.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::{Limits, Result, Within};
 /// The inputs of a compilation besides the settings.
 #[derive(Clone, Copy)]
 pub(super) struct CompileContext<'a> {
-    /// The threads of runs, and those of the build.
+    /// The number of threads of runs.
     pub(super) threads: usize,
     pub(super) load_threads: usize,
     pub(super) devices: &'a [Arc<dyn Device>],
@@ -42,7 +42,7 @@ impl CompileContext<'_> {
     }
 }
 
-/// A compiled program, and what compiling it counted.
+/// A compiled program, with the byte counts of its compilation.
 pub(super) struct Built {
     pub(super) program: Program,
     /// The plan caches of the program and of its subgraphs.
@@ -53,19 +53,18 @@ pub(super) struct Built {
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
     pub(super) owner: Arc<Owner>,
-    /// With [`Packing::Reserved`], the reservations for memory that is only counted.
+    /// With [`Packing::Reserved`], the reservations for weights that were measured but not packed.
     pub(super) _reserved: Vec<Reservation>,
 }
 
 impl SessionBuilder {
-    /// [`optimized`](Self::optimized), under the assumption that equal dimension names are equal
+    /// [`optimized`](Self::optimized), under the assumption that equal dimension names mean equal
     /// sizes.
     pub(super) fn optimized_as_named(self) -> Result<(Graph, Report)> {
         let devices = self.open_devices()?.all;
         let budget = self.new_budget();
         let setting = self.setting(1, &devices, &budget)?;
-        // The caller may save the graph, and the compiled model's checksums do not protect the
-        // copy.
+        // The caller may save the graph, which the compiled model's checksums do not protect.
         self.verify_files(setting.reading())?;
         let (graph, report) = self.rewrite(setting, Packing::Now)?;
         let mut graph = Arc::unwrap_or_clone(graph);
@@ -74,7 +73,7 @@ impl SessionBuilder {
     }
 
     /// Returns the graph as it is compiled: rewritten, and decomposed where no device has a kernel.
-    /// A session on it with [`Level::Disabled`] runs it unchanged, so it can be edited in between.
+    /// The caller can edit it. A session on it with [`Level::Disabled`] runs it unchanged.
     pub fn prepared(self) -> Result<Graph> {
         let budget = self.new_budget();
         self.open_devices()?.attempt(|devices| {
@@ -93,7 +92,7 @@ impl SessionBuilder {
         guard::call(|| what.to_string(), || self.prepare(setting, packing))
     }
 
-    /// Rewrites, places, compiles and orders the model's graph.
+    /// Runs the first four stages on the model's graph: rewrite, place, compile, order.
     fn prepare(&self, setting: CompileContext<'_>, packing: Packing<'_>) -> Result<Built> {
         let (mut graph, rewrites) = self.rewrite(setting, packing)?;
         let updates = find_updates(self.model.graph(), &self.updates)?;
@@ -103,8 +102,7 @@ impl SessionBuilder {
         Ok(built)
     }
 
-    /// Stage 1: applies the rewrites that the optimizer enables. Returns the graph and what was
-    /// rewritten.
+    /// The rewrite stage: applies the rules and passes that the optimizer enables.
     fn rewrite(
         &self,
         CompileContext { devices, budget, load_threads, until, .. }: CompileContext<'_>,
@@ -133,8 +131,8 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
-    /// Stage 3: compiles a kernel for each node, and uploads its constants to the memory that reads
-    /// them.
+    /// The compile stage: compiles a kernel for each node, and uploads constants to the memories in
+    /// which they are read.
     fn compile_placed(
         &self,
         graph: Arc<Graph>,
@@ -193,16 +191,16 @@ fn align_defaults(program: &mut Program, cx: &mut BuildCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Stage 4: reorders the steps to lower the peak. Subgraphs come first, because their peak counts
-/// for their node.
+/// The order stage: reorders the steps to lower the peak. Subgraphs come first, because their peak
+/// is part of their node's.
 fn order(program: &mut Program, threads: usize) -> Result<()> {
     for nested in program.steps.iter_mut().flat_map(|step| &mut step.nested) {
         order(&mut nested.program, threads)?;
     }
     if let Some(order) = order_of_updates(program)? {
         program.reorder(&order);
-        // The file's order would read old values too late, so this order replaces it as the
-        // reference.
+        // The file's order would read old values after they are overwritten, so this order replaces
+        // it as the reference.
         program.file_order = None;
     }
     if let Some(order) = better_order(program, threads) {
@@ -226,7 +224,7 @@ fn evaluate(
     limits: Limits,
 ) -> Result<Vec<Tensor>> {
     let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
-    // No rewrites: constant folding calls this, and would call it again.
+    // No rewrites: constant folding calls this function, and would recurse without end.
     builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();

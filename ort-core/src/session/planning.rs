@@ -1,4 +1,4 @@
-//! Plans of a session: what a run needs, before it runs.
+//! Plans of a session: the memory that a run needs, known before it runs.
 
 use super::Session;
 use super::memory::ConstantBytes;
@@ -34,14 +34,14 @@ impl Session {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.executor.compiled.program, &given, &mut bindings)? {
-            // To the caller both sessions are one, so the report covers the constants of both.
+            // To the caller both sessions are one, so the report includes the constants of both.
             return self.independent(conflict)?.plan_with_constants_of(Some(self), inputs);
         }
         self.report(&bindings, &self.executor.given_values(&given), other)
     }
 
     /// Returns what each step of a run allocates and frees, in execution order, with these sizes of
-    /// symbolic dimensions. It is for tools that edit the graph to lower the peak.
+    /// symbolic dimensions. This is for tools that edit the graph to lower the peak.
     pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
         Ok(live_steps(&self.executor.compiled.program, &self.bindings(dims)?, self.executor.threads))
     }
@@ -59,7 +59,8 @@ impl Session {
         let available = self.executor.free_bytes();
         report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
         report.unsplit = self.executor.why_unsplit(RunRequest { plan: &plan, bindings });
-        // Constants get what the peak leaves, and a split run has a lower peak than the whole.
+        // Constants get the memory that the peak leaves, and a split run has a lower peak than the
+        // whole batch.
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
         report.available_bytes = available.saturating_sub(self.executor.compiled.streams.least_bytes());

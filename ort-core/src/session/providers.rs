@@ -1,8 +1,8 @@
 //! The devices of a session: first those that the caller opened, then the first device of each
 //! requested provider.
 //!
-//! Providers may be optional. A provider that cannot be opened, or whose device breaks during the
-//! build, is then left out with a warning.
+//! An optional provider that cannot be opened, or whose device breaks during the build, is left out
+//! with a warning.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct ProviderRequest {
     pub name: String,
     /// The options that are passed to it.
     pub options: ProviderOptions,
-    /// Whether the session runs without it, with a warning, if it cannot be used.
+    /// Whether the session runs without the provider, with a warning, if it cannot be used.
     pub is_optional: bool,
 }
 
@@ -48,7 +48,7 @@ impl ProviderRequest {
     }
 }
 
-/// Opens the first device of each provider, or the CPU if no provider is requested. It is for
+/// Opens the first device of each provider, or the CPU if no provider is requested. This is for
 /// several sessions that share tensors in the memories of these devices.
 ///
 /// # Errors
@@ -66,8 +66,8 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Opens the first device of each requested provider after those already open. If there are
-    /// none, opens the CPU.
+    /// Opens the first device of each requested provider, after the devices already open. Opens the
+    /// CPU if no device is left.
     ///
     /// # Errors
     ///

@@ -12,11 +12,11 @@ use crate::seeded::HashMap;
 use crate::tensor::Value;
 use crate::{Error, Result, advise, error};
 
-/// The inputs and outputs of a session, and what else its bindings need of it.
+/// The inputs and outputs of a session, and its devices and budget, for its bindings.
 pub(super) struct Signature {
     pub(super) inputs: Vec<ValueSpec>,
     pub(super) outputs: Vec<ValueSpec>,
-    /// The index of each input and of each output by name.
+    /// The index of each input, and the index of each output, by name.
     pub(super) places: [HashMap<String, usize>; 2],
     /// The default of each input that has one.
     pub(super) defaults: Vec<Option<Value>>,

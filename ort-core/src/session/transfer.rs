@@ -19,9 +19,9 @@ impl Session {
         &self.executor.compiled.devices
     }
 
-    /// Copies a tensor to the memory of one of the session's devices, or to the host. ONNX
-    /// Runtime's `OrtValue.ortvalue_from_numpy`. The copy counts in the session's budget as an
-    /// output until it is dropped.
+    /// Copies a tensor to the memory of one of the session's devices, or to the host. Corresponds
+    /// to ONNX Runtime's `OrtValue.ortvalue_from_numpy`. The copy counts in the session's budget as
+    /// an output until it is dropped.
     ///
     /// ```no_run
     /// use ort_core::session::{Model, RunOptions, Session};
@@ -44,16 +44,16 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The tensor is of strings, either memory belongs to no device of the session, or it has too
-    /// little free memory.
+    /// The tensor holds strings, either memory belongs to no device of the session, or the device
+    /// has too little free memory.
     pub fn upload(&self, tensor: &Tensor, device: DeviceId) -> Result<Tensor> {
         check_reachable(self.devices(), ValueView::Tensor(tensor.view()))?;
         let memory = self.executor.output_memory(device, byte_count(tensor.dtype(), tensor.shape())?)?;
         self.executor.transfers().copied(tensor.view(), memory)
     }
 
-    /// Returns the value in host memory. Tensors that are there already are shared; those on the
-    /// session's devices are waited for and copied.
+    /// Returns the value in host memory. Tensors in host memory are shared. Tensors on the
+    /// session's devices are copied once the device has computed them.
     ///
     /// # Errors
     ///
@@ -64,13 +64,13 @@ impl Session {
 
     /// Allocates memory of one of the session's devices, or of the host, for a tensor that runs
     /// write: an output, or a cache that is both input and output. Its initial content is
-    /// unspecified. ONNX Runtime's `OrtValue.ortvalue_from_shape_and_type`. It counts in the
-    /// session's budget as an output until it is dropped.
+    /// unspecified. The memory counts in the session's budget as an output until it is dropped.
+    /// Corresponds to ONNX Runtime's `OrtValue.ortvalue_from_shape_and_type`.
     ///
     /// # Errors
     ///
-    /// The type has no fixed size, or the device is not one of the session's or has too little free
-    /// memory.
+    /// The type has no fixed size, the session does not have the device, or the device has too
+    /// little free memory.
     pub fn buffer_on(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
         TensorBuffer::from_buffer(
             dtype,
@@ -80,7 +80,7 @@ impl Session {
     }
 
     /// Copies a tensor into a buffer of its type and shape, between any memories of the session.
-    /// ONNX Runtime's `OrtValue.update_inplace`.
+    /// Corresponds to ONNX Runtime's `OrtValue.update_inplace`.
     ///
     /// # Errors
     ///
