@@ -1,14 +1,14 @@
 //! Placement of control flow: which memories hold its values, and where its bodies run.
 //!
-//! A node with subgraphs is claimed by a host device, which runs them one after the other. Its
-//! kernel reads conditions, and hands other values on without looking at them. So these may be in
-//! the memory of another device: loop-carried values stay there between iterations, scanned slices
+//! A host device claims each node with subgraphs, and runs the subgraphs one after the other. The
+//! node's kernel reads conditions, and passes other values on unread. So the other values may be in
+//! the memory of another device. Loop-carried values stay there between iterations, scanned slices
 //! are views of a tensor there, and the outputs of iterations are stacked there.
 //!
-//! Such a placement is one more choice for the node, under the index of that device. It exists if
-//! the bodies then cost less than with all of their inputs and outputs on the host. Only values
-//! that bodies compute or read on the device are kept there. Trip counts, conditions, and values
-//! other than tensors of fixed-size elements stay on the host.
+//! Each such placement is an additional choice for the node, under the index of that device. The
+//! choice exists if the bodies then cost less than with all of their inputs and outputs on the
+//! host. Only values that bodies compute or read on the device are kept there. Trip counts,
+//! conditions, and values other than tensors of fixed-size elements stay on the host.
 
 #![allow(
     clippy::indexing_slicing,
@@ -49,7 +49,7 @@ pub(super) fn choices(
     let nodes = graph.nodes.iter().zip(claimed);
     let node_memories = nodes.map(|(node, first)| {
         let view = NodeView { graph, node };
-        // With a single memory the first claim is taken, so the others are not asked for.
+        // With a single memory the first claim is taken, so no other device is asked.
         let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
         let later = later.filter_map(|(index, device)| Some((index, guard::claim(&**device, &view).ok()?)));
         let claims = std::iter::once(first).chain(later);
@@ -97,7 +97,7 @@ pub(super) fn placements(
     let host = claims.iter().find(|(device, _)| devices[*device].memory() == DeviceId::HOST);
     if let (Some(&(driver, claim)), Some(flow), true) = (host, node.spec.flow, is_mixed)
         && let Some((device, memories)) = on_device(node, flow, &bodies, devices)
-        // A device that claims the node itself has its choice already.
+        // A device that claims the node itself is among the choices already.
         && !claims.iter().any(|(claiming, _)| *claiming == device)
     {
         let (placed, less) = self::place_bodies(&bodies, devices, &memories);
@@ -145,9 +145,9 @@ fn place_bodies(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memo
     (placed.collect(), cost)
 }
 
-/// Finds a device that bodies use if the transfers of their inputs and outputs are free. Returns it
-/// with the memories of these inputs and outputs, if the values computed or read on the device stay
-/// there.
+/// Finds a device that the bodies would use if transfers of their inputs and outputs were free.
+/// Returns the device, and the memories of these inputs and outputs if values that are computed or
+/// read on the device stay there.
 fn on_device(
     node: &Node,
     flow: Flow,
@@ -168,7 +168,7 @@ fn on_device(
     for index in 0..node.outputs.len().max(carried) {
         let (to, from) = (flow.conditions + index, flow.counters + index);
         let is_carried = index < carried;
-        // What is not carried is stacked, one slice for each iteration.
+        // An output that is not carried is stacked, one slice for each iteration.
         let is_stacked = !is_carried && flow.rounds != TripCount::Once;
         let fits = open.iter().all(|(graph, _)| {
             there.holds(graph, graph.outputs.get(to), is_stacked)
@@ -178,7 +178,7 @@ fn on_device(
             there.makes(search, graph.outputs.get(to))
                 || (is_carried && there.reads(search, graph.inputs.get(from)))
         });
-        // All bodies take and return a value in the same memory.
+        // A value must be in the same memory for all bodies.
         for (inputs, outputs) in memories.iter_mut().filter(|_| fits && is_used) {
             set(outputs, to, there.memory);
             if is_carried {
@@ -187,7 +187,7 @@ fn on_device(
         }
     }
     for ((graph, search), (inputs, _)) in open.iter().zip(&mut memories) {
-        // The inputs behind the carried ones are scanned.
+        // The inputs after the carried ones are scanned.
         for (index, input) in graph.inputs.iter().enumerate().skip(flow.counters + carried) {
             if there.holds(graph, Some(input), true) && there.reads(search, Some(input)) {
                 set(inputs, index, there.memory);
@@ -202,7 +202,7 @@ fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> PlacementSearch<'
     place(&body.graph, devices, Boundary::Open, body.choices.clone())
 }
 
-/// The memories of the node's inputs and outputs, as they follow from those of a body.
+/// Derives the memories of the node's inputs and outputs from those of a body.
 fn node_memories(
     node: &Node,
     flow: Flow,
@@ -240,12 +240,12 @@ impl CopyMemory {
         bytes.is_some_and(|bytes| !is_sliced || bytes.is_multiple_of(self.alignment))
     }
 
-    /// Whether the search produces a value in this memory.
+    /// Whether the searched placement produces a value in this memory.
     fn makes(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
         value.is_some_and(|value| search.is_made_in(*value, self.memory))
     }
 
-    /// Whether the search has a reader of the value in this memory.
+    /// Whether the searched placement reads the value in this memory.
     fn reads(self, search: &PlacementSearch<'_>, value: Option<&ValueId>) -> bool {
         value.is_some_and(|value| search.read_memories(*value).contains(&self.memory))
     }
@@ -258,7 +258,7 @@ impl Claimed {
         let mut inner = subgraph.graph.clone();
         let mut captured = Vec::new();
         if inner.broken.is_some() {
-            // None of it runs: a run that takes this branch fails with the error that inference
+            // No node of it runs: a run that takes this branch fails with the error that inference
             // found.
             return Ok(Claimed { graph: Arc::new(inner), captured, choices: Vec::new() });
         }
@@ -276,7 +276,7 @@ impl Claimed {
         Ok(Claimed { graph, captured, choices })
     }
 
-    /// The memories of its inputs and outputs if all are in host memory.
+    /// The memories of the inputs and outputs if all of them are on the host.
     fn on_host(&self) -> (Vec<DeviceId>, Vec<DeviceId>) {
         let Graph { inputs, outputs, .. } = &*self.graph;
         (vec![DeviceId::HOST; inputs.len()], vec![DeviceId::HOST; outputs.len()])

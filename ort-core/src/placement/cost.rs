@@ -11,7 +11,7 @@ use crate::tensor::Shape;
 /// The fixed cost of a transfer between two memories: the call, and the wait until the device has
 /// caught up. About 20 µs.
 pub(super) const COPY: u64 = 160 << 10;
-/// The cost of each transferred byte: a bus moves about as much as one core reads and writes.
+/// The cost of each transferred byte: a bus is about as fast as the memory accesses of one core.
 pub(super) const COPIED_BYTE: u64 = 1;
 /// The fixed cost of a node on the host: finding its tensors and calling its kernel. About 2 µs.
 const NODE: u64 = 16 << 10;
@@ -19,11 +19,11 @@ const NODE: u64 = 16 << 10;
 /// The estimate for a symbolic batch size: one item. The batch is the first axis of an input with
 /// several axes.
 const ITEMS: i64 = 1;
-/// The estimate for every other unknown size, such as the words of a text.
+/// The estimate for every other unknown size, such as the number of words in a text.
 const LENGTH: i64 = 64;
 /// The most bytes that a value is estimated to have, so that no sum overflows.
 const MOST_BYTES: u64 = 1 << 36;
-/// A constant trip count that reaches this one is taken as unknown.
+/// A constant trip count of at least this many iterations counts as unknown.
 const MOST_ROUNDS: u64 = 1 << 16;
 /// The bytes that a string is estimated to have.
 const STRING_BYTES: usize = 8;
@@ -35,7 +35,7 @@ pub(super) struct Estimates<'a> {
 }
 
 impl<'a> Estimates<'a> {
-    /// Estimates that take the batch sizes of the graph's inputs for one item.
+    /// Creates estimates for a graph whose inputs have a batch size of one item.
     pub(super) fn new(graph: &'a Graph) -> Estimates<'a> {
         let mut bindings = Bindings::new();
         for shape in graph.inputs.iter().filter_map(|&input| graph.value(input).ty.shape()) {
@@ -58,9 +58,9 @@ impl<'a> Estimates<'a> {
         (bytes as u64).min(MOST_BYTES)
     }
 
-    /// Estimates what a node costs on the host: nothing for one that only describes its input or is
-    /// a view of it, else a call plus the bytes read and written. Constants are left out, because a
-    /// lookup reads only some rows of a table.
+    /// Estimates the cost of a node on the host. A node that only queries the shape of its input,
+    /// or whose output is a view of it, costs nothing. Any other node costs a call plus the bytes
+    /// read and written. Constants are left out, because a lookup reads only some rows of a table.
     pub(super) fn work(&mut self, node: &Node) -> u64 {
         if node.spec.cost == Cost::Free || self.is_view(node) {
             return 0;
@@ -78,7 +78,7 @@ impl<'a> Estimates<'a> {
             TripCount::Once => Some(1),
             TripCount::Counted => node.inputs.first().copied().flatten().and_then(|count| {
                 let count = self.ints(count)?.first().copied()?;
-                // A loop that ends only by its condition may have any trip count as its bound.
+                // A loop that only its condition ends may have an arbitrary bound.
                 u64::try_from(count).ok().filter(|count| *count < MOST_ROUNDS)
             }),
             TripCount::Slices => {

@@ -10,7 +10,7 @@ use crate::{Error, Result, Within, error};
 
 /// Decomposes the nodes of a graph that no device claims. Returns the first claim for each node.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
-    // First, because a device has to claim the transpositions that this adds.
+    // Comes first, because a device has to claim the transpositions that it adds.
     move_scan_axes_to_front(graph)?;
     let claims = lower_unclaimed(graph, devices);
     // A failed device may have refused nodes only because it failed, so report the failure first.
@@ -44,21 +44,21 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
         }
         let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
-        // Nothing can run these nodes, so decomposing the others would be in vain.
+        // No device can run these nodes, so decomposing the others would be in vain.
         if !stuck.is_empty() {
             return Err(unsupported(graph, &stuck));
         }
         let ids: Vec<NodeId> = refused.into_iter().map(|(id, _)| id).collect();
         let graph = Arc::make_mut(graph);
         lower_nodes(graph, &ids)?;
-        // Devices claim by types and shapes, which the new nodes do not have yet.
+        // Devices need types and shapes to claim nodes, and the new nodes have none yet.
         infer_graph(graph)?;
     }
     Err(error!(Fail, "operator decomposition does not terminate"))
 }
 
-/// Decomposes the nodes that are not `kept`, those of subgraphs included, until none is left that
-/// can be decomposed.
+/// Decomposes all nodes that are not `kept`, in subgraphs as well, until no such node can be
+/// decomposed further.
 pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Result<()> {
     for node in &mut graph.nodes {
         for subgraph in &mut node.subgraphs {
@@ -79,9 +79,9 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
     Ok(())
 }
 
-/// Transposes what control flow scans along other axes, so that the scan axis comes first. Each
-/// slice is then contiguous, so a device can take a view of it, and the plan counts the transposed
-/// tensors.
+/// Transposes tensors that control flow scans along another axis, so that the scan axis comes
+/// first. Each slice is then contiguous, so a device can take a view of it, and the plan counts the
+/// transposed tensors.
 fn move_scan_axes_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
     if !graph.nodes.iter().any(is_across) {
@@ -140,8 +140,8 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     for _ in 0..MAX_STEPS {
         let (_, refused) = claims(&graph, devices);
         let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
-        // Nodes that are stuck now are refused again in the last round, so they are collected only
-        // there.
+        // Nodes that cannot be decomposed are refused again in the last round, so only that round
+        // collects them.
         let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
         if open.is_empty() {
             collect(&graph, &stuck, &mut found);
@@ -158,7 +158,7 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     Ok(found)
 }
 
-/// Returns the first claims of the nodes that some device claims, and the other nodes with the
+/// Returns the first claim of each node that some device claims, and the other nodes with the
 /// reasons.
 fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, Vec<(NodeId, String)>) {
     let mut claims = Vec::with_capacity(graph.nodes.len());
@@ -191,7 +191,7 @@ fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>
     }
 }
 
-/// One error for all nodes that no device can run.
+/// Returns one error for all nodes that no device can run.
 fn unsupported(graph: &Graph, stuck: &[(NodeId, String)]) -> Error {
     let mut found = Vec::new();
     collect(graph, stuck, &mut found);

@@ -29,12 +29,12 @@ pub(crate) use report::{placements, steps};
 pub use scope::Scope;
 
 /// Assigns every node of an inferred graph to a device: the first that claims it, with three
-/// exceptions. Shape arithmetic runs on the host, control flow where its bodies cost least, and a
-/// cluster of nodes moves to another device if that saves more transfer time than it costs work.
+/// exceptions. Shape arithmetic runs on the host. Control flow runs where its bodies cost least. A
+/// cluster of nodes moves to another device if the transfers saved outweigh the work added.
 ///
-/// A node that no device claims is decomposed one step, and its parts are offered again. If
-/// operators are left unclaimed after that, one error lists all of them. A shared graph is copied
-/// only if something in it is decomposed.
+/// A node that no device claims is decomposed one step, and its parts are offered again. If nodes
+/// are still unclaimed after that, one error lists all of them. A shared graph is copied only if
+/// something in it is decomposed.
 pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
     let claimed = claim_all(graph, devices)?;
     let choices = choices(graph, devices, claimed)?;
@@ -45,11 +45,11 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
     })
 }
 
-/// Returns the estimated cost of running each node on the device at its place in `places`: the cost
-/// that a session minimizes. The unit is the time in which the host reads or writes one byte.
+/// Returns the estimated cost of a placement, which a session minimizes. `places` has the index of
+/// a device for each node. The unit is the time in which the host reads or writes one byte.
 ///
-/// Compare it only with that of other places for the same nodes. The arithmetic of GEMMs and
-/// convolutions is left out, because a session never moves those.
+/// Compare the cost only with that of another placement of the same nodes. The arithmetic of GEMMs
+/// and convolutions is left out, because a session never moves those.
 ///
 /// ```
 /// # use ort_core::{Result, ep::Device, ir::Graph, placement::{Scope, placement_cost}};
@@ -62,7 +62,7 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
 ///
 /// # Errors
 ///
-/// A node has no place, or the device at its place does not claim it.
+/// A node has no device in `places`, or that device does not claim it.
 pub fn placement_cost(
     graph: &Graph,
     devices: &[Arc<dyn Device>],

@@ -19,11 +19,11 @@ pub struct NodePlacement {
     pub provider: &'static str,
     /// Why it runs there; `to_string` returns the reason as text.
     pub reason: Reason,
-    /// The providers that the session prefers to that one, each with the reason why it does not run
+    /// The providers that the session prefers to this one, each with the reason why it does not run
     /// the node.
     pub refusals: Vec<(&'static str, String)>,
-    /// Whether it reads only constants and the shapes of the session's inputs, so that its result
-    /// follows from the sizes.
+    /// Whether the node reads only constants and the shapes of the session's inputs, so that its
+    /// result follows from the sizes.
     pub of_shapes: bool,
 }
 
@@ -34,8 +34,8 @@ pub(crate) fn placements(program: &Program, devices: &[Arc<dyn Device>]) -> Vec<
     program.steps.iter().filter_map(|step| placement_of(program, devices, step, &mut shapes)).collect()
 }
 
-/// Returns the placement of a step's node; `None` for a transfer. Adds the node's outputs to
-/// `shapes`, the values that follow from sizes, if they do.
+/// Returns the placement of a step's node; `None` for a transfer. If the node's outputs follow from
+/// sizes, adds them to `shapes`, the set of such values.
 fn placement_of(
     program: &Program,
     devices: &[Arc<dyn Device>],
@@ -47,12 +47,12 @@ fn placement_of(
     let reason = reasons.get(step.node?).copied().unwrap_or_default();
     let view = NodeView { graph, node };
     let refusals = devices.iter().take(step.device).map(|device| {
-        // The placement passed over a provider that does claim the node; its reason says why.
+        // If the provider claims the node, the placement's reason says why it was passed over.
         let why = guard::claim(&**device, &view).err().unwrap_or_else(|| reason.to_string());
         (device.info().provider, why)
     });
     let is_known = |value: ValueId| graph.constants.contains_key(&value) || shapes.contains(&value);
-    // These read no elements, so nothing need be known of their input.
+    // These operators read no elements, so their input may be any value.
     let looks_at_shape = matches!((node.spec.domain, node.spec.name), ("", "Shape" | "Size"));
     let of_shapes = looks_at_shape || (node.subgraphs.is_empty() && node.reads().all(is_known));
     if of_shapes {

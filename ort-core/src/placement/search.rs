@@ -1,17 +1,18 @@
 //! Device placement by local search: a cluster of nodes moves to another device if the transfers
 //! saved outweigh the work added.
 //!
-//! Each node starts where the session prefers it: on the host if it computes shapes, else on the
+//! Each node has a preferred device, where it starts: the host if it computes shapes, else the
 //! first device that claims it. Control flow starts where its bodies cost least. The cost of a
-//! placement is the work of the nodes that are not where they are preferred, plus transfers. A
+//! placement is the transfers, plus the work of all nodes that are not on their preferred device. A
 //! value is transferred once to each memory in which nodes read it, other than the one in which it
 //! is produced.
 //!
-//! Transfers of the caller's inputs and outputs do not count: these come from the host and go there
-//! wherever the nodes are, so a device keeps a model that it can run alone. Constants are uploaded
-//! once, when the session is built, and do not count either. The inputs and outputs of a subgraph
-//! do count, because other nodes produce and read them in each iteration of a loop. A captured
-//! value is transferred before the node runs, once to each memory in which the subgraph reads it.
+//! Transfers of the caller's inputs and outputs do not count, because they are needed wherever the
+//! nodes are. So a model that one device can run completely stays on that device. Constants are
+//! uploaded once, when the session is built, and do not count either. The inputs and outputs of a
+//! subgraph do count, because other nodes produce and read them in each iteration of a loop. A
+//! captured value is transferred before the node runs, once to each memory in which the subgraph
+//! reads it.
 //!
 //! A cluster is a connected group of movable nodes on one device. Each cluster is tried on the
 //! other devices that claim all of its nodes, small clusters first, until no move lowers the cost
@@ -70,7 +71,7 @@ pub(super) struct Choice {
 /// The choices for one node, in the session's order of devices.
 pub(super) type Choices = SmallVec<[Choice; 2]>;
 
-/// Puts each node on the first device that claims it, for sessions that need no transfers.
+/// Places each node on the first device that claims it, for sessions without transfers.
 pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     let mut partition = Partition::default();
     for Choice { device, claim, flow } in choices.into_iter().filter_map(|own| own.into_iter().next()) {
@@ -81,7 +82,7 @@ pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
     partition
 }
 
-/// Returns the cost of having each node on the device at its place in `places`.
+/// Returns the cost of the placement in `places`, which has the index of a device for each node.
 pub(super) fn cost_in(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
@@ -97,13 +98,12 @@ pub(super) fn cost_in(
     search.totals.score()
 }
 
-/// Whether a node is shape arithmetic. It stays on the host, which needs the numbers, and they are
-/// few.
+/// Whether a node is shape arithmetic. Such a node stays on the host, which needs its few numbers.
 fn on_shapes(graph: &Graph, node: &Node) -> bool {
     node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
 
-/// Whether the devices have several memories; otherwise there are no transfers.
+/// Whether the devices have more than one memory. Otherwise there are no transfers.
 pub(super) fn is_mixed(devices: &[Arc<dyn Device>]) -> bool {
     let mut memories = devices.iter().map(|device| device.memory());
     let first = memories.next();
@@ -129,11 +129,11 @@ struct NodeState {
     preferred: usize,
     /// The index of the current choice.
     at: usize,
-    /// What the node costs at any choice but the preferred one.
+    /// The cost of the node at any choice but the preferred one.
     work: u64,
     /// Whether the node may not move.
     is_pinned: bool,
-    /// Whether the plan knows its outputs, so that it does not run.
+    /// Whether the plan folds the node's outputs, so that it does not run.
     is_planned: bool,
     reason: Reason,
     /// The reason for the preferred choice.
@@ -209,7 +209,8 @@ struct ValueState {
     /// transfers do not count.
     memory: Option<usize>,
     bytes: u64,
-    /// Whether the caller reads it in host memory, so that it is transferred there in any case.
+    /// Whether the caller reads the value in host memory, so that it is transferred there in any
+    /// case.
     is_output: bool,
     /// The number of readers in each memory.
     readers: SmallVec<[u32; 2]>,
@@ -244,7 +245,7 @@ pub(super) struct PlacementSearch<'a> {
 }
 
 impl<'a> PlacementSearch<'a> {
-    /// Starts with each node where it is preferred.
+    /// Starts the search with each node on its preferred device.
     fn new(
         graph: &'a Graph,
         devices: &[Arc<dyn Device>],
@@ -284,8 +285,8 @@ impl<'a> PlacementSearch<'a> {
             }
             let state = &mut self.nodes[index];
             if state.choices.len() > 1 {
-                // Control flow is preferred where its bodies cost least; elsewhere it costs at most
-                // this much more.
+                // The preferred choice of control flow has the cheapest bodies. The others cost at
+                // most this much more.
                 let costs = state.choices.iter().filter_map(|choice| Some(choice.flow.as_ref()?.cost));
                 state.work = match costs.clone().max().zip(costs.min()) {
                     Some((most, least)) => most - least,
@@ -378,7 +379,7 @@ impl<'a> PlacementSearch<'a> {
         inputs.filter_map(|(position, value)| Some((position, (*value)?)))
     }
 
-    /// The memory in which a node reads an input, by one of its choices.
+    /// The memory in which a node reads an input with one of its choices.
     fn read_in(&self, node: usize, at: usize, position: usize) -> usize {
         let Choice { device, claim, flow } = &self.nodes[node].choices[at];
         match flow.as_ref().and_then(|flow| flow.inputs.get(position)) {
@@ -388,7 +389,7 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// The memory in which a node produces an output, by one of its choices.
+    /// The memory in which a node produces an output with one of its choices.
     fn made_in(&self, node: usize, at: usize, position: usize) -> usize {
         let Choice { device, flow, .. } = &self.nodes[node].choices[at];
         let memory = flow.as_ref().and_then(|flow| flow.outputs.get(position));
@@ -441,14 +442,14 @@ impl<'a> PlacementSearch<'a> {
 
     /// Moves clusters, until no move lowers the cost or after `MOST_ROUNDS` rounds.
     fn improve(&mut self) {
-        // Small clusters come first, so those between them have merged by the time it is their
-        // turn, and a few rounds suffice. More rounds could take time out of proportion to the
+        // Small clusters come first. They merge with their neighbours before large clusters are
+        // tried, so a few rounds suffice. More rounds could take more than linear time in the
         // number of nodes.
         const MOST_ROUNDS: usize = 8;
         for _ in 0..MOST_ROUNDS {
             let before = self.totals.score();
-            // Try devices that the session prefers first: a cluster that moves there may be what
-            // keeps others there.
+            // Try preferred devices first: a cluster that moves there may keep other clusters
+            // there.
             for way in [Direction::Earlier, Direction::Later] {
                 for grouping in [Grouping::Chains, Grouping::Readers] {
                     // No transfers are left to save.
@@ -466,8 +467,8 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    /// Moves a cluster to the device where the placement costs least, if that is less than where it
-    /// is.
+    /// Moves a cluster to the device that gives the lowest cost, if that is lower than the current
+    /// cost.
     fn move_if_cheaper(&mut self, cluster: &[usize], way: Direction) {
         let Some(&first) = cluster.first() else { return };
         let (home, before) = (self.nodes[first].device(), self.totals);
@@ -538,7 +539,7 @@ impl<'a> PlacementSearch<'a> {
                 let here = self.read_in(node, self.nodes[node].at, position);
                 let is_copy = self.values[value.index()].memory.is_some_and(|home| home != here);
                 if grouping == Grouping::Readers && is_copy {
-                    // Readers on one device share the copy in its memory.
+                    // Readers on one device share the copy in the device's memory.
                     let last = &mut last_reader[value.index() * self.memories.len() + device];
                     if let Some(other) = last.replace(node) {
                         joined.join(other, node);
@@ -586,6 +587,6 @@ enum Direction {
 enum Grouping {
     /// A node and the producers of its inputs.
     Chains,
-    /// Also nodes that read the same copy: moving one of them alone could not save it.
+    /// As `Chains`, and all readers of the same copy: only if all of them move, the copy is saved.
     Readers,
 }

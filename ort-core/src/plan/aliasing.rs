@@ -1,6 +1,6 @@
 //! Aliasing: outputs that are views of an input, and outputs computed in place of one.
 //!
-//! `concat_in_place` and `output_reuse` hold the other ways to share memory.
+//! `concat_in_place` and `output_reuse` implement the other ways to share memory.
 
 #![allow(
     clippy::indexing_slicing,
@@ -14,8 +14,8 @@ use crate::spec::{ViewCx, ViewOf};
 use crate::tensor::{Shape, byte_count};
 
 impl Planner<'_> {
-    /// Returns the input that a step's outputs are views of. None if the operator is not a view for
-    /// these shapes, or if its data must move.
+    /// Returns the input that a step's outputs are views of. None if the outputs cannot be views
+    /// for these shapes, or if the data must move.
     pub(super) fn view_of(&self, step: &Step) -> Option<(SlotId, ViewOf)> {
         let node = &self.program.graph.nodes[step.node?];
         let view = node.spec.view?;
@@ -35,7 +35,7 @@ impl Planner<'_> {
         // A view of an unaligned weight could not be read as a slice. The kernel copies the weight
         // to aligned memory instead.
         let unaligned = matches!(&root_slot.origin, Origin::Constant(tensor) if !tensor.is_aligned());
-        // If only the run knows the shape of the root, the kernel must run to check it.
+        // If the shape of the root is known only at run time, the kernel must run to check it.
         let unknown =
             matches!(self.drafts[root.index()], DraftStorage::Dynamic) && self.shapes[root.index()].is_none();
         (root_slot.memory == output.memory && !unaligned && !unknown).then_some((root, of))
@@ -72,7 +72,7 @@ impl Planner<'_> {
             DraftStorage::Group { group, offset } => {
                 Some(DraftStorage::Group { group: *group, offset: offset + bit_offset / 8 })
             }
-            // A view of a view refers to the same root, so no chains of views arise.
+            // A view of a view refers to the root of both, so there are no chains of views.
             DraftStorage::View { of, element_offset: base } => {
                 Some(DraftStorage::View { of: *of, element_offset: base + element_offset })
             }
@@ -95,8 +95,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets an output be computed in place of an input; returns that input's position and draft.
-    /// `place` is the step's index and the output's position.
+    /// Lets an output be computed in place of an input. Returns the position of the input and the
+    /// draft of the output. `place` is the step's index and the output's position.
     pub(super) fn share_input(
         &mut self,
         step: &Step,
@@ -111,8 +111,8 @@ impl Planner<'_> {
         Some((input, draft))
     }
 
-    /// Returns an input that the output can be computed in place of: it has the same size and
-    /// memory, and it dies at this step.
+    /// Returns an input in whose place the output can be computed. The input has the same size and
+    /// memory, and dies at this step.
     pub(super) fn dying_input(
         &self,
         step: &Step,

@@ -1,4 +1,5 @@
-//! Batch independence: a proof that a graph computes each item of a batch apart from the others.
+//! Batch independence: a proof that a graph computes each item of a batch independently of the
+//! others.
 //!
 //! A run of such a graph can be split into micro-batches. A symbolic dimension of the inputs, such
 //! as `batch`, counts the items. Starting at the inputs, the prover finds a fact for each value:
@@ -34,14 +35,14 @@ pub struct BatchSplit {
 pub struct BatchProof {
     /// The symbol that counts the items.
     pub symbol: Symbol,
-    /// The axis along which each graph input holds items; none if it is the same for all items.
+    /// The axis along which each graph input holds items; none if all items share the input.
     pub inputs: Vec<Option<usize>>,
     /// The axis along which each graph output holds items.
     pub outputs: Vec<usize>,
-    /// The fewest items in a part for results that equal those of the whole batch bit by bit. It is
-    /// 2 if some kernel computes a single row in another order.
+    /// The fewest items that a part must have for results that are bit-identical to those of the
+    /// whole batch. This is 2 if some kernel sums in another order for a single row.
     pub least: usize,
-    /// Pairs of sizes of which the first must be at most the second. Otherwise an index would reach
+    /// Pairs of sizes. The first must be at most the second, because otherwise an index would reach
     /// past its item.
     pub conditions: Vec<(Dim, Dim)>,
 }
@@ -69,7 +70,7 @@ impl BatchProof {
 /// Why there is no proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRefusal {
-    /// The symbol that would count the items; none if no size of the first output can be the batch
+    /// The symbol for which the proof failed; none if no size of the first output can be the batch
     /// size.
     pub symbol: Option<Symbol>,
     /// The input, node or output at fault.
@@ -171,7 +172,7 @@ impl Prover<'_> {
     }
 
     /// Returns the axis along which an input holds items. At most one of its sizes may depend on
-    /// them.
+    /// the number of items.
     fn input(&mut self, id: ValueId) -> Result<Option<usize>, String> {
         let shape = self.graph.value(id).ty.shape().ok_or("its shape is not known")?;
         let axis = shape.iter().position(|size| self.has(size));
@@ -201,7 +202,7 @@ impl Prover<'_> {
             return Ok(());
         }
         let independent = |fact: &Option<BatchFact>| matches!(fact, None | Some(BatchFact::Independent));
-        // A node whose inputs do not depend on the batch has outputs that do not, either.
+        // If no input of a node depends on the batch, its outputs do not, either.
         if node.reads().all(|id| self.facts.get(id.index()).is_some_and(independent)) {
             wanted(node).for_each(|id| self.set(id, BatchFact::Independent));
             return wanted(node).try_for_each(|id| self.check(id, BatchFact::Independent));
@@ -234,7 +235,7 @@ impl Prover<'_> {
             if numbers_items {
                 self.set(output, BatchFact::Places);
             }
-            // Without an axis these are indices within an item, to which the usual rules apply.
+            // Without an axis the indices are within an item, so the usual rules apply.
             return Ok(numbers_items);
         }
         let (true, &[Some(data), Some(index)]) = (node.spec.name == "Gather", node.inputs.as_slice()) else {
@@ -249,13 +250,15 @@ impl Prover<'_> {
         let (Some(axis), true) = (places.axis, node.attrs.find_int("axis") == Some(0)) else {
             return Ok(false);
         };
-        // The indices must skip as many rows from item to item as the data has for each.
+        // From one item to the next, the indices must advance by the number of rows that the data
+        // has per item.
         if rows.as_ref() != Some(&places.step) {
             return Err(
                 "its indices step from item to item by another number of rows than its data".to_string()
             );
         }
-        // What symbols leave open is checked with the sizes of each run (`BatchProof::check`).
+        // Conditions that symbols cannot decide are checked with the sizes of each run
+        // (`BatchProof::check`).
         self.conditions.extend(places.within_item());
         self.check(output, BatchFact::Along(axis))?;
         self.set(output, BatchFact::Along(axis));
@@ -273,8 +276,8 @@ impl Prover<'_> {
         Some(if tells_items { BatchFact::Sizes } else { BatchFact::Independent })
     }
 
-    /// Checks that a shape agrees with a fact: items are counted along their axis and in no other
-    /// size.
+    /// Checks that a shape agrees with a fact: only the size of the items' axis depends on the
+    /// number of items.
     fn check(&self, id: ValueId, fact: BatchFact) -> Result<(), String> {
         let info = self.graph.value(id);
         let axis = match fact {
@@ -299,8 +302,9 @@ impl Prover<'_> {
     }
 }
 
-/// Rejects inputs that would let results depend on how the batch is split. The number of items may
-/// reach inputs that decide shapes, but not data; positions of items may reach neither.
+/// Rejects inputs that would let results depend on how the batch is split. Inputs that decide
+/// shapes may depend on the number of items, but data may not. Neither may hold positions of items,
+/// and inputs that decide shapes may not hold items.
 fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     for index in cx.given() {
         let is_host = node.spec.input_param(index).is_some_and(|param| param.host);

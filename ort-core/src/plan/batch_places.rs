@@ -1,15 +1,15 @@
 //! Index arithmetic on batch items, as exporters use it to gather the rows of a mask.
 //!
-//! In a flat mask with `k` rows for each item, row `r` of item `i` is at `k * i + r`. A part of a
-//! batch numbers its items from 0, and the mask that it gathers from begins with the same items. So
-//! the gather stays correct for any part.
+//! In a flat mask with `k` rows for each item, row `r` of item `i` is at `k * i + r`. Each part of
+//! a batch numbers its items from 0 again, and its mask is split the same way. So the gather stays
+//! correct.
 
 use crate::dim::{Dim, Symbol};
 use crate::dtype::DType;
 use crate::ir::{Graph, Node, ValueId};
 
-/// Elements `step * item + rest`. The item is the element's index along `axis`, and
-/// `0 <= rest < below` is the same for all items. Without an axis there is only the rest.
+/// An integer tensor with the elements `step * item + rest`. `item` is the index along `axis`, and
+/// `0 <= rest < below` is the same for all items. Without an axis the elements are `rest` alone.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) axis: Option<usize>,
@@ -55,7 +55,7 @@ impl Places {
             "Reshape" | "Squeeze" | "Unsqueeze" => {
                 let places = known(input(0)?)?;
                 let Some(axis) = places.axis else { return Some(places.clone()) };
-                // The items move to the axis of their number that has as many elements in front of
+                // The items move to the axis of the same size that has as many elements in front of
                 // it.
                 let count = |sizes: Option<&[Dim]>| sizes.map(|sizes| sizes.iter().product::<Dim>());
                 let front = count(graph.value(input(0)?).ty.shape()?.get(..axis));
@@ -124,7 +124,8 @@ fn sum(
     Some(Places { axis: Some(axis), step: places.step.clone(), below })
 }
 
-/// Multiplies numbers of items by a size. They must have no rest, which would be multiplied, too.
+/// Multiplies numbers of items by a size. The numbers must have no rest, because it would be
+/// multiplied, too.
 fn multiple(graph: &Graph, (own, places): (ValueId, &Places), other: ValueId, to: &[Dim]) -> Option<Places> {
     let factor = element(graph, other).filter(Dim::is_known_nonneg)?;
     let axis = aligned(graph, (places, own), other, to).filter(|_| places.below.as_constant() == Some(1))?;

@@ -1,5 +1,5 @@
-//! Locations of given values and outputs: in memory of the caller, or in buffers of a binding,
-//! which outlive the run.
+//! Locations of given values (inputs and captures) and of outputs: in memory of the caller, or in
+//! buffers of a binding, which outlive the run.
 //!
 //! The buffers of a binding have one numbering: first one for each given value, then one for each
 //! output.
@@ -22,7 +22,8 @@ pub(crate) enum OutputMemory {
     Unwanted,
     /// Memory of its own, as without a binding.
     Own,
-    /// The output's buffer in this memory if the plan knows its size; else the run allocates it.
+    /// A buffer in this memory: the binding's if the plan knows the size, else one that the run
+    /// allocates.
     Kept(DeviceId),
     /// The caller's buffer in this memory.
     Given(DeviceId),
@@ -34,7 +35,7 @@ pub(crate) enum OutputMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GivenMemory {
     pub(crate) memory: DeviceId,
-    /// Whether it is in its buffer of the binding.
+    /// Whether the value is in its buffer of the binding.
     pub(crate) in_buffer: bool,
 }
 
@@ -92,8 +93,8 @@ impl Default for SlabLimits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
     pub(crate) planning: Planning,
-    /// Where the given value at each position is. Positions past the end mean the caller's memory
-    /// on the host.
+    /// The memory of the given value at each position. Values past the end of the list are in the
+    /// caller's host memory.
     pub(crate) inputs: Vec<GivenMemory>,
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
@@ -135,16 +136,15 @@ impl BoundValues {
         }
     }
 
-    /// Returns for each slot that is an output its memory and its buffer. If several outputs share
-    /// a slot, the first one counts. The slots that an in-place update goes through are in the same
-    /// buffer.
+    /// Returns for each output slot its memory and its buffer. If several outputs share a slot, the
+    /// first one counts. All slots in the chain of an in-place update are in the same buffer.
     pub(super) fn buffers(&self, program: &Program, ends: &Boundary) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
         let mut makers = None;
         // Reversed, so that the first output of a slot is written last and wins.
         for (output, (slot, memory)) in ends.outputs.iter().zip(&self.outputs).enumerate().rev() {
-            // If no step computes an output in the memory of its buffer, the run copies it there at
-            // the end.
+            // If no step computes an output in the memory of its buffer, the run copies the output
+            // there at the end.
             let exists_before_run = program.slots[slot.index()].memory == self.memory_of_output(output);
             let buffer = self.buffer_of(output).filter(|_| exists_before_run).map(|buffer| (*memory, buffer));
             buffers[slot.index()] = buffer;
@@ -163,10 +163,10 @@ impl BoundValues {
 
 /// The slots at the boundary of a run.
 pub(crate) struct Boundary {
-    /// The slot of each given value in the memory that holds it; the host's slot if no step reads
+    /// The slot of each given value in the memory that holds it, or its host slot if no step reads
     /// the value there.
     pub(crate) given: Vec<SlotId>,
-    /// The slot of each output in the memory where it is wanted; the host's slot if no step
+    /// The slot of each output in the memory where the caller wants it, or its host slot if no step
     /// computes the output there.
     pub(crate) outputs: Vec<SlotId>,
 }
@@ -177,7 +177,7 @@ impl Boundary {
         let given = |index| bound.input(index).memory;
         let output = |index| bound.memory_of_output(index);
         let is_on_device = |memory: DeviceId| memory != DeviceId::HOST;
-        // Without device memory at the boundary the table stays empty: every slot is the host's.
+        // Without device memory at the boundary the table stays empty: every slot is a host slot.
         let mut by_memory = FxHashMap::default();
         if (0..bound.inputs.len()).map(given).any(is_on_device)
             || (0..bound.outputs.len()).map(output).any(is_on_device)

@@ -1,5 +1,5 @@
-//! Outputs in bound buffers: those that the caller provides, and those of inputs that are updated
-//! in place.
+//! Outputs in bound buffers: buffers that the caller provides, and buffers of inputs that are
+//! updated in place.
 
 #![allow(
     clippy::indexing_slicing,
@@ -16,8 +16,8 @@ use crate::tensor::{byte_count, in_words};
 use crate::{Error, Result, error};
 
 impl Planner<'_> {
-    /// Gives an output of unknown shape the shape of the input whose buffer it takes over, if the
-    /// kernel allows that for any length (`shared_buffers`).
+    /// Gives an output of unknown shape the shape of the input whose buffer it takes over. The
+    /// kernel must allow this before the length is known (`KernelDef::shared_buffers`).
     pub(super) fn find_shared_shapes(&mut self) {
         for step in &self.program.steps {
             for &(input, output) in step.claim.shared_buffers {
@@ -113,7 +113,8 @@ impl Planner<'_> {
 
     /// Describes why a step does not compute an output in place of the bound input.
     fn not_in_place(&self, step: &Step, input: usize) -> String {
-        // A step without a node is a copy: it reads the value in the memory that computes it.
+        // A step without a node is a copy. It reads the value in the memory in which the value was
+        // computed.
         let computed = step.inputs.first().copied().flatten().filter(|_| step.node.is_none());
         match computed {
             Some(slot) => format!(

@@ -1,9 +1,9 @@
 //! The boundary of a run: given values and outputs in the memories where the caller has them.
 //!
 //! A program takes given values (inputs and captures) from host memory and leaves its outputs
-//! there. Copy steps move both to and from the devices. A value given in device memory replaces the
+//! there. Copy steps move both to and from the devices. A value given in device memory needs no
 //! upload: the plan aliases the device's slot to it. If an output is to stay on a device, the
-//! device's slot becomes the plan's output, and the download is not needed.
+//! device's slot becomes the plan's output, and no download is needed.
 
 #![allow(
     clippy::indexing_slicing,
@@ -23,7 +23,8 @@ impl Planner<'_> {
         given.filter(|(index, _)| self.bound.input(*index).memory != DeviceId::HOST)
     }
 
-    /// Aliases the device's slot of each value given in device memory to that memory.
+    /// Aliases the device's slot of each value that is given in device memory to the caller's
+    /// memory.
     pub(super) fn place_given(&mut self) {
         let given: Vec<(usize, SlotId)> = self.given_on_devices().collect();
         for (index, host) in given {

@@ -16,14 +16,14 @@ use crate::tensor::byte_count;
 /// What memory is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Intermediate values at the step with the most bytes live. Those in the buffer of a later
+    /// Intermediate values at the step with the most bytes live. Values in the buffer of a later
     /// output count as outputs.
     Activations,
     /// Scratch memory of that step.
     Workspaces,
     /// Outputs of the graph.
     Outputs,
-    /// Free bytes in the slabs at that step: other steps need them, and nothing fits in.
+    /// Slab bytes that are unused at that step: fragmentation, and space that other steps need.
     Gaps,
     /// Weights that runs read from the mapped file without a copy.
     WeightsMapped,
@@ -64,7 +64,7 @@ impl MemoryKind {
 /// The bytes of one kind.
 #[derive(Debug, Clone)]
 pub struct KindBytes {
-    /// What they are used for.
+    /// What the bytes are used for.
     pub kind: MemoryKind,
     /// The number of bytes.
     pub bytes: usize,
@@ -95,7 +95,7 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
     }
     let mut activations = Sum::new();
     for (index, (slot, planned)) in alive_at(program, plan, peak) {
-        // A tenant is in an output's buffer, which counts already.
+        // A tenant (see `output_reuse`) is in an output's buffer, which counts already.
         let is_tenant = matches!(planned.storage, Storage::Slab { slab, .. } if slab >= plan.slabs.len());
         if !is_output[index] && !is_tenant {
             activations.add(program, slot, planned, bindings);
@@ -133,8 +133,7 @@ pub(super) fn alive_at<'a>(
     })
 }
 
-/// A sum of bytes, as a number and as an expression. The expression is lost with the first size
-/// that has none.
+/// A sum of bytes, as a number and as an expression. There is no expression if any size has none.
 struct Sum {
     bytes: usize,
     symbolic: Option<Dim>,

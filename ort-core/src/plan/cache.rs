@@ -78,7 +78,7 @@ impl CachedPlans {
         self.bytes += entry.bytes;
         self.entries.push_back(entry);
         let mut evicted = Vec::new();
-        // The newest plan stays even if it exceeds the limit alone.
+        // The newest plan stays even if it alone exceeds the limit.
         while self.bytes > LIMIT
             && self.entries.len() > 1
             && let Some(oldest) = self.entries.pop_front()
@@ -107,7 +107,7 @@ impl PlanCache {
         let key = (bindings.clone(), bound.clone());
         let entry = CachedPlan { key, plan: plan.clone(), bytes: plan.own_bytes() };
         let evicted = self.0.lock().add(entry);
-        // Freed after the lock, which other runs and forks wait for.
+        // Freed after the lock is released, because other runs and forks wait for it.
         drop(evicted);
         Ok(plan)
     }

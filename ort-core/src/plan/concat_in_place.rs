@@ -1,7 +1,7 @@
 //! Concat in place: inputs of a concatenation are computed directly into its output.
 //!
-//! The concatenation then copies nothing, and its step is skipped. This requires that every input
-//! qualifies: a single input that must be copied would make the step run.
+//! The concatenation then copies nothing, and its step is skipped. Every input must qualify,
+//! because a single input that must be copied would make the step run.
 
 #![allow(
     clippy::indexing_slicing,
@@ -92,7 +92,7 @@ impl Planner<'_> {
     }
 
     /// Returns the draft of a part inside `whole`. The first part allocates `whole`, which is live
-    /// from there on.
+    /// from that step on.
     pub(super) fn place_part(
         &mut self,
         (whole, offset): (SlotId, usize),

@@ -23,7 +23,7 @@ impl Planner<'_> {
         self.correct_scan_memory();
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
-        // Without sharing, every value keeps memory of its own, so no output is a home.
+        // Without sharing, every value has memory of its own, so no output buffer is reused.
         let shares = self.bound.planning == Planning::Shared;
         let mut homes = if shares { self.find_reusable_outputs() } else { Vec::new() };
         if !homes.is_empty() {
@@ -56,7 +56,7 @@ impl Planner<'_> {
         }
         self.find_releases();
         let (copied, unknown) = self.copied_outputs();
-        // The shape says how many strings there are, but only the run knows their bytes.
+        // The shape gives the number of strings, but their bytes are known only at run time.
         let is_open = |(draft, dtype): (&DraftStorage, &Option<DType>)| match draft {
             DraftStorage::Dynamic => true,
             DraftStorage::Own => *dtype == Some(DType::String),
@@ -106,7 +106,7 @@ impl Planner<'_> {
             .map_err(|problem| error!(OutOfMemory, "the memory plan is invalid: {problem}"))
     }
 
-    /// Returns the bytes of the slabs of all memories; the buffers of homes do not count.
+    /// Returns the bytes of the slabs of all memories, without reused output buffers.
     fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
         let lanes = (0..self.slabs.len()).filter_map(|slab| layout.lane(slab as u32));
         lanes.fold(0, |sum, lane| sum.saturating_add(lane.bytes))
@@ -122,7 +122,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the fewest bytes that a slot counts for: [`LEAST_TENSOR`] if it is a host output
+    /// Returns the least number of bytes to count for a slot: [`LEAST_TENSOR`] for a host output
     /// that its kernel allocates, else 0.
     fn least_own_bytes(&self, slot: SlotId) -> usize {
         let made = self.first[slot.index()];
@@ -193,7 +193,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Releases the slots that own their memory after their last use. Outputs are kept.
+    /// Finds the slots to release after each step: those that own their memory and have no later
+    /// use. Outputs are kept.
     pub(super) fn find_releases(&mut self) {
         for (index, draft) in self.drafts.iter().enumerate() {
             let owned = matches!(draft, DraftStorage::Own | DraftStorage::Dynamic);
@@ -221,8 +222,8 @@ impl Planner<'_> {
         begins
     }
 
-    /// Returns the peak of own buffers, and the bytes live while each step runs. In the peak, the
-    /// buffers of `homes` count from the first step on.
+    /// Returns the peak of own buffers, and the bytes live while each step runs. In the peak,
+    /// reused output buffers (`homes`) count from the first step on.
     pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
         let count = self.steps.len();
         // Difference arrays: a lifetime adds its bytes at its first step and subtracts them after
@@ -241,7 +242,8 @@ impl Planner<'_> {
                 }
             }
         }
-        // What subgraphs and kernels allocate outside slabs is live only while their step runs.
+        // Memory that subgraphs and kernels allocate outside slabs is live only while their step
+        // runs.
         for (index, bytes) in self.nested_own.iter().enumerate() {
             for changes in [&mut own, &mut all] {
                 changes[index] += *bytes as i128;

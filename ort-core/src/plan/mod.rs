@@ -53,11 +53,11 @@ pub use value_kind::ValueKind;
 /// Where the value of a slot is stored during a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Storage {
-    /// Memory of the caller, the enclosing run, or the weights: the plan allocates nothing.
+    /// Memory of the caller, of the enclosing run, or of weights: the plan allocates nothing.
     Outside,
-    /// The memory of the given value at this position, which is on the device that reads it.
+    /// The memory of the given value at this position, on the device that reads it.
     Given(usize),
-    /// A byte range of a slab, or of a later output's buffer ([`RunPlan::homes`]).
+    /// A byte range of a slab, or of a reused output buffer ([`RunPlan::homes`]).
     Slab { slab: usize, range: Range<usize> },
     /// A buffer of its own, of known size: graph outputs, values that kernels allocate, and host
     /// copies of values given on a device.
@@ -91,7 +91,8 @@ pub(crate) struct SlotPlan {
 /// What a run does with a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Skips it: its outputs are folded, aliases, parts of a concatenation in place, or unused.
+    /// Skips the step: its outputs are folded, aliases, parts of a concatenation in place, or
+    /// unused.
     Skip,
     /// Runs it.
     Run,
@@ -123,8 +124,9 @@ pub(crate) struct RunPlan {
     pub(crate) steps: Vec<StepPlan>,
     /// The memory and size of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
-    /// Outputs whose buffers are allocated before the first step and hold other values until the
-    /// output is computed. Home `i` has the slab number `slabs.len() + i`.
+    /// Outputs with a reused buffer (see `output_reuse`): it is allocated before the first step and
+    /// holds other values until the output is computed. Home `i` has the slab number `slabs.len() +
+    /// i`.
     pub(crate) homes: Vec<SlotId>,
     /// The most bytes of own buffers live at once; dynamic values do not count.
     pub(crate) own_peak: usize,
@@ -136,24 +138,24 @@ pub(crate) struct RunPlan {
     pub(crate) begins: Vec<usize>,
     /// The part of `live` that outlives the last step: the outputs.
     pub(crate) left: usize,
-    /// The slots of the outputs. Each is in the memory where the caller wants the output if the
+    /// The slots of the outputs. A slot is in the memory where the caller wants the output if the
     /// program has a slot there, else on the host.
     pub(crate) outputs: Vec<SlotId>,
     /// Whether the size of some value or workspace is known only at run time.
     pub(crate) has_dynamic: bool,
-    /// Whether some device kernel, of a subgraph too, could run with a smaller workspace.
+    /// Whether some device kernel, in a subgraph as well, could run with a smaller workspace.
     pub(crate) can_shrink: bool,
-    /// The error of a run if the sizes contradict what an operator requires of them, or what its
-    /// kernel can plan for. It is no error of the plan, because a branch that is planned may never
-    /// be taken.
+    /// The error of a run if the sizes violate a requirement of an operator, or a kernel cannot
+    /// plan for them. Planning does not fail, because the branch with this operator may never be
+    /// taken.
     pub(crate) contradiction: Option<Error>,
 }
 
 impl StepPlan {
     /// Returns the bytes of workspace, heap and nested slabs together.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        // Saturating, because the heap's upper bounds follow from sizes in the model and may
-        // overflow.
+        // Saturating, because the upper bounds of heap memory follow from sizes in the model, so
+        // their sum may overflow.
         let nested = self.nested_slabs.iter().map(|(_, range)| range.len());
         nested.fold(self.workspace.len().saturating_add(self.heap), usize::saturating_add)
     }
@@ -172,8 +174,8 @@ impl RunPlan {
         self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
     }
 
-    /// Returns the host region of a slab: 0 for the host's slab, `i + 1` for home `i`, none for the
-    /// slab of a device.
+    /// Returns the host region of a slab: 0 for the host's slab, `i + 1` for reused output buffer
+    /// `i`, none for the slab of a device.
     pub(crate) fn host_region(&self, slab: usize) -> Option<usize> {
         match slab {
             0 => Some(0),
@@ -188,7 +190,7 @@ impl RunPlan {
 
     /// Returns the planned bytes that are freed after a step.
     pub(crate) fn ends(&self, step: usize) -> usize {
-        // What stays live is what is live at the next step before that step allocates.
+        // The bytes that stay live are those live at the next step, less those that it allocates.
         let after = match (self.live.get(step + 1), self.begins.get(step + 1)) {
             (Some(live), Some(begins)) => live.saturating_sub(*begins),
             _ => self.left,

@@ -1,4 +1,5 @@
-//! Output buffer reuse: values live in the buffers of outputs that are computed later.
+//! Output buffer reuse: earlier values are stored in the buffers of outputs that are computed
+//! later.
 //!
 //! An output owns its memory, so it cannot be in the slab, which lives as long as the run. If an
 //! output is computed late, its buffer is allocated at the start instead and holds earlier values.
@@ -25,7 +26,7 @@ const MAX_TENANTS: usize = 256;
 /// Outputs below this size are not considered, because they save too little.
 const LEAST_BYTES: usize = 4096;
 
-/// The extent of a tenant in its home, and its lifetime.
+/// The byte range of a tenant in its home, and its lifetime.
 struct Tenant {
     start: usize,
     end: usize,
@@ -49,8 +50,8 @@ impl Planner<'_> {
         found
     }
 
-    /// Whether an output can be a home: it is in a large enough host buffer of known size, to which
-    /// its kernel writes.
+    /// Whether an output can be a home. It must have a large enough host buffer of known size, into
+    /// which its kernel writes.
     fn can_be_reused(&self, slot: SlotId) -> bool {
         let index = slot.index();
         matches!(self.drafts[index], DraftStorage::Own)
@@ -71,8 +72,8 @@ impl Planner<'_> {
         // A tenant must be dead before the output is computed.
         let fits = |index: &usize| {
             let group = &self.groups[*index];
-            // Slab 0 only: a home is host memory, and a value that has moved to another home is not
-            // in the slab any more.
+            // Slab 0 only: homes are host memory, and a value that has moved to another home is no
+            // longer in the slab.
             group.slab == 0 && !is_scratch[*index] && (1..=bytes).contains(&group.bytes) && group.last < until
         };
         let mut candidates: Vec<usize> = (0..self.groups.len()).filter(fits).collect();
@@ -96,8 +97,8 @@ impl Planner<'_> {
         !tenants.is_empty()
     }
 
-    /// Returns the input that a home's output can be computed in place of: it has the same size and
-    /// is still in the slab.
+    /// Returns the input in whose place a home's output can be computed. The input has the same
+    /// size and is still in the slab.
     fn in_place_input(&self, home: SlotId) -> Option<&InPlaceCandidate> {
         let fits = |candidate: &&InPlaceCandidate| {
             let group = &self.groups[candidate.group];
@@ -107,8 +108,8 @@ impl Planner<'_> {
         self.in_place_candidates.iter().find(fits)
     }
 
-    /// Records which homes are computed in place of a tenant, after tenants have moved in. Input
-    /// and output are then the same memory, so the live bytes of the step count it once.
+    /// Records which homes are computed in place of a tenant, once the tenants are placed. Input
+    /// and output then share memory, so the live bytes of the step count it once.
     pub(super) fn record_in_place(&mut self, homes: &[SlotId], live: &mut [usize]) {
         for candidate in &self.in_place_candidates {
             let home = homes.iter().position(|home| *home == candidate.output);
@@ -137,7 +138,7 @@ fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Op
     let rivals = tenants.iter().filter(|tenant| tenant.life.0 <= life.1 && life.0 <= tenant.life.1);
     let mut rivals: Vec<(usize, usize)> = rivals.map(|tenant| (tenant.start, tenant.end)).collect();
     rivals.sort_unstable();
-    // An empty rival at the end closes the last gap.
+    // An empty range at the end closes the last gap.
     rivals.push((end, end));
     let mut best: Option<(usize, usize)> = None;
     let mut top = 0usize;

@@ -19,9 +19,8 @@ pub struct PlannedValue {
     pub name: String,
     /// The size in bytes; none if it is known only at run time.
     pub bytes: Option<usize>,
-    /// The offset in its slab. If an output's buffer holds other values first, the output and these
-    /// values have offsets past all slabs, as if the buffer followed the last slab. None for values
-    /// in other memory.
+    /// The offset in its slab. Values in a reused output buffer have offsets past all slabs, as if
+    /// the buffer followed the last slab. None for values in other memory.
     pub offset: Option<usize>,
     /// The slab's index in [`PlanReport::slabs`], if the value is in a slab.
     pub slab: Option<usize>,
@@ -58,10 +57,11 @@ pub struct PlanReport {
     pub file_order_bytes: usize,
     /// Bytes by kind: first the kinds that add up to `planned_bytes`, then weights.
     pub kinds: Vec<KindBytes>,
-    /// What the memory limit leaves for a run; without a limit, what the machine has.
+    /// The bytes that the memory limit leaves for a run; without a limit, the free memory of the
+    /// machine.
     pub available_bytes: usize,
-    /// How the batch is split to fit into `available_bytes`; none if it is not. The other fields
-    /// describe the whole batch.
+    /// How the batch is split to fit into `available_bytes`; none if it is not split. The other
+    /// fields describe the whole batch.
     pub batch_split: Option<BatchSplit>,
     /// Why a batch of several items would not be split, in words. None if it would be split, if
     /// splitting is off, or if no size counts items.
@@ -170,7 +170,7 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
     values
 }
 
-/// Returns the offsets of the homes' buffers as if they followed the slabs.
+/// Returns the offsets of reused output buffers (`homes`) as if they followed the slabs.
 fn home_offsets(plan: &RunPlan) -> Vec<usize> {
     let slabs = plan.slabs.iter().fold(0usize, |sum, slab| sum.saturating_add(slab.1));
     let homes = plan.homes.iter().filter_map(|home| plan.slots.get(home.index()));
@@ -188,7 +188,7 @@ fn home_offsets(plan: &RunPlan) -> Vec<usize> {
 
 /// Returns the planned peak with the steps in the order of the file.
 fn file_order_bytes(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> usize {
-    // Without another order the steps are in that of the file.
+    // Without another order the steps are in the order of the file.
     let Some(order) = &program.file_order else { return plan.peak() };
     let schedule = order.iter().filter_map(|place| program.steps.get(*place)).collect();
     resolve_in(program, schedule, bindings, threads).map_or(plan.peak(), |plan| plan.peak())

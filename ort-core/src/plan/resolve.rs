@@ -41,8 +41,9 @@ pub(crate) fn resolve_bound(
 /// What a plan depends on besides the program and the bindings of the dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Surroundings<'a> {
-    /// Types and elements of a subgraph's given values, from the plan of its node. They may be more
-    /// precise than what the program's own inference found. Empty for the outermost program.
+    /// The types and elements of a subgraph's given values, from the plan of its node. They may be
+    /// more precise than the results of the program's own inference. Empty for the outermost
+    /// program.
     pub(super) known: &'a [Known],
     pub(super) bound: &'a BoundValues,
 }
@@ -73,7 +74,8 @@ pub(super) fn resolve_given(
     let graph = specialized.as_ref().unwrap_or(&program.graph);
     let plan = plan(|| Planner::new((program, graph), bindings, threads, around.bound));
     match contradiction(program, bindings) {
-        // Sizes that contradict each other may also be what a kernel cannot plan for.
+        // A kernel may fail to plan because sizes contradict each other. In this case the
+        // contradiction is the error.
         Some(problem) => match plan {
             Ok(plan) => Ok(RunPlan { contradiction: Some(problem), ..plan }),
             Err(_) => Err(problem),
@@ -82,8 +84,8 @@ pub(super) fn resolve_given(
     }
 }
 
-/// Returns the plan of a subgraph that cannot be planned for these sizes, which is an error only if
-/// it runs: a plan without steps and memory, whose run fails with `problem`.
+/// Returns the plan of a subgraph that cannot be planned for these sizes: a plan without steps and
+/// memory, whose run fails with `problem`. It is an error only if the subgraph runs.
 pub(super) fn plan_that_fails(
     program: &Program,
     bindings: &Bindings,
@@ -144,7 +146,7 @@ pub(super) struct InPlaceCandidate {
 #[derive(Clone)]
 pub(super) enum DraftStorage {
     Outside,
-    /// The memory of the given value at this position, which is another slot's.
+    /// The memory of the given value at this position, which belongs to another slot.
     Given(usize),
     Bound(usize),
     Group {
@@ -178,7 +180,8 @@ pub(super) struct Planner<'a> {
     pub(super) dtypes: Vec<Option<DType>>,
     pub(super) drafts: Vec<DraftStorage>,
     pub(super) kinds: Vec<ValueKind>,
-    /// The last step that reads each slot. Views extend it, or the life of the slot's group.
+    /// The last step that reads each slot. A view extends this step, or the lifetime of the slot's
+    /// group.
     pub(super) last: Vec<usize>,
     /// The step that computes each slot; 0 if no step does.
     pub(super) first: Vec<usize>,
@@ -193,21 +196,22 @@ pub(super) struct Planner<'a> {
     pub(super) groups: Vec<Group>,
     pub(super) slabs: Vec<DeviceId>,
     pub(super) steps: Vec<StepPlan>,
-    /// Outputs that can be computed in place of an input, if that input moves into their buffer.
+    /// Outputs that can be computed in place of an input if the input moves into the output's
+    /// buffer.
     pub(super) in_place_candidates: Vec<InPlaceCandidate>,
     /// For each step, the group of its workspace.
     pub(super) workspaces: Vec<Option<usize>>,
     /// The groups that hold the device slabs of subgraphs, as pairs (step, group).
     pub(super) nested_slabs: Vec<(usize, usize)>,
-    /// For each step, the bytes that its subgraphs allocate outside slabs, beyond the outputs that
-    /// they hand over, and the heap bytes of its kernel.
+    /// For each step, the heap bytes of its kernel, plus the bytes that its subgraphs allocate
+    /// outside slabs. The outputs that the subgraphs return to the step do not count here.
     pub(super) nested_own: Vec<usize>,
     /// The heap bytes of the kernel whose workspace was computed last.
     pub(super) heap: usize,
     /// Whether the size of some workspace, or of some value in a subgraph, is known only at run
     /// time.
     pub(super) scratch_is_open: bool,
-    /// Whether some device kernel, of a subgraph too, could run with a smaller workspace.
+    /// Whether some device kernel, in a subgraph as well, could run with a smaller workspace.
     pub(super) can_shrink: bool,
 }
 
@@ -259,7 +263,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Finds what is known before any value is placed.
+    /// Finds shapes, folded values and needed steps, before any value is placed.
     fn find(&mut self) {
         self.find_shapes();
         // Both passes below read the shapes and drafts of the first.
@@ -312,8 +316,8 @@ impl<'a> Planner<'a> {
         self.place_given();
     }
 
-    /// Whether the value of a slot that a step would compute exists before the run: it is folded,
-    /// or given in the memory in which it is read.
+    /// Whether a slot needs no step, because its value exists before the run: it is folded, or
+    /// given in the memory in which it is read.
     pub(super) fn exists_before_run(&self, slot: SlotId) -> bool {
         match self.drafts[slot.index()] {
             DraftStorage::Folded(_) | DraftStorage::Given(_) => true,
@@ -389,8 +393,8 @@ impl<'a> Planner<'a> {
         for (position, slot) in step.outputs.iter().enumerate() {
             let Some(slot) = *slot else { continue };
             let place = slot.index();
-            // A step that runs for one output also computes the folded ones, so these get memory,
-            // too.
+            // A step that runs for one output also computes its folded outputs, so these get
+            // memory, too.
             let bytes = match (self.dtypes[place], &self.shapes[place]) {
                 (Some(DType::String) | None, _) | (_, None) => None,
                 (Some(dtype), Some(shape)) => Some(byte_count(dtype, shape)?),
@@ -405,11 +409,11 @@ impl<'a> Planner<'a> {
                     self.kinds[place] = ValueKind::Dynamic;
                     DraftStorage::Dynamic
                 }
-                // The kernel or a subgraph allocates it, so it cannot be in a slab.
+                // The kernel or a subgraph allocates the output, so it cannot be in a slab.
                 Some(_) if step.claim.outputs != OutputsFrom::Plan => DraftStorage::Own,
                 Some(bytes) if self.is_output[place] => {
-                    // The output owns its buffer. Computing it in place of the input works only if
-                    // the input moves into that buffer, which `output_reuse` decides later.
+                    // The output owns its buffer. It can be computed in place of the input only if
+                    // `output_reuse` moves the input into that buffer later.
                     if host
                         && let Some((input, DraftStorage::Group { group, offset: 0 })) =
                             self.dying_input(step, (index, position), bytes)

@@ -1,4 +1,5 @@
-//! Memory of `Scan` steps: what is live during an iteration, and what the last one leaves.
+//! Memory of `Scan` steps: the bytes that are live during an iteration, and the bytes that remain
+//! after the last one.
 //!
 //! A step with [`TripCount::Slices`] runs its subgraph once for each slice of its scanned inputs.
 
@@ -18,10 +19,10 @@ use crate::tensor::byte_count;
 impl Planner<'_> {
     /// Corrects `nested_own` of scanning steps that run no iteration or a single one.
     ///
-    /// In general, old and new states are live at once. The new ones are in the body's buffers, and
-    /// the step's outputs account for the old ones. A single iteration reads its old states from
-    /// the inputs, and the body's buffers become the outputs. They would count twice, so we
-    /// subtract them. Without iterations the body does not run.
+    /// In general, old and new states are live at once. The new states are in the body's buffers,
+    /// and the bytes of the step's outputs stand for the old ones. With a single iteration the old
+    /// states are the step's inputs, and the body's buffers become the outputs. We subtract these
+    /// buffers, because they would count twice. Without iterations the body does not run.
     pub(super) fn correct_scan_memory(&mut self) {
         for index in 0..self.steps.len() {
             let taken = self.nested_own[index];
@@ -83,8 +84,8 @@ impl Planner<'_> {
         Some((node, node.spec.flow.filter(|flow| flow.rounds == TripCount::Slices)?))
     }
 
-    /// Returns the bytes of the largest stacked output. In a single iteration, the item has that
-    /// size and is live beside the output into which it is copied.
+    /// Returns the bytes of the largest stacked output. With a single iteration, the body's item
+    /// has that size and is live beside the output into which it is copied.
     fn largest_item(&self, index: usize) -> usize {
         let outputs = self.schedule[index].outputs.iter().enumerate().skip(self.states(index));
         let bytes = outputs.filter_map(|(place, slot)| {

@@ -1,7 +1,7 @@
 //! Workspaces: scratch memory that kernels declare, and the slabs of subgraphs.
 //!
-//! A subgraph runs in its step's workspace. Its device slabs are ranges of the enclosing plan's
-//! slabs.
+//! The workspace of a step with subgraphs is their host slab. The device slabs of a subgraph are
+//! ranges of the enclosing plan's slabs.
 
 #![allow(
     clippy::indexing_slicing,
@@ -39,8 +39,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Reserves a range for the subgraphs' slabs in each device memory, as large as the largest of
-    /// them: they do not run at the same time.
+    /// Reserves a range for the subgraphs' slabs in each device memory. The range is as large as
+    /// the largest slab, because the subgraphs of a step run one at a time.
     fn place_nested_slabs(&mut self, step: &Step, index: usize, plans: &[Arc<RunPlan>]) {
         // Slab 0 is the host's. There, the slab of a subgraph is the workspace of its step.
         for slab in 1..self.slabs.len() {
@@ -56,8 +56,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the slab of a step's workspace: that of its outputs' memory, or the host's if the
-    /// step runs subgraphs.
+    /// Returns the slab of a step's workspace: the slab of the memory of its outputs, or the host's
+    /// if the step runs subgraphs.
     fn slab_of_step(&self, step: &Step) -> usize {
         if !step.nested.is_empty() {
             return 0;
@@ -79,8 +79,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the workspace of a step in bytes: what its kernel declares, or the host slab of its
-    /// largest subgraph. The subgraphs are planned into `plan_nested`.
+    /// Returns the bytes of a step's workspace: the bytes that its kernel declares, or the largest
+    /// host slab of its subgraphs. The subgraphs are planned into `plan_nested`.
     pub(super) fn scratch_of(
         &mut self,
         step: &Step,
@@ -91,15 +91,16 @@ impl Planner<'_> {
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
             let mut bound = BoundValues::unbound(self.bound.planning);
-            // A subgraph's plan does not know what is live around it. So its kernels get their
-            // minimum as soon as there is any limit.
+            // The plan of a subgraph does not know what is live around the subgraph. So its kernels
+            // get their smallest workspace if there is any limit.
             if self.bound.room != SlabLimits::ANY {
                 bound.room = SlabLimits::LEAST;
             }
             let around = Surroundings { known: &given, bound: &bound };
             let (program, bindings, threads) = (&nested.program, self.bindings, self.threads);
             // Sizes that contradict each other may be in a branch that is not taken, or in a loop
-            // without iterations. If not even an empty plan can be made, the first problem counts.
+            // without iterations. If not even an empty plan can be made, the first error is
+            // reported.
             let plan = match resolve_given(program, bindings, threads, around) {
                 Err(problem) if is_of_sizes(&problem) => {
                     plan_that_fails(program, bindings, threads, around, &problem).map_err(|_| problem)?
@@ -119,7 +120,7 @@ impl Planner<'_> {
             self.scratch_is_open |= plan.has_dynamic;
         }
         if step.claim.outputs == OutputsFrom::Subgraph {
-            // What a subgraph hands over already counts as the step's own outputs.
+            // Values that a subgraph returns already count as the step's own outputs.
             let handed = step.outputs.iter().flatten();
             let handed = handed.fold(0, |sum: usize, slot| sum.saturating_add(self.own_bytes(*slot)));
             self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
@@ -141,7 +142,8 @@ impl Planner<'_> {
                 let room = self.workspace_limit(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
                 let wanted = kernel.workspace(&shapes)?;
-                // Asked again with no room, a kernel that can trade speed for workspace wants less.
+                // A kernel that can trade speed for workspace declares less if it is asked again
+                // with a limit of 0.
                 if wanted > 0 && !self.can_shrink && self.slabs[self.slab_of_step(step)] != DeviceId::HOST {
                     self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
                 }
@@ -155,8 +157,8 @@ impl Planner<'_> {
         Ok(bytes)
     }
 
-    /// Returns what is known here about the given values of the subgraph at `position`: its inputs,
-    /// then its captures.
+    /// Returns the known types and elements of the subgraph's inputs and then of its captures.
+    /// `position` is the index of the subgraph.
     pub(super) fn known_to(&self, step: &Step, position: usize) -> Vec<Known> {
         let nested = &step.nested[position];
         let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
@@ -178,8 +180,8 @@ impl Planner<'_> {
     }
 }
 
-/// Whether an error of planning may be about the sizes of a run. Errors of memory, of a device or
-/// of a deadline are not, nor are defects: a branch that is not taken must not hide them.
+/// Whether the sizes of a run may have caused an error of planning. They do not cause errors about
+/// memory, devices, deadlines or bugs: these must surface even if the branch is never taken.
 fn is_of_sizes(problem: &Error) -> bool {
     use ErrorKind::{Cancelled, EpFail, OutOfMemory, RuntimeException};
     !matches!(problem.kind(), Cancelled | EpFail | OutOfMemory | RuntimeException)

@@ -1,8 +1,8 @@
 //! Shape specialization: inference again, under one binding of the dimensions.
 //!
-//! Some shapes follow from numbers but not from symbols. For example, a branch taken only if a size
-//! is 1 may have another rank than its sibling. If symbolic inference left a shape open, inference
-//! on numbers may resolve it.
+//! Some shapes can be inferred from numbers but not from symbols. For example, a branch taken only
+//! if a size is 1 may have another rank than its sibling. If symbolic inference left a shape open,
+//! inference on numbers may resolve it.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn is_resolved(program: &Program, bindings: &Bindings) -> bool {
     let mut computed = program.slots.iter().filter(|slot| matches!(slot.origin, Origin::Step));
     computed.all(|slot| match &program.graph.value(slot.value).ty {
         ValueType::Unknown => false,
-        // Strings stay dynamic whatever their shape is.
+        // Strings are dynamic even if their shape is known.
         ValueType::Tensor(tensor) if tensor.dtype != DType::String => {
             let shape = tensor.shape.as_ref();
             shape.is_some_and(|shape| shape.iter().all(|size| size.evaluate(bindings).is_ok()))

@@ -1,4 +1,5 @@
-//! In-place updates of inputs: their memory, and who reads a value before it is overwritten.
+//! In-place updates of inputs: their memory, and the steps that read a value before it is
+//! overwritten.
 //!
 //! An update is an output computed in the buffer of an input, as for the parameters of a training
 //! step.
@@ -12,8 +13,8 @@ use crate::ir::ValueId;
 use crate::program::{Program, SlotId, Update, Work};
 
 impl Program {
-    /// Returns what a plan without a binding assumes to be bound: updated inputs are in buffers,
-    /// and their outputs are computed there.
+    /// Returns the bound values that a plan without a binding assumes: updated inputs are in
+    /// buffers, and their outputs are computed there.
     pub(crate) fn bound_values(&self, planning: Planning) -> BoundValues {
         let mut bound = BoundValues::unbound(planning);
         if self.updates.is_empty() {
@@ -54,7 +55,7 @@ impl Program {
         let mut written_in: FxHashMap<SlotId, usize> = FxHashMap::default();
         let mut count = 0;
         for way in self.update_chains() {
-            // Each slot on the way overwrites the one before it.
+            // Each slot in the chain overwrites the one before it.
             for (from, to) in way.iter().zip(way.iter().skip(1)) {
                 part_of.insert(*from, count);
                 written_in.insert(*to, count);
@@ -87,7 +88,7 @@ impl Program {
         found.into_iter().filter_map(others).collect()
     }
 
-    /// Returns the slots that each update goes through, from its input to its output.
+    /// Returns the chain of slots of each update, from its input to its output.
     fn update_chains(&self) -> impl Iterator<Item = Vec<SlotId>> {
         let makers = self.makers();
         let bound = self.bound_values(Planning::Shared);
@@ -110,9 +111,9 @@ impl Program {
         outputs.collect()
     }
 
-    /// Returns the slots between an input and an output if several steps compute the output in
-    /// place of the input, each in place of the one before. Empty if a single step does, or if no
-    /// unique chain leads from the output back to the input.
+    /// Returns the slots between an input and an output that a chain of in-place steps computes
+    /// from it. Empty if a single step does, or if no unique chain leads from the output back to
+    /// the input.
     pub(crate) fn between(
         &self,
         makers: &FxHashMap<SlotId, (usize, usize)>,

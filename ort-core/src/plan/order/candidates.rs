@@ -14,11 +14,11 @@ use std::collections::BTreeSet;
 use super::dependencies::DependencyGraph;
 use super::footprint::{Footprint, ScheduleMemory};
 
-/// How many steps of a chain the eager order looks ahead.
+/// The number of steps of a chain that the eager order looks ahead.
 const LOOK_AHEAD: usize = 12;
 
-/// The look-ahead stops at a step that reads or makes more values than this, because its time would
-/// become quadratic.
+/// The look-ahead stops at a step that reads or allocates more values than this, because it would
+/// take quadratic time.
 const MOST_VALUES: usize = 64;
 
 /// Returns the candidates, the simplest first.
@@ -62,8 +62,8 @@ fn depth_first(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -
 }
 
 /// Orders the inputs of a step as Sethi and Ullman order the operands of an expression (1970):
-/// first those whose computation needs the most memory beyond their result. This is optimal if
-/// nothing is read twice and nothing is in place.
+/// first those whose computation needs the most memory beyond their result. This is optimal if no
+/// value is read twice and no output is in place.
 fn sethi_ullman(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<usize> {
     let mut need: Vec<(u64, u64)> = Vec::with_capacity(dependencies.len());
     for step in 0..dependencies.len() {
@@ -84,8 +84,8 @@ fn sethi_ullman(dependencies: &DependencyGraph, footprint: &Footprint) -> Vec<us
     })
 }
 
-/// Follows the order of `base`, but runs steps that free more than they allocate as early as it
-/// can.
+/// Follows the order of `base`, but runs steps that free more than they allocate as early as
+/// possible.
 fn eager(dependencies: &DependencyGraph, footprint: &Footprint, base: &[usize]) -> Vec<usize> {
     // A step may run early only if the peak stays within that of `base`.
     let ceiling = footprint.simulate(base).into_iter().max().unwrap_or(0);
@@ -98,8 +98,8 @@ fn eager(dependencies: &DependencyGraph, footprint: &Footprint, base: &[usize]) 
     order
 }
 
-/// The outlook of the chain that begins with a step: the lowest net change of live bytes, and the
-/// highest rise on the way there.
+/// The result of the look-ahead along the chain that begins with a step: the lowest net change of
+/// live bytes, and the highest rise before it.
 #[derive(Clone, Copy)]
 struct Outlook {
     net: i128,
@@ -113,12 +113,12 @@ struct Eager<'a> {
     /// The position of each step in the base order.
     rank: Vec<usize>,
     base: &'a [usize],
-    /// How many steps each one still waits for.
+    /// For each step, the number of steps that it still waits for.
     waits: Vec<usize>,
     done: Vec<bool>,
     /// Steps that can run, by rank.
     ready: BTreeSet<usize>,
-    /// Ready steps whose chain frees more than it allocates, by net change and by rank.
+    /// Ready steps whose chain frees more than it allocates, by net change and then by rank.
     gaining: BTreeSet<(i128, usize)>,
     outlook: Vec<Option<Outlook>>,
 }

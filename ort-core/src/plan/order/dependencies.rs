@@ -52,12 +52,12 @@ impl Csr {
     }
 }
 
-/// The dependency DAG of a program. A step's number is its index in the program.
+/// The dependency DAG of a program. A step is numbered by its index in the program.
 pub(super) struct DependencyGraph {
     /// For each step, the steps that it waits for: those whose results it reads, and those that
-    /// read what it overwrites. Each once and ascending.
+    /// read a value that it overwrites. Each step once, in ascending order.
     pub(super) before: Csr,
-    /// For each step, the steps that wait for it, each once and ascending.
+    /// For each step, the steps that wait for it, each once, in ascending order.
     pub(super) after: Csr,
     count: usize,
 }

@@ -16,14 +16,14 @@ use crate::plan::resolve::Planner;
 use crate::program::{Program, SlotId, Step};
 use crate::tensor::byte_count;
 
-/// A block that a step allocates: a value with memory of its own, numbered by its slot. A view is
-/// in the block of the slot that it aliases.
+/// A block that a step allocates: the memory of a value, numbered by its slot. A view is in the
+/// block of the slot that it aliases.
 pub(super) struct Allocation {
     pub(super) block: usize,
     pub(super) bytes: u64,
-    /// The position of the output that is stored in it.
+    /// The position of the output that is stored in the block.
     pub(super) output: usize,
-    /// The blocks that it may take over in place, if no later step reads them.
+    /// The blocks that the output may take over in place, if no later step reads them.
     pub(super) from: SmallVec<[usize; 2]>,
 }
 
@@ -64,7 +64,7 @@ impl Footprint {
                 }
                 Some(None) => {
                     made = makes_of(&planner, step, &blocks);
-                    // A kernel that rejects these sizes rejects them in any order.
+                    // A kernel that rejects these sizes rejects them in every order.
                     bytes = planner.scratch_of(step, index, &mut Vec::new()).unwrap_or(0);
                 }
             }
@@ -99,7 +99,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[A
     let mut made = SmallVec::new();
     for (position, slot) in step.outputs.iter().enumerate() {
         let Some(slot) = *slot else { continue };
-        // Outputs of the graph stay until the end in any order, and in-place updates are in their
+        // Outputs of the graph stay until the end in every order, and in-place updates are in bound
         // buffers.
         let stays = planner.is_output[slot.index()] || planner.buffers[slot.index()].is_some();
         let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !stays);
@@ -128,10 +128,10 @@ fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
     }
 }
 
-/// The memory in the middle of a schedule.
+/// The state of memory in the middle of a schedule.
 pub(super) struct ScheduleMemory<'a> {
     footprint: &'a Footprint,
-    /// How many steps have yet to read each block.
+    /// For each block, the number of steps that have yet to read it.
     pending: Vec<usize>,
     /// The bytes that each block takes now.
     held: Vec<u64>,
@@ -144,7 +144,7 @@ impl<'a> ScheduleMemory<'a> {
         ScheduleMemory { footprint, pending, held: vec![0; footprint.blocks], live: 0 }
     }
 
-    /// Returns how many steps have yet to read a block.
+    /// Returns the number of steps that have yet to read a block.
     pub(super) fn pending(&self, block: usize) -> usize {
         self.pending[block]
     }

@@ -6,8 +6,9 @@
 //! stays. Finding the best order is NP-complete (Sethi, "Complete Register Allocation Problems",
 //! 1975), so the candidates are heuristics that take about linear time.
 //!
-//! The order is chosen once for all runs, while sizes are still symbolic. So each of [`SIZES`] in
-//! turn stands for every symbol. An order is taken only if its peak is higher at none of them.
+//! The order is chosen once for all runs, while sizes are still symbolic. So each candidate is
+//! simulated with every symbol set to each of [`SIZES`]. An order is taken only if its peak is not
+//! higher at any of these sizes.
 
 mod candidates;
 mod dependencies;
@@ -24,8 +25,8 @@ use crate::dim::Bindings;
 use crate::program::{Program, Step};
 use crate::{Result, error};
 
-/// A step of a schedule and its effect on memory. A block is a value with memory of its own; a view
-/// is in the block of the value that it aliases.
+/// A step of a schedule and its effect on memory. A block is the memory of a value; a view is in
+/// the block of the value that it aliases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveStep {
     /// The index of its node in the graph; none for a copy between memories.
@@ -36,7 +37,7 @@ pub struct LiveStep {
     pub outputs: Vec<Option<usize>>,
     /// The blocks that it allocates.
     pub makes: Vec<LiveBlock>,
-    /// The scratch bytes that it needs while it runs.
+    /// The scratch bytes that the step needs while it runs.
     pub scratch: u64,
 }
 
@@ -47,14 +48,14 @@ pub struct LiveBlock {
     pub block: usize,
     /// The block's size in bytes.
     pub bytes: u64,
-    /// The position of the output that is stored in it.
+    /// The position of the output that is stored in the block.
     pub output: usize,
-    /// The blocks that it may take over in place, if no later step reads them.
+    /// The blocks that the output may take over in place, if no later step reads them.
     pub from: Vec<usize>,
 }
 
-/// Returns the steps of a program in their order, with what they take at one binding. Inputs,
-/// weights and outputs of the graph take nothing here, because they are live in any order.
+/// Returns the steps of a program in their order, with the memory that they take for one binding.
+/// Inputs, weights and outputs of the graph do not count, because they are live in every order.
 pub(crate) fn live_steps(program: &Program, bindings: &Bindings, threads: usize) -> Vec<LiveStep> {
     let mut footprint = Footprint::new(program, bindings, threads);
     let live = |(index, step): (usize, &Step)| LiveStep {
@@ -79,11 +80,11 @@ fn live_block(made: footprint::Allocation) -> LiveBlock {
     LiveBlock { block, bytes, output, from: from.to_vec() }
 }
 
-/// The sizes that stand for every symbol: a single item, a small batch, a sequence.
+/// The sizes with which orders are simulated: a single item, a small batch, a sequence.
 const SIZES: [i64; 3] = [1, 16, 128];
 
-/// Programs with at most this many steps are planned again in the chosen order before it is taken,
-/// so that gaps in the slab count, too. For larger ones the simulation alone decides.
+/// A program with at most this many steps is planned in the chosen order before that order is
+/// taken, so that gaps in the slab count, too. For larger programs the simulation alone decides.
 const MOST_PLANNED: usize = 4096;
 
 /// Returns an order of the steps with a lower peak, as indices into the program's steps. None if
@@ -106,7 +107,8 @@ pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usiz
 }
 
 /// Returns an order in which each value that is updated in place is read before it is overwritten.
-/// It stays as close as possible to the program's own order. None if that order already does.
+/// The order stays as close as possible to the program's own. None if the program's own order
+/// already does this.
 pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> {
     if program.updates.is_empty() {
         return Ok(None);
@@ -173,7 +175,7 @@ fn is_higher(program: &Program, order: &[usize], bindings: &Bindings, threads: u
     let schedule: Vec<&Step> = order.iter().filter_map(|index| program.steps.get(*index)).collect();
     match (resolve_in(program, schedule, bindings, threads), resolve(program, bindings, threads)) {
         (Ok(other), Ok(own)) => other.peak() > own.peak(),
-        // Sizes that contradict the graph do so in either order.
+        // Sizes that contradict the graph contradict it in both orders.
         _ => false,
     }
 }

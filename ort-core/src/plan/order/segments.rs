@@ -29,7 +29,8 @@ pub(super) fn restore(base: &[usize], given: &[usize], footprint: &[Footprint]) 
 }
 
 /// Takes each segment from `other` if `takes` returns true for three peaks: the segment's peak in
-/// `base`, its peak in `other`, and the peak of the whole `base`. Each has a value for every size.
+/// `base`, its peak in `other`, and the peak of the whole `base`. Each peak has a value for every
+/// size.
 fn choose(
     base: &[usize],
     other: &[usize],
