@@ -24,8 +24,8 @@ use crate::tensor::{DeviceRange, Shape, ValueView};
 use crate::{Result, error};
 
 impl Frame<'_> {
-    /// Runs the kernel or transfer of a step. The values that the kernel hands over are then in the
-    /// tables.
+    /// Runs the kernel or transfer of a step. Afterwards the outputs that the kernel allocated
+    /// itself (handed over) are in the tables.
     pub(super) fn execute(&mut self, index: usize, tables: &mut StepTables) -> Result<()> {
         let StepTables { targets, shapes, handed, call } = tables;
         let step = &self.program.steps[index];
@@ -62,8 +62,8 @@ impl Frame<'_> {
         for (target, shape) in targets.iter_mut().zip(&*shapes) {
             outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
         }
-        // An empty workspace is not among the parts. Kernels read it as elements, so that even then
-        // it is aligned for all types.
+        // An empty workspace is not among the parts. It must still be aligned for all types,
+        // because kernels read it as elements.
         let planned_scratch = match plan.workspace.is_empty() && plan.workspace_slab == 0 {
             true => Some(bytemuck::cast_slice_mut::<u128, u8>(&mut [])),
             false => writes.next(),
@@ -77,7 +77,7 @@ impl Frame<'_> {
             Some(buffer) => Some(DeviceRange { buffer, offset: 0, len: buffer.len() }),
             None => planned_device_workspace(plan, self.slabs.devices),
         };
-        // The captures of subgraphs come behind the step's own inputs.
+        // The captures of subgraphs come after the step's own inputs.
         let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
         let mut nested = (!step.nested.is_empty()).then(|| NestedFrames {
             plans: &plan.nested,
@@ -126,20 +126,19 @@ impl Frame<'_> {
         hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
     }
 
-    /// Where a step's kernel allocates the values that it hands over. The plan counts all of them
-    /// or none.
+    /// Chooses where a kernel allocates the outputs that it hands over: in the arena, or outside
+    /// it. The plan counts either all of these outputs or none.
     pub(super) fn source(&self, step: &Step, outlives_run: bool) -> Source {
         let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].storage, Storage::Own);
-        // An arena region must not outlive the run, and the arena would count what the plan counts
-        // already.
+        // An arena region must not outlive the run, and the arena would count the planned outputs a
+        // second time.
         match outlives_run || step.outputs.iter().flatten().all(is_planned) {
             true => Source::Outside,
             false => Source::Arena,
         }
     }
 
-    /// Reserves budget for what a kernel takes of the heap, and checks that the heap can provide
-    /// it.
+    /// Reserves budget for the heap memory of a kernel, and checks that the system can provide it.
     pub(super) fn reserve_heap(&self, bytes: usize) -> Result<Reservation> {
         self.env.memory.reserve_for(|| {
             let reservation = self.env.control.budget.reserve(Category::Workspace, bytes)?;
@@ -173,8 +172,8 @@ impl Frame<'_> {
         let outputs: Vec<Option<Shape>> =
             outputs.iter().map(|known| known.as_ref().map(|(_, shape)| shape.clone())).collect();
         let threads = self.env.control.threads;
-        // This memory is in no plan. Under a limit, the kernel has to do with the smallest
-        // workspace it can.
+        // This memory is in no plan. Under a limit, the kernel gets the smallest workspace that it
+        // can run with.
         let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
         let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads, room };
         let (bytes, heap) = (kernel.workspace(&shapes)?, kernel.heap(&shapes)?);
@@ -195,8 +194,8 @@ fn slots_read<'a>(
     inputs.chain(captures.map(|slot| (Some(*slot), false)))
 }
 
-/// Lists the ranges of host memory that a step writes: its outputs, then its workspace if that is
-/// on the host.
+/// Lists the ranges of host memory that a step writes: its outputs, then its workspace if it is on
+/// the host.
 fn find_writes(plan: &StepPlan, targets: &[Target], writes: &mut Vec<Part>) {
     writes.clear();
     for target in targets {
@@ -266,7 +265,7 @@ fn run_work<'a, 'n: 'a>(
         }
         Work::Kernel(kernel) => {
             match nested {
-                // The slab of the subgraphs.
+                // The workspace is the host slab of the subgraphs.
                 Some(nested) => {
                     nested.workspace = workspace;
                     cx.nested = Some(nested);
@@ -279,7 +278,8 @@ fn run_work<'a, 'n: 'a>(
     Ok(())
 }
 
-/// Takes the values that a kernel handed over, by output. The list stays empty if there are none.
+/// Takes the values that a kernel handed over, by output. The list stays empty if the kernel handed
+/// over none.
 fn take_handed_over(outputs: &mut OutputSlots<'_>, handed: &mut HandedOver) {
     if !outputs.iter().any(|slot| matches!(slot, OutputSlot::Handed(_))) {
         return;

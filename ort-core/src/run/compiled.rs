@@ -1,4 +1,4 @@
-//! Compiled programs, each made once and shared by all sessions that ask for the same settings.
+//! Compiled programs. All sessions with the same settings share one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,27 +21,27 @@ pub(crate) struct Compiled {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     /// The bytes of packed weights that are never evicted.
     pub(crate) packed_bytes: usize,
-    /// All bytes that building left in the budget: packed weights that are never evicted, folded
-    /// constants, copies.
+    /// All bytes of the build that stay in the budget: packed weights that are never evicted,
+    /// folded constants, copies.
     pub(crate) constant_bytes: usize,
-    /// The entry of the compile cache that holds the packed weights instead, if there is one.
+    /// The entry of the compiled cache that contains the packed weights, if there is one.
     pub(crate) cache: Option<CacheUse>,
     pub(crate) rewrites: Report,
     /// The result of [`Self::batch()`], computed on first use.
     pub(crate) batch: OnceLock<Result<BatchProof, BatchRefusal>>,
     /// Counts the packed weights and the runs of every session on this program.
     pub(crate) budget: Arc<Budget>,
-    /// Trims the heap after the weights are freed, and so is the last field. `None` for programs
-    /// too small to matter: constant folding compiles hundreds of them.
+    /// The last field, because it must drop after the weights: it trims the heap. `None` for
+    /// programs too small to matter: constant folding compiles hundreds of them.
     pub(crate) _trim: Option<TrimOnDrop>,
 }
 
 impl Compiled {
-    /// The bytes of packed weights from which on the heap is trimmed.
+    /// The heap is trimmed for programs with at least this many bytes of packed weights.
     pub(crate) const WORTH_A_TRIM: usize = 1 << 20;
 
-    /// Returns the proof that an item has the same bits in a batch of any size, or why there is
-    /// none.
+    /// Returns the proof that the result of an item is the same, bit for bit, in a batch of any
+    /// size, or why there is no proof.
     pub(crate) fn batch(&self) -> Result<&BatchProof, &BatchRefusal> {
         let proof = self.batch.get_or_init(|| match self.streams.precision() {
             Precision::Fp32 => batch_parallel(&self.program.graph),
@@ -56,7 +56,7 @@ impl Compiled {
     }
 }
 
-/// The part of a program that is stored in a compile-cache entry.
+/// The part of a program that is stored in an entry of the compiled cache.
 pub(crate) struct CacheUse {
     pub(crate) entry: Arc<Entry>,
     /// The bytes of packed weights in the entry.

@@ -1,6 +1,6 @@
 //! The interpreter loop over the steps of a program.
 //!
-//! A frame is one run of one program or subgraph. It holds every value where the plan put it, and
+//! A frame is one run of one program or subgraph. It keeps every value where the plan put it, and
 //! runs the steps in schedule order. `call.rs` invokes a step's kernel, and `outputs.rs` places its
 //! outputs.
 
@@ -81,8 +81,8 @@ pub(crate) struct Frame<'a> {
     pub(super) tables: &'a mut StepTables,
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: WindowCursor<'a>,
-    /// Buffers of outputs that hold other values until the output itself is computed, in the order
-    /// of `RunPlan::homes`.
+    /// Reused output buffers (see `plan/output_reuse.rs`): they hold other values until their
+    /// output is computed. In the order of `RunPlan::homes`.
     pub(super) homes: Vec<Option<Buffer>>,
     pub(super) bound: &'a mut [Option<TensorBuffer>],
 }
@@ -97,8 +97,8 @@ impl<'a> Frame<'a> {
         let Tables { owned, step: tables } = tables;
         owned.clear();
         owned.resize_with(program.slots.len(), || None);
-        // Resident constants are values of the frame from the start. Streamed ones arrive before
-        // each step.
+        // Resident constants are in the frame from the start. Streamed constants arrive before the
+        // step that reads them.
         for (slot, tensor) in windows.residents() {
             owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
         }
@@ -138,7 +138,7 @@ impl<'a> Frame<'a> {
                 let start = self.env.profile.map(|_| std::time::Instant::now());
                 self.step_with_constants(index)
                     .map_err(|problem| match problem.kind() {
-                        // The inputs are not to blame, so do not list them.
+                        // The inputs did not cause this error, so do not list them.
                         ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
                         _ => problem.help(self.inputs_in_words(index)),
                     })
@@ -147,8 +147,8 @@ impl<'a> Frame<'a> {
                     profile.record(&self.program.steps[index], start, self.seen(index));
                 }
             }
-            // A skipped step releases, too: a view or a concatenation in place may be the last
-            // reader.
+            // A skipped step releases values, too: a view or a concatenation in place may be the
+            // last reader.
             for slot in &self.plan.steps[index].release {
                 self.owned[slot.index()] = None;
             }
@@ -156,7 +156,7 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// What a profile tells of a step that has run.
+    /// Returns what a profile records about a step that has run.
     fn seen(&self, index: usize) -> Seen {
         let step = &self.program.steps[index];
         let constants = &self.program.graph.constants;
@@ -175,7 +175,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What a step that has run did to memory: the plan's numbers plus the values of unknown size.
+    /// Returns the memory that a step allocated and freed: the plan's numbers plus the values of
+    /// unknown size.
     fn event_memory(&self, index: usize) -> EventMemory {
         let (plan, step) = (self.plan, &self.program.steps[index]);
         let bytes = |slot: &SlotId| match plan.slots[slot.index()].storage {
@@ -193,7 +194,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Returns bytes of a host region: 0 is the slab, the regions after it are the homes.
+    /// Returns bytes of a host region: region 0 is the slab, the regions after it are the reused
+    /// output buffers.
     pub(super) fn host_bytes(&self, region: usize, range: Range<usize>) -> Option<&[u8]> {
         match region.checked_sub(1) {
             None => self.slabs.host.get(range),
@@ -201,7 +203,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The help text for errors without one of their own: the step's inputs with their types and
+    /// Returns the help text for errors that have none: the step's inputs with their types and
     /// shapes.
     fn inputs_in_words(&self, index: usize) -> String {
         let input = |slot: &Option<SlotId>| {
@@ -243,7 +245,8 @@ impl<'a> Frame<'a> {
         done
     }
 
-    /// Runs a step: as a view of an input if that is possible, otherwise by its kernel.
+    /// Runs a step: makes its outputs views of an input if that is possible, otherwise calls its
+    /// kernel.
     fn step(&mut self, index: usize) -> Result<()> {
         let step = &self.program.steps[index];
         let mut inferred = None;
@@ -275,9 +278,9 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A step that runs, with the tables that it took from the frame. Its end puts them back, and bound
-/// buffers in their places: after an error, and also if a panic unwinds, because a binding outlives
-/// its runs.
+/// A running step, with the tables that it took from the frame. Dropping it returns the tables to
+/// the frame and bound buffers to their binding. This happens even after an error or a panic,
+/// because a binding outlives its runs.
 struct RunningStep<'f, 'a> {
     frame: &'f mut Frame<'a>,
     tables: StepTables,
@@ -300,8 +303,8 @@ impl Drop for RunningStep<'_, '_> {
 
 /// Allocates the device slabs of a frame, by slab index; the entry of the host is `None`.
 ///
-/// A subgraph passes as `ready` the ranges that its node's plan set aside for it. If such a range
-/// is too short, because the node's plan did not know some size, the slab is allocated here.
+/// `ready` has the ranges that the plan of a subgraph's node set aside for the subgraph. If such a
+/// range is too short, because that plan did not know some size, the slab is allocated here.
 pub(crate) fn device_slabs(
     plan: &RunPlan,
     env: &RunEnv<'_>,
@@ -317,7 +320,7 @@ pub(crate) fn device_slabs(
             Some((_, part)) => Some(DeviceSlab { buffer: part.buffer.clone(), offset: part.offset }),
             None => {
                 let buffer = match ready {
-                    // The plan of the run does not count this slab, so it comes from the arena.
+                    // The plan of the run does not include this slab, so it comes from the arena.
                     Some(_) => {
                         let values = ValueMemory { memory: env.memory, source: Source::Arena };
                         values.allocate(*memory, Category::Dynamic, *bytes)?

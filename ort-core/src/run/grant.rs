@@ -1,8 +1,9 @@
 //! Admission of runs: reserves the memory of a run before its first node, or refuses the run.
 //!
-//! A [`Grant`] holds what was reserved: the host slab, windows for streamed constants, a lock on
-//! the packed weights and, under a memory limit, an advance on the budget. [`Executor::frame`] runs
-//! one frame with a grant. A split run uses the same grant for all of its parts.
+//! A [`Grant`] holds the reserved resources: the host slab, windows for streamed constants, a lock
+//! on the packed weights and, under a memory limit, bytes set aside in the budget.
+//! [`Executor::frame`] runs one frame with a grant. A split run uses the same grant for all of its
+//! parts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,7 +40,7 @@ pub(crate) struct RunWork<'a> {
 pub(crate) struct MemoryDemand {
     /// Bytes of the host slab.
     pub(crate) slab: usize,
-    /// Bytes of everything else that it allocates.
+    /// Bytes of everything else that the run allocates.
     pub(crate) rest: usize,
     /// The part of `rest` on each device: slabs, and values with buffers of their own.
     pub(crate) on_devices: OnDevices,
@@ -64,7 +65,8 @@ impl MemoryDemand {
             }
         }
         add_nested(program, plan, &mut on_devices);
-        // Values that kernels and subgraphs hand over may come with tables that no plan counts.
+        // Values that kernels and subgraphs allocate themselves may come with tables that no plan
+        // counts.
         let hands_over = |step: &Step| step.claim.outputs != OutputsFrom::Plan;
         let is_open_ended = plan.has_dynamic || program.steps.iter().any(hands_over);
         MemoryDemand {
@@ -112,7 +114,7 @@ pub(crate) struct Grant<'s> {
     deadline: Option<Instant>,
     /// Whether the run may evict packed weights: it holds the weight lock exclusively.
     may_evict: bool,
-    /// The last field, so that the next run enters only after this one has freed its memory.
+    /// The last field, because the next run may start only after this one has freed its memory.
     _turn: Option<WeightLock<'s>>,
 }
 
@@ -148,9 +150,9 @@ impl Executor {
         Ok(done)
     }
 
-    /// Waits for the weight lock and reserves what the run needs, or refuses the run before
-    /// anything runs. `choose` returns the demand for the bytes that are available. Every run
-    /// passes through here, so this is where the model's files are checked.
+    /// Waits for the weight lock and reserves the memory of the run, or refuses the run before its
+    /// first node. `choose` gets the available bytes and returns the demand. The model's files are
+    /// checked here, because every run calls this function.
     pub(crate) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
@@ -162,7 +164,7 @@ impl Executor {
         let windows = &self.compiled.streams.windows;
         for eighths in (0..=8).rev() {
             let granted = match self.try_grant(deadline, &choose, eighths) {
-                // Other processes may have freed memory since the limit was taken.
+                // Other processes may have freed memory since the limit was read.
                 Err(problem) if problem.shortage().is_some() && self.follow_machine() => {
                     self.try_grant(deadline, &choose, eighths)
                 }
@@ -180,16 +182,16 @@ impl Executor {
         Err(error!(Fail, "no attempt to reserve the run's memory succeeded or failed"))
     }
 
-    /// Raises the budget of a session without a limit of its own to what is free on the machine by
-    /// now. Returns whether the budget has grown.
+    /// Raises the budget of a session without a limit of its own to the memory that is free on the
+    /// machine now. Returns whether the budget has grown.
     pub(crate) fn follow_machine(&self) -> bool {
         let Some((budget, free)) = self.machine.as_ref().zip(free_memory_bytes()) else { return false };
-        // Free memory leaves out what the session holds already.
+        // Free memory does not include the bytes that the session holds already.
         budget.raise_limit(free.saturating_add(budget.in_use()))
     }
 
-    /// Tries to grant the run. Of the memory that device limits leave beyond the least that
-    /// constants need, they get the share `eighths`, in eighths.
+    /// Tries to grant the run. On devices with a limit, constants get the least that they need,
+    /// plus `eighths` eighths of the rest.
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,
@@ -200,11 +202,11 @@ impl Executor {
         let free = || {
             let available = self.free_bytes();
             let (need, chosen) = choose(available)?;
-            // Leave as much free as earlier runs had to evict for values of unknown size. Otherwise
-            // weights would be packed only to be evicted.
+            // Leave as many bytes free as earlier runs had to evict for values of unknown size.
+            // Otherwise weights would be packed only to be evicted.
             let open_end = if need.is_open_ended { self.kept.evicted.load(Ordering::Relaxed) } else { 0 };
             let bytes = available.saturating_sub(need.total());
-            // The windows still get their least.
+            // The windows still get the least that they need.
             let bytes = bytes.saturating_sub(open_end).max(streams.least_bytes().min(bytes));
             let on_devices = need.on_devices.clone();
             Ok((
@@ -214,8 +216,8 @@ impl Executor {
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
         let slab = self.take_slab(&need, room.to_pack)?;
-        // Under a memory limit, set aside now what the run will allocate, so that other runs cannot
-        // make it fail midway.
+        // Under a memory limit, set aside the bytes that the run will allocate, so that other runs
+        // cannot make it fail midway.
         let advance = match self.kept.outputs {
             None => Some(self.budget.advance(need.rest.saturating_add(room.to_pack))?),
             Some(_) => None,
@@ -227,7 +229,8 @@ impl Executor {
         Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
     }
 
-    /// The budget that a granted run allocates from: its advance, or else the session's budget.
+    /// The budget that a granted run allocates from: the bytes set aside for it, or else the
+    /// session's budget.
     pub(crate) fn budget_of<'b>(&'b self, grant: &'b Grant<'_>) -> &'b Arc<Budget> {
         grant.advance.as_ref().map_or(&self.budget, Advance::budget)
     }
@@ -288,10 +291,10 @@ impl Executor {
         done.map_err(with_least_limit)
     }
 
-    /// Frees at least `bytes` that a running run can do without, or all there are. Idle slabs go
-    /// first, then packed weights if `may_evict_weights`. Returns the bytes freed.
+    /// Frees at least `bytes` of memory that a run can spare, or all of it if there is less. Frees
+    /// idle slabs first, then packed weights if `may_evict_weights`. Returns the bytes freed.
     pub(crate) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
-        // Taken out first, so that the lock is not held while they are freed.
+        // The slabs are taken out first, so that the lock is not held while they are freed.
         let slabs = std::mem::take(&mut *self.kept.slabs.lock());
         let idle: usize = slabs.iter().map(Buffer::len).sum();
         drop(slabs);
@@ -307,7 +310,7 @@ impl Executor {
     /// shrinks the arenas that the options name.
     pub(crate) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
         if grant.reads_in_passing() {
-            // The pages read while streaming would add up to the whole file.
+            // The pages that streaming has read would add up to the whole file.
             self.files.release_all();
         }
         self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
@@ -334,8 +337,8 @@ impl Executor {
         Err(self.shortage((needed, available), largest_at_peak(plan, &self.compiled.program), None))
     }
 
-    /// The error for a run that needs more than is available. `largest` names what takes most of
-    /// it, and `unsplit` says why the batch was not split.
+    /// Returns the error for a run that needs more than is available. `largest` has the largest
+    /// values, and `unsplit` says why the batch was not split.
     pub(crate) fn shortage(
         &self,
         (needed, available): (usize, usize),
@@ -360,7 +363,7 @@ impl Executor {
     fn take_slab(&self, need: &MemoryDemand, to_pack: usize) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
         let bytes = need.slab;
-        // What the run allocates beside its slab.
+        // The bytes that the run allocates beside its slab.
         let rest = need.rest.saturating_add(to_pack);
         if self.budget.available() < rest.saturating_add(bytes) {
             // Arena regions count in the budget even while they are free.
@@ -370,11 +373,11 @@ impl Executor {
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
         let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
         if found.is_none() {
-            // No idle slab fits. Beside the new one, a slab that waits would only add to the
-            // resident size.
+            // No idle slab fits. An idle slab beside the new one would only add to the resident
+            // size.
             idle.pop();
         }
-        // If the budget is short, free idle slabs, and last the one that was found: it may be
+        // If the budget is short, free idle slabs. The slab that was found goes last; it may be
         // larger than this run needs.
         while self.budget.available() < rest && idle.pop().is_some() {}
         if self.budget.available() < rest {
@@ -389,8 +392,8 @@ impl Executor {
     }
 }
 
-/// Adds to the demand on each device the most that a subgraph needs there beside its slab. The
-/// slabs of subgraphs are ranges of the run's own.
+/// Adds to the demand on each device the most bytes that a subgraph needs there beside its slab.
+/// The slabs of subgraphs are ranges of the run's own slabs.
 fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     if on_devices.is_empty() {
         return;
@@ -411,7 +414,7 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     }
 }
 
-/// Adds to an out-of-memory error how much memory the run needed up to that node.
+/// Adds to an out-of-memory error the memory that the run needed up to that node.
 fn with_least_limit(problem: Error) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
     problem.help(format!(
@@ -421,8 +424,7 @@ fn with_least_limit(problem: Error) -> Error {
     ))
 }
 
-/// Whether an allocator failed although every limit had room, as it does if its memory is
-/// fragmented.
+/// Whether an allocator failed although every limit had room. The reason is then fragmentation.
 fn is_fragmented(problem: &Error) -> bool {
     problem.kind() == ErrorKind::OutOfMemory && problem.shortage().is_none()
 }

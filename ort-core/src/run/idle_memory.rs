@@ -1,8 +1,8 @@
-//! Idle memory: what finished runs keep for the next ones, and when it is freed.
+//! Idle memory: memory that finished runs keep for later runs, and when it is freed.
 //!
 //! There is no background thread. When a run ends, its session frees idle memory above
-//! [`IdleMemory::most_bytes`]. The run also frees all idle memory of other sessions of the process
-//! that have been idle for their [`IdleMemory::after`].
+//! [`IdleMemory::most_bytes`]. It also frees all idle memory of other sessions of the process that
+//! have had no run for their [`IdleMemory::after`].
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
@@ -30,8 +30,8 @@ pub struct IdleMemory {
     /// The most bytes that a session keeps between runs: slabs, free arena regions and dropped
     /// outputs. Unbounded by default.
     pub most_bytes: usize,
-    /// How long a session without runs keeps them. After that time, the end of another session's
-    /// run frees them, or [`release_idle_memory`] does. A minute by default; `None` keeps them
+    /// How long a session without runs keeps idle memory. After that time, the end of another
+    /// session's run or [`release_idle_memory`] frees it. A minute by default; `None` keeps it
     /// forever.
     pub after: Option<Duration>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct SessionIdleMemory {
     /// counts every byte.
     pub(crate) outputs: Option<Arc<Recycler>>,
     /// Bytes of packed weights that runs have evicted for values of unknown size. Later runs with
-    /// such values pack that much less.
+    /// such values leave as many bytes unpacked.
     pub(crate) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,
@@ -65,16 +65,16 @@ static ALL: Mutex<All> = Mutex::new(All { sessions: Vec::new(), shortest: Durati
 
 struct All {
     sessions: Vec<Weak<SessionIdleMemory>>,
-    /// The shortest time after which one of them frees its idle memory.
+    /// The shortest [`IdleMemory::after`] of these sessions.
     shortest: Duration,
-    /// When a run last looked whether one is due.
+    /// When a run last looked for sessions that are due.
     looked: Option<Instant>,
 }
 
 impl All {
-    /// Whether a run should look for sessions that are due. Looking takes time for each session of
-    /// the process, so runs look only once per eighth of the shortest time. Memory is then freed up
-    /// to an eighth late.
+    /// Whether a run should look for sessions that are due. Looking takes time proportional to the
+    /// number of sessions, so runs look only once per eighth of the shortest time. So memory is
+    /// freed up to an eighth of that time late.
     fn looks(&mut self, now: Instant) -> bool {
         let is_time =
             self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= self.shortest / 8);
@@ -139,8 +139,8 @@ impl SessionIdleMemory {
         }
     }
 
-    /// Keeps the slab of a run that has ended, if it may be reused, and frees what has been idle
-    /// too long.
+    /// Keeps the slab of a run that has ended, and frees memory that has been idle too long. `slab`
+    /// is `None` if it must not be reused.
     pub(crate) fn run_ended(&self, slab: Option<Buffer>) {
         self.slabs.lock().extend(slab);
         self.outputs.iter().for_each(|recycler| recycler.sweep());
@@ -150,7 +150,7 @@ impl SessionIdleMemory {
         }
         let now = Instant::now();
         *self.last_run.lock() = now;
-        // If another run is looking already, it finds the same.
+        // If the lock is taken, another run is looking already.
         if let Some(mut all) = ALL.try_lock()
             && all.looks(now)
         {
@@ -159,8 +159,8 @@ impl SessionIdleMemory {
     }
 
     /// Frees idle memory until at most `most` bytes are kept: arena regions and dropped outputs
-    /// first, then the oldest slabs. Outputs that the caller drops later are kept only within what
-    /// is left.
+    /// first, then the oldest slabs. Outputs that the caller drops later are kept only within the
+    /// remaining bytes.
     fn keep_within(&self, most: usize) {
         if self.idle_bytes() > most {
             self.dynamic.trim();
@@ -205,9 +205,9 @@ fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
     due.map(|kept| kept.release()).sum()
 }
 
-/// Frees the idle memory of every session of this process that has not run for as long as its
-/// [`IdleMemory::after`]. Returns the bytes freed. Runs do the same when they end, so only a
-/// process that may go long without a run needs to call this.
+/// Frees the idle memory of each session of this process whose last run ended at least its
+/// [`IdleMemory::after`] ago. Returns the bytes freed. Runs do the same when they end, so only a
+/// process that may go long without a run needs to call this function.
 pub fn release_idle_memory() -> usize {
     release(&ALL.lock().sessions, Instant::now())
 }

@@ -31,8 +31,8 @@ impl<'a> Given<'a> {
 
 /// Binds symbolic dimensions to the sizes of the inputs.
 ///
-/// Returns the first conflict: a dimension name with two sizes. The caller decides what to do about
-/// it, because the model can be compiled again with independent dimensions.
+/// Returns the first conflict: a dimension name with two sizes. A conflict is not an error here,
+/// because the caller may compile the model again with independent dimensions.
 ///
 /// # Errors
 ///

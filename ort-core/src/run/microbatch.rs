@@ -1,6 +1,6 @@
 //! Micro-batching: splits a batch that the budget cannot hold at once into parts.
 //!
-//! The parts run one after the other, and the outputs have the same bits as those of the whole
+//! The parts run one after the other, and the outputs are bit-identical to those of the whole
 //! batch. A proof (`plan/batch.rs`) says that the items of the batch are independent. An input or
 //! output whose items are contiguous is a zero-copy slice of the whole batch; others are copied
 //! part by part.
@@ -31,8 +31,7 @@ struct Items {
     shape: Shape,
     /// The axis of the items.
     axis: usize,
-    /// How many times the sequence of items recurs in memory: the product of the sizes in front of
-    /// `axis`.
+    /// The number of sequences of items in memory: the product of the sizes in front of `axis`.
     outer: usize,
     /// The bytes of one item in each of these sequences.
     bytes: usize,
@@ -43,7 +42,7 @@ impl Items {
     /// known, its items do not have equal sizes, or it holds strings.
     fn of(planned: &SlotPlan, axis: usize, count: usize) -> Option<Items> {
         let (dtype, shape) = (planned.dtype?, planned.shape.clone()?);
-        // Only whole bytes: items of sub-byte types could share one.
+        // Only types of whole bytes: items of sub-byte types could share a byte.
         dtype.byte_size()?;
         let outer: usize = shape.get(..axis)?.iter().product();
         let all = byte_count(dtype, &shape).ok()?;
@@ -93,7 +92,7 @@ pub(crate) struct Split<'a> {
     layout: &'a Layout<'a>,
     /// The items of each part, in order.
     sizes: Vec<usize>,
-    /// One for each distinct size, of which there are one or two.
+    /// One part for each distinct size, of which there are one or two.
     parts: SmallVec<[Part; 2]>,
     need: MemoryDemand,
 }
@@ -114,16 +113,16 @@ enum Strategy<'a> {
 /// The most parts of a run. A bound is needed because the sizes of empty tensors may be any number.
 const MOST_PARTS: usize = 1 << 16;
 
-/// The numbers of parts to try: small ones one by one, then growing by a quarter, and last the most
-/// that there may be. They do not depend on the budget, so that a refusal can name the limit that
-/// would do.
+/// The numbers of parts to try: small numbers one by one, then growing by a quarter, and last the
+/// largest possible number. They do not depend on the budget, so that a refusal can name the limit
+/// that would suffice.
 fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
     let most = (count / least.max(1)).min(MOST_PARTS);
     let counts = std::iter::successors(Some(2usize), |parts| Some(parts + (parts / 4).max(1)));
     counts.take_while(move |parts| *parts < most).chain((most > 1).then_some(most))
 }
 
-/// The sizes of `parts` parts that differ by one item at most, the larger ones first.
+/// Splits `count` items into `parts` sizes that differ by at most one, the larger ones first.
 fn even(count: usize, parts: usize) -> Vec<usize> {
     let parts = parts.max(1);
     (0..parts).map(|part| count / parts + usize::from(part < count % parts)).collect()
@@ -193,7 +192,7 @@ impl Executor {
 
     /// Chooses how to run within `available` bytes.
     ///
-    /// Keeping all weights packed comes before keeping the batch whole. The order is: whole with
+    /// All packed weights in memory are more important than a whole batch. The order is: whole with
     /// all weights packed, the fewest parts with all weights packed, whole with streamed weights,
     /// the fewest parts with streamed weights.
     fn way<'a>(
@@ -208,7 +207,7 @@ impl Executor {
         if fits(&whole, all) {
             return Ok(Strategy::Whole(whole));
         }
-        // For the refusal: the smallest demand that was tried, and its largest values.
+        // For a refusal: the smallest demand that was tried, and its largest values.
         let mut least = (whole.total(), largest_at_peak(asked.plan, &self.compiled.program));
         let rounds = if all == window { &[window][..] } else { &[all, window] };
         for &packed in rounds {
@@ -261,7 +260,7 @@ impl Executor {
         (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
     }
 
-    /// How a run would be split with `available` bytes. `None` if it would run whole, or does not
+    /// How a run would be split with `available` bytes. `None` if the run fits whole, or does not
     /// fit even in parts.
     pub(crate) fn would_split(&self, asked: RunRequest<'_>, available: usize) -> Option<BatchSplit> {
         let layout = self.items(asked)?;
@@ -283,7 +282,7 @@ impl Executor {
         options: &RunOptions<'_>,
     ) -> Result<Vec<Value>> {
         let layout = std::cell::OnceCell::new();
-        // The host cannot slice what is in the memory of a device.
+        // The host cannot slice inputs in device memory.
         let can_split = !given.iter().any(is_on_device);
         let whole = MemoryDemand::of(&self.compiled.program, asked.plan);
         let packed = self.compiled.streams.total_bytes();
@@ -303,7 +302,7 @@ impl Executor {
             Some(split) => self.run_parts(&split, given, &mut grant, options)?,
             None => {
                 let work = RunWork { plan: asked.plan, bindings: asked.bindings, given: Given::Views(given) };
-                // On an error they are dropped instead of kept.
+                // On an error the tables are dropped.
                 let mut tables = self.kept.take_tables();
                 let outputs =
                     self.frame(&mut grant, work, (&mut [], &mut tables), options, |frame| frame.run())?;
@@ -352,8 +351,7 @@ impl Executor {
             self.run_part(split, range, given, &mut memory, grant, options)?;
             first += size;
             if grant.streams() {
-                // Freed weights leave holes between the heap's other pages, and each part would add
-                // more.
+                // Freed weights leave holes in the heap, and each part would add more.
                 HostAllocator::global().trim();
             }
         }
@@ -410,7 +408,7 @@ impl Executor {
             }
             Ok(())
         })?;
-        // A part owns the buffer of the whole and hands it back here.
+        // The part owned the buffers of the whole outputs; this returns them.
         for (buffer, part) in whole.iter_mut().zip(bound.into_iter().skip(places)) {
             *buffer = part.or_else(|| buffer.take());
         }
@@ -426,9 +424,9 @@ impl Split<'_> {
 
 /// The memory that the parts of a split run use in turn.
 struct PartMemory {
-    /// The items of inputs whose items are not contiguous; `None` for other inputs.
+    /// Copies of the items of inputs whose items are not contiguous; `None` for other inputs.
     copies: Vec<Option<TensorBuffer>>,
-    /// The outputs of the whole batch; one is `None` while a part writes it.
+    /// The outputs of the whole batch. An entry is `None` while a part writes the output.
     whole: Vec<Option<TensorBuffer>>,
     tables: Tables,
 }
@@ -447,7 +445,7 @@ struct Strided<B> {
     first: usize,
 }
 
-/// The inputs of a part: slices of the given values, or their copies.
+/// Returns the inputs of a part: slices of the given values, or their copies.
 fn views<'v>(
     layout: &Layout<'_>,
     given: &[ValueView<'v>],
@@ -491,7 +489,7 @@ fn copy_inputs(
     Ok(())
 }
 
-/// Copies `count` runs of `len` bytes between strided memory.
+/// Copies `count` ranges of `len` bytes between strided memory.
 fn copy_runs(from: Strided<&[u8]>, to: Strided<&mut [u8]>, count: usize, len: usize) -> Result<()> {
     for index in 0..count {
         let (start, end) = (index * from.step + from.first, index * to.step + to.first);

@@ -67,8 +67,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Returns a plan that fits the inputs, and its bindings: these, or none if the inputs
-    /// contradict the shapes planned for them.
+    /// Returns a plan that fits the inputs, and its bindings. The bindings are empty if the inputs
+    /// contradict the shapes that are planned with `bindings`.
     pub(crate) fn plan_fitting(
         &self,
         bindings: Bindings,
@@ -92,10 +92,10 @@ impl Executor {
         }
     }
 
-    /// What the plan knows of a run without an I/O binding: which inputs are in device memory.
+    /// Returns the bound values of a run without an I/O binding: which inputs are in device memory.
     pub(crate) fn given_values(&self, given: &[ValueView<'_>]) -> BoundValues {
         let mut values = self.compiled.program.bound_values(self.planning);
-        // With an empty list, the plan takes every input to be in host memory.
+        // An empty list means that every input is in host memory.
         if values.inputs.is_empty() && given.iter().any(is_on_device) {
             values.inputs = given.iter().map(|value| GivenMemory::of(Some(*value))).collect();
         }

@@ -1,7 +1,7 @@
 //! Subgraph execution inside a run.
 //!
-//! Each run of a subgraph has a frame of its own, whose host slab is the workspace of the
-//! subgraph's node.
+//! Each run of a subgraph has a frame of its own. The host slab of the frame is the workspace of
+//! the subgraph's node.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ pub(crate) struct NestedFrames<'a> {
 }
 
 impl NestedFrames<'_> {
-    /// Returns the plan that was made together with the node's own if the inputs fit it. Otherwise
-    /// returns one for the inputs' shapes, with its bindings.
+    /// Returns the plan that was made together with the node's own plan if the inputs fit it.
+    /// Otherwise returns a plan for the inputs' shapes. Returns the bindings of the plan, too.
     fn plan(
         &self,
         index: usize,
@@ -45,8 +45,8 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let (threads, plans) = (self.env.control.threads, self.env.plans);
-        // The enclosing plan does not count these plans. Under a limit, their kernels have to do
-        // with the smallest workspaces they can.
+        // The enclosing plan does not include the memory of these plans. Under a limit, their
+        // kernels get the smallest workspaces that they can run with.
         let is_limited = self.env.control.budget.limit().is_some();
         let room = if is_limited { SlabLimits::LEAST } else { SlabLimits::ANY };
         let unbound = BoundValues { room, ..BoundValues::unbound(self.env.planning) };
@@ -55,8 +55,8 @@ impl NestedFrames<'_> {
         };
         let mut bindings = self.bindings.clone();
         let known = matches!(bind(program, given, &mut bindings), Ok(None));
-        // The plan that was made with the node's comes first, because the enclosing plan counts its
-        // memory.
+        // The plan that was made with the node's is preferred, because the enclosing plan includes
+        // its memory.
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
             return Ok((bindings, plan.clone()));
         }
@@ -149,7 +149,7 @@ impl NestedRun for NestedFrames<'_> {
         for (slot, shape) in program.given.iter().zip(inputs.iter().cloned().chain(captured)) {
             let info = program.graph.value(program.slots.get(slot.index())?.value);
             for (dim, &size) in info.ty.shape().unwrap_or(&[]).iter().zip(shape.iter().flatten()) {
-                // On a conflict the first binding stays, as in a run.
+                // On a conflict the first binding stays, as in a run of a model.
                 unify(dim, size as i64, &mut bindings).ok();
             }
             let ty = match (info.ty.as_tensor(), shape) {

@@ -12,8 +12,8 @@ use crate::{Result, advise, ensure, error};
 pub struct RunOptions<'a> {
     /// Cancelling this token ends the run.
     pub cancel: CancelToken,
-    /// When the run gives up. By default, the session's
-    /// [`Limits::deadline`](crate::Limits::deadline) counts from the start of the run.
+    /// The time at which the run fails with an error. By default, it is the start of the run plus
+    /// the session's [`Limits::deadline`](crate::Limits::deadline).
     pub deadline: Option<Instant>,
     /// Collects a profile event for each node.
     pub profile: Option<&'a Profile>,
@@ -30,8 +30,8 @@ impl RunOptions<'_> {
     ///
     /// # Errors
     ///
-    /// The key is unknown, or the list is malformed. A run fails if the session has none of the
-    /// arenas that it is to shrink.
+    /// The key is unknown, or the list is malformed. A run fails later if the session does not have
+    /// an arena in the list.
     pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
         ensure!(
             RUN_ENTRIES.contains(&key),

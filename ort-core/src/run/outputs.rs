@@ -23,7 +23,8 @@ use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count, in_
 use crate::{ErrorKind, Result, ensure, error};
 
 impl Frame<'_> {
-    /// Copies an output of the run out of arena memory, so that it does not keep a region alive.
+    /// Copies an output of the run out of arena memory, so that the output does not keep a region
+    /// alive.
     pub(crate) fn detach(&self, value: Value) -> Result<Value> {
         match self.env.outlives_run {
             true => self.env.memory.detach(value, self.env.outputs),
@@ -31,7 +32,8 @@ impl Frame<'_> {
         }
     }
 
-    /// Allocates the output buffers that hold other values until their output is computed.
+    /// Allocates the reused output buffers (homes), which hold other values until their output is
+    /// computed.
     pub(super) fn open_homes(&mut self) -> Result<()> {
         for &slot in &self.plan.homes {
             let planned = &self.plan.slots[slot.index()];
@@ -59,7 +61,7 @@ impl Frame<'_> {
         view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))?
     }
 
-    /// Copies an output that is an input, a constant or folded to memory of its own.
+    /// Copies an output to memory of its own, if it is an input, a constant or a folded value.
     pub(super) fn copy_output(&self, value: ValueView<'_>) -> Result<Value> {
         let tensor = value.tensor().ok();
         if let Some(view) = tensor.filter(|view| !view.is_host()) {
@@ -118,8 +120,8 @@ impl Frame<'_> {
         };
         if let (Storage::Own, Some(shape), Value::Tensor(tensor)) = (&planned.storage, &planned.shape, &value)
         {
-            // A loop with trip count 0 does not know the sizes of the values that it hands over.
-            // The plan does.
+            // A loop with trip count 0 does not know the shapes of the values that it hands over,
+            // but the plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
                 return Ok(Value::Tensor(tensor.reshape(shape)?));
             }
@@ -183,8 +185,8 @@ impl Frame<'_> {
                         Some((dtype, Some(shape))) if dtype != DType::String => {
                             self.allocate(slot, Some((dtype, shape)), Category::Dynamic)?
                         }
-                        // Strings, and shapes that inference cannot tell, cannot be allocated
-                        // ahead.
+                        // Strings and values of unknown shape cannot be allocated before the kernel
+                        // runs.
                         _ => (Target::HandedOver, None),
                     }
                 }
@@ -192,7 +194,7 @@ impl Frame<'_> {
             targets.push(target);
             shapes.push(shape);
         }
-        // Where the plan knows the outputs but not the inputs, nothing has checked the inputs yet.
+        // If the plan knows the outputs but not the inputs, nothing has checked the inputs yet.
         let is_open = |slot: &SlotId| plan.slots[slot.index()].shape.is_none();
         if step.claim.outputs == OutputsFrom::Plan && step.inputs.iter().flatten().any(is_open) {
             self.infer_once(step, &mut inferred)?;
@@ -200,7 +202,7 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// Infers the outputs of a step, unless `known` has them already.
+    /// Infers the outputs of a step, unless `known` already has the result.
     fn infer_once<'i>(&self, step: &Step, known: &'i mut Option<OutputShapes>) -> Result<&'i OutputShapes> {
         let inferred = match known.take() {
             Some(inferred) => inferred,
@@ -249,7 +251,7 @@ impl Frame<'_> {
             let view = self.value(step.inputs[0].ok_or_else(no_shape)?)?.tensor()?;
             return Ok(vec![Some((view.dtype(), Some(view.shape().into())))]);
         };
-        // Only running a subgraph tells the shapes of its outputs.
+        // The shapes of a subgraph's outputs are known only after it has run.
         if !node.subgraphs.is_empty() {
             return Ok(vec![None; step.outputs.len()]);
         }
@@ -263,7 +265,7 @@ impl Frame<'_> {
         infer_concrete(node, &facts)
     }
 
-    /// Returns what shape inference may know of an input.
+    /// Returns what shape inference may know about an input.
     pub(super) fn facts(&self, value: Option<crate::ir::ValueId>, slot: SlotId) -> Result<InputFacts<'_>> {
         if let (Origin::Consumed, Some(value)) = (&self.program.slots[slot.index()].origin, value) {
             // A packed weight is not read at run time, but its type and shape still count.
@@ -280,7 +282,7 @@ impl Frame<'_> {
     }
 
     /// Makes outputs of unknown size views of an input that owns its memory, if the operator allows
-    /// it. Returns whether it did. If it had to infer the step, `inferred` has the result.
+    /// it. Returns whether it did. If this had to infer the step, `inferred` has the result.
     pub(super) fn dynamic_view(&mut self, step: &Step, inferred: &mut Option<OutputShapes>) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
@@ -327,7 +329,8 @@ impl Frame<'_> {
     }
 }
 
-/// Refuses a bound output whose shape, known only at run time, is not that of its buffer.
+/// Refuses a bound output whose shape is known only at run time and differs from the shape of its
+/// buffer.
 fn check_bound(inferred: &OutputShapes, position: usize, bound: &Option<(DType, Shape)>) -> Result<()> {
     let inferred = inferred.get(position).cloned().flatten();
     let inferred = inferred.and_then(|(dtype, shape)| Some((dtype, shape?)));

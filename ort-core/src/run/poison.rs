@@ -5,8 +5,8 @@
 
 use super::target::Target;
 
-/// Reads as NaN in every floating-point type, a signalling NaN in `double`. As an integer it is not
-/// a valid index, and its bytes are not valid booleans.
+/// This pattern is a NaN in every floating-point type, and a signalling NaN in `double`. As an
+/// integer it is not a valid index, and its bytes are not valid booleans.
 const PATTERN: [u8; 2] = 0x7ff5u16.to_le_bytes();
 
 /// Whether the environment enables poisoning.

@@ -21,16 +21,16 @@ pub struct ProfileEvent {
     pub inputs: Vec<EventTensor>,
     /// The tensors that it computed.
     pub outputs: Vec<EventTensor>,
-    /// When it started, counted from the creation of the profile.
+    /// When the node started, counted from the creation of the profile.
     pub start: Duration,
     /// How long it took.
     pub duration: Duration,
-    /// What it did to the run's memory.
+    /// The bytes that it allocated and freed.
     pub memory: EventMemory,
     /// Its subgraph nesting depth; 0 in the model's graph. The memory of a subgraph is a part of
-    /// the memory of the node that it belongs to.
+    /// the memory of its node.
     pub depth: usize,
-    /// What computed it, if the provider tells: kernels, or a library and its algorithm.
+    /// What computed the node, if the provider reports it: kernels, or a library and its algorithm.
     pub kernels: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct EventMemory {
     pub live: usize,
 }
 
-/// What the run knows of a step that has ended.
+/// What the run knows about a step that has ended.
 pub(crate) struct Seen {
     pub(crate) provider: &'static str,
     pub(crate) inputs: Vec<EventTensor>,

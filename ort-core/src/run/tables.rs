@@ -1,4 +1,4 @@
-//! Tables of a run: lists that the next step or run reuses, so that short runs allocate little.
+//! Tables of a run: vectors that the next step or run reuses, so that short runs allocate little.
 
 use ort_alloc::{Part, Slices, emptied};
 
@@ -15,11 +15,11 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The most entries of a table that waits for the next run. Larger models run for so long that
-    /// making new ones does not count.
+    /// The most entries of a table that is kept for the next run. For larger models, the cost of
+    /// new tables is negligible.
     const MOST_IDLE_ENTRIES: usize = 256;
 
-    /// Whether they are small enough to wait for the next run.
+    /// Whether the tables are small enough to be kept for the next run.
     pub(crate) fn may_wait(&self) -> bool {
         let most = self.owned.capacity().max(self.step.targets.capacity());
         most.max(self.step.call.inputs.capacity()) <= Tables::MOST_IDLE_ENTRIES
@@ -27,7 +27,7 @@ impl Tables {
 
     /// Drops the values.
     pub(crate) fn clear(&mut self) {
-        // `fill` would copy a whole value for each.
+        // `fill` would clone a value for each entry.
         self.owned.iter_mut().for_each(|value| *value = None);
     }
 }
@@ -43,8 +43,8 @@ pub(super) struct StepTables {
     pub(super) call: CallTables,
 }
 
-/// What a kernel call borrows. The lists keep their memory from call to call, but no borrow, which
-/// is why the lifetime is `'static`.
+/// The borrows of a kernel call. The vectors are reused from call to call and hold no borrow in
+/// between, so their lifetime is `'static`.
 #[derive(Default)]
 pub(super) struct CallTables {
     /// The host memory that the step reads.
@@ -57,7 +57,7 @@ pub(super) struct CallTables {
 }
 
 impl CallTables {
-    /// Keeps the lists of a call that has ended, without what they borrow.
+    /// Keeps the vectors of a call that has ended, without their borrowed elements.
     pub(super) fn keep(&mut self, slices: Slices<'_>, inputs: InputViews<'_>, outputs: OutputSlots<'_>) {
         self.slices = slices.emptied();
         self.inputs = emptied(inputs);

@@ -25,11 +25,12 @@ pub(crate) enum Target {
         range: Range<usize>,
         in_place: Option<usize>,
     },
-    /// A host buffer of its own and, if the output is computed in place, the input that it holds.
+    /// A host buffer of its own and, if the output is computed in place, the index of the input
+    /// that is in the buffer.
     Buffer(Buffer, Option<usize>),
     /// A device buffer of its own.
     DeviceBuffer(SharedBuffer),
-    /// The binding's buffer at this place. It is put back there after the step.
+    /// The binding's buffer at this index. It is put back there after the step.
     Bound {
         place: usize,
         buffer: TensorBuffer,

@@ -68,9 +68,8 @@ impl Transfers<'_> {
     }
 }
 
-/// Memory for tensors that several sessions on the same devices use in turn, on these devices and
-/// on the host ([`open_devices`](crate::session::open_devices)). The tensors count in no session's
-/// budget.
+/// Memory on devices and on the host, for tensors that several sessions on these devices use in
+/// turn ([`open_devices`](crate::session::open_devices)). The tensors count in no session's budget.
 pub struct SharedMemory {
     devices: Vec<Arc<dyn Device>>,
     budget: Arc<Budget>,
@@ -104,7 +103,7 @@ impl SharedMemory {
         TensorBuffer::from_buffer(dtype, shape, buffer)
     }
 
-    /// Copies a tensor into a buffer of the same type and shape, whatever memories the two are in.
+    /// Copies a tensor into a buffer of the same type and shape, between any two memories.
     ///
     /// # Errors
     ///
@@ -178,8 +177,8 @@ pub(crate) fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>
     })
 }
 
-/// Returns a value as runs read it: aligned. The tensors inside of anything but a tensor, such as a
-/// sequence, are moved to the host.
+/// Returns a value in the form that runs read: aligned. Tensors inside sequences, optionals, maps
+/// and sparse tensors are copied to the host if they are on a device.
 pub(crate) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
     match value {
         Value::Tensor(_) => value.to_aligned(),
@@ -210,7 +209,7 @@ impl Executor {
     /// Allocates memory for an output outside of a run.
     pub(crate) fn output_memory(&self, device: DeviceId, bytes: usize) -> Result<Buffer> {
         let budget = &self.budget;
-        // This is not a run that holds the weight lock exclusively, so packed weights have to stay.
+        // Packed weights have to stay, because this call does not hold the weight lock exclusively.
         let memory =
             RunMemory { dynamic: &self.kept.dynamic, budget, evict: &|bytes| self.evict(bytes, false) };
         if device == DeviceId::HOST {
@@ -228,8 +227,7 @@ impl Frame<'_> {
         Transfers { devices: self.env.devices, budget: &self.env.control.budget }
     }
 
-    /// Copies to the host each input that was given in a device's memory but is read elsewhere,
-    /// too.
+    /// Copies each input in device memory to the host if steps read it elsewhere, too.
     pub(crate) fn copy_given(&mut self) -> Result<()> {
         for &slot in &self.program.given {
             let (Some(planned), Some(known)) =
@@ -290,8 +288,8 @@ impl Frame<'_> {
         let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
             let memory = program.slots.get(slot.index()).map(|slot| slot.memory);
             let is_computed = self.owned.get(slot.index()).is_some_and(Option::is_some);
-            // Here `take_output` shares a value with memory of its own, and copies any other on the
-            // host.
+            // In this case `take_output` shares a value that has memory of its own, and copies any
+            // other value on the host.
             if memory == Some(wanted) && (is_computed || wanted == DeviceId::HOST) {
                 return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
             }

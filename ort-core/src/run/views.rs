@@ -69,7 +69,7 @@ pub(crate) fn view_of<'v>(
         Storage::Outside => match &program.slots[slot.index()].origin {
             Origin::Given(index) => given.get(*index).map(Ok),
             Origin::Constant(value) => tensor(value.view()),
-            // Uploaded for the whole run, or only for the steps that read it.
+            // The constant was uploaded for the whole run, or for the step that reads it.
             Origin::Streamed(_) => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
             Origin::Consumed | Origin::Step => None,
         },
@@ -77,7 +77,7 @@ pub(crate) fn view_of<'v>(
     }
 }
 
-/// A view of the elements of `root` from element `offset` on.
+/// Returns a view of the elements of `root` from element `offset` on.
 fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<TensorView<'v>> {
     let root = root.tensor()?;
     if let Ok(strings) = root.strings() {
@@ -152,18 +152,19 @@ pub(crate) fn output_slot<'v>(
     Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
 }
 
-/// Borrows parts of the host slab (region 0) and of the homes (the regions after it) at once.
+/// Borrows parts of the host slab (region 0) and of the reused output buffers (`homes`, the regions
+/// after it) at once.
 pub(crate) fn split_regions<'s>(
     slab: &'s mut [u8],
     homes: &'s mut [Option<Buffer>],
     (reads, writes): (&[Part], &[Part]),
     slices: Slices<'static>,
 ) -> Result<Slices<'s>> {
-    // Steps whose values all have memory of their own, as in models of one node.
+    // All values of the step have memory of their own, as in models of one node.
     if reads.is_empty() && writes.is_empty() {
         return Ok(slices);
     }
-    // A missing home was taken for its output, so no other value may still be in it.
+    // If a home is missing, its output was computed, so no other value is in it any more.
     let home = |home: &'s mut Option<Buffer>| home.as_mut().and_then(Buffer::bytes_mut).unwrap_or_default();
     let regions = std::iter::once(slab).chain(homes.iter_mut().map(home));
     split_disjoint(regions, reads, writes, slices)

@@ -1,7 +1,7 @@
 //! Workspace limits: plans whose workspaces fit the memory limits.
 //!
-//! Some kernels can trade workspace for speed, for example by the choice of a library's algorithm.
-//! They get less workspace if there is less memory.
+//! Some kernels can trade workspace for speed, for example by choosing another algorithm of a
+//! library. They get less workspace if there is less memory.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ struct Limits {
 impl Executor {
     /// Returns the plan for these dimensions and the buffers of an I/O binding.
     ///
-    /// Workspaces are as large as kernels want if the run then stays within the limits beside all
-    /// constants, and otherwise as large as the limits leave. If the limits leave nothing, a larger
-    /// workspace may only use bytes that the plan with the smallest ones takes anyway.
+    /// Workspaces are as large as kernels want if the run and all constants then stay within the
+    /// limits. Otherwise they are as large as the limits allow. If the limits leave nothing,
+    /// workspaces may grow only into bytes that the plan with the smallest workspaces takes anyway.
     pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
-        // No kernel can do with less than this plan has.
+        // No kernel can run with a smaller workspace than in this plan.
         if !plan.can_shrink {
             return Ok(plan);
         }
@@ -40,15 +40,15 @@ impl Executor {
         }
         let within = |room| self.plan_kept(bindings, &BoundValues { room, ..bound.clone() });
         let least = within(SlabLimits::LEAST)?;
-        // If even that exceeds the limits, its demand becomes the limit, so larger workspaces may
-        // only use bytes that it takes anyway.
+        // If even this plan exceeds the limits, its demand becomes the limit. So workspaces may
+        // grow only into bytes that it takes anyway.
         let limits = limits.or(&need(&least));
         let plan = within(limits.room(&least, &need(&least)))?;
         // The layout with larger workspaces may still exceed the limits.
         Ok(if limits.hold(&need(&plan)) { plan } else { least })
     }
 
-    /// Returns the plan with the smallest workspaces that kernels can do with.
+    /// Returns the plan with the smallest workspaces that kernels can run with.
     pub(crate) fn least_plan(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
         let bound = self.compiled.program.bound_values(self.planning);
         let plan = self.plan_kept(bindings, &bound)?;
@@ -58,7 +58,7 @@ impl Executor {
         }
     }
 
-    /// Returns the bytes that the limits of the session and its devices leave to a run if all
+    /// Returns the bytes that the limits of the session and its devices leave for a run if all
     /// constants stay resident.
     fn limits_beside_constants(&self) -> Result<Limits> {
         let limit = self.budget.limit().unwrap_or(usize::MAX);
@@ -94,7 +94,7 @@ impl Limits {
         Limits { total: self.total.max(need.total()), on_devices: on_devices.collect() }
     }
 
-    /// How large each slab may be beside everything else that the plan takes.
+    /// Returns how large each slab may be beside everything else in the plan.
     fn room(&self, plan: &RunPlan, need: &MemoryDemand) -> SlabLimits {
         let slab = |(memory, bytes): &(DeviceId, usize)| {
             let in_all = self.total.saturating_sub(need.total().saturating_sub(*bytes));

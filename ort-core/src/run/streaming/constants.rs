@@ -1,12 +1,12 @@
-//! Constant streaming: device constants for sessions whose memory limit, or whose device's limit,
-//! may be too small for all of them.
+//! Constant streaming: the device constants of sessions where the memory limit, or the limit of the
+//! device, may be too small for all constants.
 //!
 //! Each run decides which constants stay resident ([`residency`](super::residency)). The others
 //! stay in the model's file, and are uploaded into a window before each step that reads them. The
 //! window is double-buffered: the constants of the next step are prefetched into one half before
 //! the step that reads the other half runs. So a device that can copy and compute concurrently
-//! overlaps the two. The device executes uploads and kernels as if one by one, in the order in
-//! which they are issued.
+//! overlaps both. The results are those of uploads and kernels one by one, in the order in which
+//! they are issued.
 
 use std::sync::Arc;
 
@@ -90,13 +90,13 @@ pub(crate) struct WindowCursor<'a> {
 
 struct LaneCursor<'a> {
     lane: &'a RunLane,
-    /// Called with a constant whose pages of the model's file are not needed any more.
+    /// Called with each constant whose pages of the model's file are no longer needed.
     release: &'a (dyn Fn(&Tensor) + Sync),
     /// The index of the next upload.
     next: usize,
-    /// How many uploads were made; they take the halves in turn.
+    /// The number of uploads so far, which alternate between the halves.
     made: usize,
-    /// What was prefetched: its step and the tensors.
+    /// The prefetched tensors, with the step that reads them.
     ahead: Option<(usize, Arrived)>,
 }
 
@@ -148,19 +148,19 @@ impl Windows {
     }
 
     /// Chooses which constants stay resident within `free` bytes of the session's budget, beside
-    /// what `run` takes on each device. Of the device memory beyond the least that its constants
-    /// need, they get the share `eighths`, in eighths.
+    /// what `run` takes on each device. If a device has a limit, its constants get the least that
+    /// they need, plus `eighths` eighths of the rest.
     ///
     /// # Errors
     ///
-    /// The limit of a device cannot hold the least beside the run.
+    /// The limit of a device is too small for the run plus the least that constants need.
     pub(crate) fn choose(&self, free: usize, run: &OnDevices, eighths: usize) -> Result<Shares> {
         let mut left = free;
         let mut others = self.least_bytes();
         let mut chosen = Vec::with_capacity(self.lanes.len());
         for lane in &self.lanes {
             let least = lane.costs.least();
-            // The devices after this one still get their least.
+            // The devices after this one still get the least that they need.
             others = others.saturating_sub(least);
             let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
             let there = lane.available(of_run.map(|(_, bytes)| *bytes).sum(), least)?;
@@ -176,8 +176,8 @@ impl Windows {
         Ok(Shares(chosen))
     }
 
-    /// Returns the most that a run allocates for its share beyond what is resident, and whether it
-    /// has to evict something.
+    /// Returns the most bytes that a run allocates for its share beyond the resident constants, and
+    /// whether it has to evict constants.
     pub(crate) fn pending_allocation(&self, shares: &Shares) -> (usize, bool) {
         let (mut bytes, mut must_evict) = (0usize, false);
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
@@ -212,12 +212,12 @@ impl Windows {
     /// Whether a device has a memory limit of its own. If so, its memory may be fragmented, so that
     /// less can be allocated than the limit leaves.
     pub(crate) fn have_limits(&self) -> bool {
-        // A device that cannot tell may have a limit.
+        // A device that cannot report this may have a limit.
         self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(true))
     }
 
     /// Uploads the resident constants and allocates the windows. If a device has a limit, also
-    /// tries whether the run's own demand can be allocated beside them.
+    /// checks that the run's own demand can be allocated beside them.
     pub(crate) fn open(
         &self,
         shares: &Shares,
@@ -227,8 +227,8 @@ impl Windows {
     ) -> Result<RunWindows> {
         let mut opened = RunWindows::default();
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
-            // Held until the window and the resident constants are there, so that all of it has to
-            // fit at once.
+            // Held until the window and the resident constants are allocated, so that all of them
+            // have to fit at once.
             let mut tried = Vec::new();
             if lane.has_limit()? {
                 let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
@@ -245,7 +245,7 @@ impl Windows {
         Ok(opened)
     }
 
-    /// The largest constant of each device, in words, with its bytes.
+    /// The largest constant of each device, as text for error messages, with its bytes.
     pub(crate) fn largest(&self) -> impl Iterator<Item = (String, usize)> {
         self.lanes.iter().filter_map(|lane| {
             let largest = lane.constants.iter().max_by_key(|constant| constant.bytes)?;
@@ -325,8 +325,8 @@ impl Lane {
         resident.map(|constant| constant.bytes).sum()
     }
 
-    /// Returns the bytes that the device's limit leaves for constants and window beside a run; an
-    /// error if they are fewer than `least`.
+    /// Returns the bytes that the device's limit leaves for constants and window beside a run.
+    /// Fails if they are fewer than `least`.
     fn available(&self, of_run: usize, least: usize) -> Result<usize> {
         let stats = guard::memory_stats(&*self.device)?;
         let Some(limit) = stats.limit else { return Ok(usize::MAX) };
@@ -344,8 +344,8 @@ impl Lane {
         Err(Error::out_of_memory(&format!("the run on {name}"), shortage).help(advice))
     }
 
-    /// Returns a resident constant, uploaded if it is not there yet. Releases the file pages that
-    /// an upload has read.
+    /// Returns a resident constant. Uploads it if it is not on the device yet, and then releases
+    /// the file pages that the upload has read.
     fn resident(
         &self,
         constant: &Constant,
@@ -396,7 +396,7 @@ impl RunLane {
 }
 
 impl RunWindows {
-    /// Starts the pass of a frame through the windows.
+    /// Starts the uploads of a frame through the windows.
     pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> WindowCursor<'a> {
         let lanes = self.lanes.iter();
         let lanes = lanes.map(|lane| LaneCursor { lane, release, next: 0, made: 0, ahead: None });
@@ -405,7 +405,7 @@ impl RunWindows {
 }
 
 impl<'a> WindowCursor<'a> {
-    /// Whether no constants are uploaded for steps.
+    /// Whether no constants pass through a window.
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
@@ -420,14 +420,14 @@ impl<'a> WindowCursor<'a> {
     pub(crate) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         for passing in &mut self.lanes {
-            // The first step of a pass, and every step of a window with one half, finds nothing
-            // prefetched.
+            // Nothing is prefetched for the first step of a frame, or if the window has only one
+            // half.
             if passing.ahead.as_ref().is_none_or(|(ahead, _)| *ahead != step) {
                 let Some(own) = passing.upload(&|reader| reader == step)? else { continue };
                 passing.ahead = Some(own);
             }
             arrived.extend(passing.ahead.take().into_iter().flat_map(|(_, tensors)| tensors));
-            // Prefetch into the other half, before the step is issued that reads this one.
+            // Prefetch into the other half before the step that reads this half is issued.
             if passing.lane.halves.len() > 1 {
                 passing.ahead = passing.upload(&|reader| reader > step && runs(reader))?;
             }
@@ -437,8 +437,8 @@ impl<'a> WindowCursor<'a> {
 }
 
 impl LaneCursor<'_> {
-    /// Uploads the constants of the next step that `is_next` accepts, and passes over the steps
-    /// before it.
+    /// Uploads the constants of the next step that `is_next` accepts, and skips the steps before
+    /// it.
     fn upload(&mut self, is_next: &dyn Fn(usize) -> bool) -> Result<Option<(usize, Arrived)>> {
         let rest = self.lane.uploads.get(self.next..).unwrap_or_default();
         let Some(place) = rest.iter().position(|(reader, _)| is_next(*reader)) else { return Ok(None) };
@@ -448,7 +448,7 @@ impl LaneCursor<'_> {
         let mut arrived = Arrived::new();
         for Streamed { slot, host, offset } in streamed {
             arrived.push((*slot, upload(&*self.lane.device, host, half, *offset)?));
-            // The pages come back from the file if a later step reads the constant.
+            // The pages are read from the file again if a later step reads the constant.
             (self.release)(host);
         }
         self.next += place + 1;

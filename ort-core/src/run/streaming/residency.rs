@@ -2,8 +2,8 @@
 //!
 //! A constant that does not stay is uploaded for each step that reads it. So the constants with the
 //! highest upload cost per byte stay first: those that several steps read, and those so small that
-//! the fixed cost of a copy outweighs their bytes. The choice is made from numbers alone, so it is
-//! the same wherever it is made.
+//! the fixed cost of a copy outweighs their bytes. The choice depends only on sizes and readers, so
+//! reports and runs make the same choice.
 
 use std::cmp::Reverse;
 
@@ -34,7 +34,8 @@ pub(crate) struct ResidencyChoice {
     pub(crate) keep: Vec<bool>,
     /// The bytes of those that stay.
     pub(crate) kept: usize,
-    /// The bytes of a window half: the most that one step reads of constants that do not stay.
+    /// The bytes of a window half: the most bytes of constants that do not stay and that one step
+    /// reads.
     pub(crate) half: usize,
     /// The number of halves: two, or one if a single step reads such constants, or zero if no step
     /// does.
@@ -59,7 +60,7 @@ impl ResidencyChoice {
 struct Trial<'a> {
     costs: &'a Costs,
     chosen: ResidencyChoice,
-    /// By step: the bytes that it reads of constants that do not stay.
+    /// By step: the bytes of constants that do not stay and that the step reads.
     left: Vec<usize>,
 }
 
@@ -72,12 +73,12 @@ impl Costs {
                 sums.get_mut(*step).into_iter().for_each(|sum| *sum = sum.saturating_add(*size));
             }
         }
-        // Candidates: all that a step reads, one constant alone, or no window.
+        // Candidates: all constants that a step reads, one constant alone, or no window.
         let mut halves: Vec<usize> = sums.iter().chain(&sizes).copied().chain([0]).collect();
         halves.sort_unstable_by_key(|bytes| Reverse(*bytes));
         halves.dedup();
         if halves.len() > MOST_HALVES {
-            // Too many: take an even spread that includes the largest and the smallest.
+            // There are too many, so try an even spread that includes the largest and the smallest.
             let last = halves.len() - 1;
             let spread = (0..MOST_HALVES).map(|index| index * last / (MOST_HALVES - 1));
             halves = spread.filter_map(|index| halves.get(index).copied()).collect();
@@ -102,19 +103,20 @@ impl Costs {
         self.sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
     }
 
-    /// The fewest bytes that resident constants and window take together in any trial.
+    /// The fewest bytes of resident constants plus window over all candidate window sizes.
     pub(crate) fn least(&self) -> usize {
         let trials = self.halves.iter().map(|half| Trial::new(self, *half).chosen.total());
         trials.min().unwrap_or(0)
     }
 
     /// Returns the cheapest choice whose resident constants and window take at most `free` bytes.
-    /// Below the [least](Self::least), returns the choice that takes the least.
+    /// If `free` is less than [`least`](Self::least), returns the choice that takes the fewest
+    /// bytes.
     pub(crate) fn choose(&self, free: usize) -> ResidencyChoice {
         let mut best: Option<(u128, ResidencyChoice)> = None;
         let mut smallest: Option<ResidencyChoice> = None;
-        // A smaller window makes more constants stay, so each size is a trade-off to weigh as a
-        // whole.
+        // With a smaller window more constants must stay, so each window size is evaluated
+        // completely.
         for half in &self.halves {
             let mut trial = Trial::new(self, *half);
             if smallest.as_ref().is_none_or(|least| trial.chosen.total() < least.total()) {
@@ -140,7 +142,7 @@ impl Costs {
         self.readers.get(constant).map_or(&[], Vec::as_slice)
     }
 
-    /// What it costs a run if the constant does not stay.
+    /// The upload cost per run of a constant that does not stay.
     fn cost(&self, constant: usize) -> usize {
         self.size(constant).saturating_add(COPY).saturating_mul(self.readers_of(constant).len())
     }
@@ -213,7 +215,7 @@ mod tests {
         Costs::new(sizes, constants.iter().map(|(_, readers)| readers.to_vec()).collect(), steps)
     }
 
-    /// What stays, and the bytes of a window half, for some amounts of memory.
+    /// Which constants stay, and the bytes of a window half, for some amounts of memory.
     #[test]
     fn what_costs_most_to_upload_stays_first() {
         let many: &[usize] = &[0, 1, 2];
@@ -227,7 +229,7 @@ mod tests {
                 &[false, false, false],
                 100 * KIB,
             ),
-            // What several steps read comes before what one reads.
+            // A constant that several steps read comes before one that a single step reads.
             (
                 &[(90 * KIB, &[0]), (90 * KIB, &[1]), (90 * KIB, &[2]), (90 * KIB, many)],
                 270 * KIB,

@@ -2,14 +2,14 @@
 //! once.
 //!
 //! Each run decides which weights stay packed: the largest first, if they fit beside its
-//! activations. The others pass through a window one at a time: packed from the model's file right
-//! before their step, and freed after it. Results have the same bits either way.
+//! activations. The others pass through a window one at a time: they are packed from the model's
+//! file right before their step, and freed after it. Results are bit-identical either way.
 //!
 //! An `RwLock` serializes the runs that pack or evict weights or device constants
 //! ([`constants`](super::constants)). Runs that have nothing to pack or evict share the lock.
 //!
-//! Packed weights give way to values whose size is known only at run time. A run that may have such
-//! values takes the lock exclusively, so that it may evict whatever no step is using
+//! Packed weights are evicted for values whose size is known only at run time. A run that may have
+//! such values takes the lock exclusively, so that it may evict all weights that no step is using
 //! ([`Streams::evict`]). Such a run fails midway only if its values do not fit beside the window,
 //! with all other weights evicted.
 
@@ -37,10 +37,10 @@ pub(crate) struct Streaming<'a> {
     /// The budget that packed weights count in.
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) threads: usize,
-    /// Called with a weight whose pages of the model's file are not needed any more.
+    /// Called with each weight whose pages of the model's file are no longer needed.
     pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
-    /// Frees memory that the run can do without, at least as many bytes as asked for if there are
-    /// any; returns how many.
+    /// Frees memory that the run can spare, at least the requested bytes if there are that many.
+    /// Returns the bytes freed.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
@@ -65,13 +65,14 @@ pub(crate) struct AvailableMemory {
     pub(crate) bytes: usize,
     /// What the run takes on each device.
     pub(crate) on_devices: OnDevices,
-    /// The share, in eighths, that constants may take of the device memory beyond their least.
+    /// The share, in eighths, that constants may take of the device memory beyond the least that
+    /// they need.
     pub(crate) eighths: usize,
-    /// Whether the run may need more than is known before it.
+    /// Whether the run may need more memory, because some sizes are known only at run time.
     pub(crate) is_open_ended: bool,
 }
 
-/// The lock on packed weights for the length of a run: shared if the run has nothing to pack or
+/// The lock on packed weights for the duration of a run: shared if the run has nothing to pack or
 /// evict, else exclusive.
 pub(crate) enum WeightLock<'a> {
     Shared { _guard: RwLockReadGuard<'a, ()> },
@@ -84,9 +85,10 @@ pub(crate) struct Streams {
     steps: Vec<(usize, usize)>,
     precision: Precision,
     owner: Arc<Owner>,
-    /// Held for as long as a run. A run that packs or evicts weights holds it exclusively.
+    /// Held during a run. A run that packs or evicts weights holds it exclusively.
     ///
-    /// A child of `fork` has no run that could end and release it, so it has a lock of its own.
+    /// A child of `fork` has a lock of its own, because it has no run that could release the
+    /// parent's.
     turns: PerProcess<RwLock<()>>,
     /// The streamable device constants.
     pub(crate) windows: Windows,
@@ -156,7 +158,8 @@ impl Streams {
         self.steps.is_empty() && self.windows.is_empty()
     }
 
-    /// The fewest bytes of weights and constants that a run needs beside its activations.
+    /// The fewest bytes of streamable weights and constants that a run needs beside its
+    /// activations.
     pub(crate) fn least_bytes(&self) -> usize {
         self.least_packed_bytes().saturating_add(self.windows.least_bytes())
     }
@@ -166,7 +169,7 @@ impl Streams {
         self.packed_bytes().saturating_add(self.windows.total_bytes())
     }
 
-    /// The bytes of the window for packed weights: those of the largest.
+    /// The bytes of the window for packed weights: the size of the largest.
     fn least_packed_bytes(&self) -> usize {
         self.steps.first().map_or(0, |(_, bytes)| *bytes)
     }
@@ -186,7 +189,7 @@ impl Streams {
 
     /// Returns the shares of device constants, and the bytes left for packed weights.
     pub(crate) fn shares(&self, free: &AvailableMemory) -> Result<(Shares, usize)> {
-        // Device constants come first, but always leave the window for packed weights.
+        // Device constants come first, but the window for packed weights always remains.
         let bytes = free.bytes.saturating_sub(self.least_packed_bytes());
         let shares = self.windows.choose(bytes, &free.on_devices, free.eighths)?;
         let left = free.bytes.saturating_sub(shares.kept_bytes().saturating_add(shares.window_bytes()));
@@ -199,7 +202,7 @@ impl Streams {
         kernels.map(|kernel| kernel.packed_bytes).sum()
     }
 
-    /// Returns by step whether its weights stay packed. All that stay and the window take at most
+    /// Returns by step whether its weights stay packed. The weights that stay and the window fit in
     /// `free` bytes.
     pub(crate) fn choose(&self, free: usize) -> Vec<bool> {
         let mut left = free;
@@ -222,11 +225,11 @@ impl Streams {
         keep
     }
 
-    /// Waits for the weight lock, and evicts the weights that there is no room for.
+    /// Waits for the weight lock, and evicts the weights that do not fit.
     ///
-    /// `free` returns the memory beside the run's activations and what the caller chose for it, or
-    /// refuses the run. It is called only while the lock is held, and again after the lock was
-    /// taken exclusively, because other runs may pack in between.
+    /// `free` returns the memory that is free beside the run's activations, and the caller's choice
+    /// for that memory. An error refuses the run. `free` is called while the lock is held. It is
+    /// called again once the lock is exclusive, because other runs may pack in between.
     pub(crate) fn turn<'s, C>(
         &'s self,
         program: &Program,
@@ -268,7 +271,7 @@ impl Streams {
             if gone >= bytes {
                 break;
             }
-            // A memory query of another thread has the lock for a moment.
+            // `try_lock` fails only while another thread queries the memory.
             let kernel = program.steps.get(step).and_then(streamed);
             let Some(mut resident) = kernel.and_then(|kernel| kernel.resident.try_lock()) else { continue };
             // Another reference means that a step is running the kernel.
@@ -280,8 +283,8 @@ impl Streams {
         gone
     }
 
-    /// Returns what would stay packed in the free memory, and what has to be packed and evicted for
-    /// that.
+    /// Returns which weights would stay packed in the free memory, and what has to be packed and
+    /// evicted for this.
     fn room(&self, program: &Program, free: &AvailableMemory) -> Result<WeightResidency> {
         let (shares, left) = self.shares(free)?;
         let keep = self.choose(left);
@@ -302,8 +305,8 @@ impl Streams {
         Ok(WeightResidency { keep, shares, ..room })
     }
 
-    /// The step that packs the most, and the largest constant of each device, in words, with their
-    /// bytes.
+    /// The step that packs the most bytes, and the largest constant of each device, as text for
+    /// error messages, with their bytes.
     pub(crate) fn largest(&self, program: &Program) -> Vec<(String, usize)> {
         let first = self.steps.first().and_then(|&(step, bytes)| {
             Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
@@ -347,7 +350,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// If the window alone fits, it fits beside all that stays. If all weights fit, all stay.
+        /// If the window alone fits, it also fits beside the weights that stay. If all weights fit,
+        /// all stay.
         #[test]
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
