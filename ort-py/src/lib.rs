@@ -1,6 +1,6 @@
 //! The native part of the Python package `ort_runtime`: sessions, values and bindings.
 //!
-//! The package has the names of onnxruntime. What does not touch the engine is Python, in
+//! The package has the API of onnxruntime. Code that does not touch the engine is Python, in
 //! `python/ort_runtime`: options, enums, exceptions, metadata. `ort_runtime/capi/__init__.py` adds
 //! those names to this module, which then has what programs expect in it.
 
