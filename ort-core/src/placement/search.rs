@@ -38,7 +38,7 @@ use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::program::{Cluster, ControlFlowPlacement, Partition, Reason};
 use crate::spec::Cost;
 
-/// Where the inputs and outputs of a graph are.
+/// The location of a graph's inputs and outputs.
 #[derive(Clone, Copy)]
 pub(super) enum Boundary<'a> {
     /// With the caller: their transfers do not count.
@@ -396,8 +396,8 @@ impl<'a> PlacementSearch<'a> {
         memory.map_or(self.memories[*device], |memory| self.index_of(*memory))
     }
 
-    /// The values that a node reads, each with the memory: its inputs, and what its subgraphs
-    /// capture.
+    /// The values that a node reads, each with its memory: the node's inputs, and the captures of
+    /// its subgraphs.
     fn reads(&self, node: usize, at: usize) -> SmallVec<[(ValueId, usize); 4]> {
         let inputs = self.inputs(node).map(|(position, value)| (value, self.read_in(node, at, position)));
         let flow = self.nodes[node].choices[at].flow.iter();
@@ -587,6 +587,7 @@ enum Direction {
 enum Grouping {
     /// A node and the producers of its inputs.
     Chains,
-    /// As `Chains`, and all readers of the same copy: only if all of them move, the copy is saved.
+    /// As `Chains`, plus all readers of the same copy, because the copy is saved only if all of
+    /// them move.
     Readers,
 }

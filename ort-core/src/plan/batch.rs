@@ -52,7 +52,7 @@ impl BatchProof {
     ///
     /// # Errors
     ///
-    /// Returns the violated condition, in words.
+    /// Returns a description of the violated condition.
     pub fn check(&self, bindings: &Bindings) -> Result<(), String> {
         let holds = |(small, large): &&Condition| match (small.evaluate(bindings), large.evaluate(bindings)) {
             (Ok(small), Ok(large)) => small <= large,

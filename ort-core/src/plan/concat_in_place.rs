@@ -70,7 +70,7 @@ impl Planner<'_> {
         let bytes =
             |elements: usize| elements.checked_mul(bits).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         let offsets: Option<Vec<usize>> = offsets.into_iter().map(bytes).collect();
-        // Kernels rely on aligned addresses, also for parts.
+        // Kernels rely on aligned addresses, for parts as well.
         Some((*whole, offsets.filter(|offsets| offsets.iter().all(|offset| offset % ALIGNMENT == 0))?))
     }
 

@@ -94,7 +94,7 @@ impl Planner<'_> {
         let apart = self.bound.planning == Planning::Apart;
         let interval = |group: &Group| Interval {
             bytes: group.bytes,
-            // Under `Apart` every group lives for the whole run, so no two overlap.
+            // Under `Apart` every group lives for the whole run, so no two share memory.
             first: if apart { 0 } else { group.first },
             last: if apart { self.steps.len() } else { group.last },
             lane: group.slab as u32,

@@ -86,7 +86,7 @@ pub struct PlanReport {
     pub symbolic_peak: Option<String>,
 }
 
-/// Builds the report of a plan. The session adds the weights and what is available.
+/// Builds the report of a plan. The session adds the weights and the available bytes.
 pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> PlanReport {
     let running = plan.steps.iter().enumerate().filter(|(_, step)| step.action == Action::Run);
     let indices: Vec<usize> = running.map(|(index, _)| index).collect();

@@ -379,7 +379,8 @@ impl<'a> Planner<'a> {
         }
         if self.needed[index] && !self.joins[index] && !self.place_view(step, index) {
             plan.action = Action::Run;
-            // Outputs come before the workspace, whose limit is what the outputs leave of the slab.
+            // Outputs come before the workspace, because its limit is the part of the slab that
+            // they leave.
             self.place_outputs(step, index, &mut plan)?;
             self.place_workspace(step, index, &mut plan.nested)?;
             plan.heap = std::mem::take(&mut self.heap);

@@ -12,7 +12,7 @@ use crate::ir::{Graph, TensorType, ValueType};
 use crate::program::{Origin, Program};
 use crate::spec::{SymTensor, infer_graph};
 
-/// What is known about a given value: its type, and the elements of a small integer tensor.
+/// The facts known about a given value: its type, and the elements of a small integer tensor.
 pub(crate) type Known = (ValueType, Option<Arc<SymTensor>>);
 
 /// Infers the program's graph under the bindings. None if symbolic inference resolved everything or

@@ -39,7 +39,8 @@ impl Frame<'_> {
         // returns.
         let _heap = if heap > 0 { Some(self.reserve_heap(heap)?) } else { None };
 
-        // Split the host memory into disjoint borrows: what the step reads and what it writes.
+        // Split the host memory into disjoint borrows: the inputs that the step reads, and the
+        // memory that it writes.
         self.find_reads(step, plan, &mut call.reads);
         find_writes(plan, targets, &mut call.writes);
         let sources = Sources {

@@ -79,8 +79,8 @@ pub(crate) fn bind(
     Ok(conflict)
 }
 
-/// Whether every input has the shape that the plan assumes. An input whose shape the plan does not
-/// know fits.
+/// Whether every input has the shape that the plan assumes. If the plan does not know the shape of
+/// an input, any shape fits.
 pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
     program.given.iter().zip(given).all(|(slot, value)| {
         match (&plan.slots[slot.index()].shape, value.tensor()) {

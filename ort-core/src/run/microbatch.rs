@@ -362,7 +362,7 @@ impl Executor {
         whole.collect()
     }
 
-    /// Runs a part, and writes its outputs to their places in the whole ones.
+    /// Runs a part, and writes its outputs to their places in the whole outputs.
     fn run_part(
         &self,
         split: &Split<'_>,

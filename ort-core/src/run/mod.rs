@@ -48,7 +48,7 @@ pub use transfer::SharedMemory;
 pub(crate) struct Executor {
     /// The model's files, from which weights are read.
     pub(crate) files: Arc<LoadedModel>,
-    /// Shared with other sessions that were built on the model with the same settings.
+    /// Shared by sessions on one model with the same settings.
     pub(crate) compiled: Arc<Compiled>,
     /// Counts what this session's runs hold. It is a child of the compiled program's budget.
     pub(crate) budget: Arc<Budget>,

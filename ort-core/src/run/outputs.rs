@@ -86,7 +86,8 @@ impl Frame<'_> {
         for (position, target) in targets.iter_mut().enumerate() {
             let value = handed.next().flatten();
             let Some(slot) = step.outputs[position] else { continue };
-            // Bound buffers stay in `targets`, from where `Frame::step` puts them back.
+            // Bound buffers stay in `targets`, from where dropping the `RunningStep` puts them
+            // back.
             if matches!(target, Target::Bound { .. }) {
                 continue;
             }

@@ -11,7 +11,8 @@ use crate::tensor::{Shape, TensorBuffer, Value};
 /// The type and shape of each output, if they are known before the kernel runs.
 pub(crate) type KnownShapes = Vec<Option<(DType, Shape)>>;
 
-/// The values that a kernel hands over, by output. Empty if it hands over none.
+/// The outputs that a kernel allocates itself and hands over to the run, by output. Empty if there
+/// are none.
 pub(crate) type HandedOver = Vec<Option<Value>>;
 
 /// Where the memory of an output comes from in this run.
@@ -36,7 +37,7 @@ pub(crate) enum Target {
         buffer: TensorBuffer,
         in_place: Option<usize>,
     },
-    /// The kernel hands over a value.
+    /// The kernel allocates the output itself and hands over the value.
     HandedOver,
 }
 

@@ -118,7 +118,7 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::buffer`] and [`Self::copy`].
+    /// The errors of [`Self::buffer`] and [`Self::copy`].
     pub fn copy_in(&self, memory: DeviceId, from: &TensorBuffer) -> Result<TensorBuffer> {
         let mut copy = self.buffer(memory, from.dtype(), from.shape())?;
         self.copy(&from.tensor()?, &mut copy)?;

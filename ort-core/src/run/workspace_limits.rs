@@ -88,7 +88,7 @@ impl Limits {
         need.total() <= self.total && need.on_devices.iter().all(|(memory, bytes)| *bytes <= self.on(*memory))
     }
 
-    /// The limits, raised to what a run takes.
+    /// Returns the limits, raised to the demand of a run.
     fn or(&self, need: &MemoryDemand) -> Limits {
         let on_devices = self.on_devices.iter().map(|(memory, most)| (*memory, need.on(*memory).max(*most)));
         Limits { total: self.total.max(need.total()), on_devices: on_devices.collect() }

@@ -116,7 +116,8 @@ pub(super) struct Prepared {
 /// Values in device memory stay there: inputs are read in place and outputs are left in place. If
 /// the outputs of a run are the inputs of the next, on this or another session on the same device,
 /// nothing is copied and no call waits. If the host reads such an input or computes such an output,
-/// each run copies it once ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
+/// each run copies it once. [`Session::upload`], [`Session::buffer_on`] and [`Session::to_host`]
+/// place values on devices and read them back.
 ///
 /// On the CPU a binding is zero-copy, with two exceptions. An input that is not aligned for its
 /// type is copied once, when it is bound. Some outputs are copied at the end of the run: those that

@@ -69,8 +69,8 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     ///
-    /// Fails if building a session would, if the file cannot be written, or if the graph was built
-    /// by hand: save such a graph first.
+    /// Fails if building a session would fail, if the file cannot be written, or if the graph was
+    /// built by hand: save such a graph first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
         let budget = self.new_budget();
         let threads = self.thread_count()?;
@@ -188,7 +188,8 @@ impl SessionBuilder {
                     self.arena.as_ref(),
                     is_bounded,
                 ),
-                // With a limit, dropped outputs are freed at once: recycled ones are in no budget.
+                // With a limit, dropped outputs are freed at once, because recycled outputs count
+                // in no budget.
                 (!is_bounded).then(Recycler::new),
                 self.idle_memory,
             ),
@@ -234,7 +235,8 @@ impl SessionBuilder {
             Ok((built.map_err(|problem| self.explain(problem, setting))?, None))
         })?;
         let devices = devices.all;
-        // Runs need what devices still compile in the background.
+        // Devices may still compile in the background. Wait for them, because runs need the
+        // results.
         devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
         let Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
@@ -276,9 +278,9 @@ impl SessionBuilder {
         Devices::open(&self.devices, &self.providers)
     }
 
-    /// Adds the limit that would suffice to the error of a build that exceeded its memory limit. It
-    /// covers the build's peak of folded constants, packed weights and copies. It also covers the
-    /// constants that remain after the build, plus the smallest run if all sizes are known. To
+    /// If a build exceeded its memory limit, adds to its error the limit that would suffice. That
+    /// limit covers the build's peak of folded constants, packed weights and copies. It also covers
+    /// the constants that remain after the build, plus the smallest run if all sizes are known. To
     /// measure this, the session is built once more, within a bound that follows from the model's
     /// size. This build folds constants, but only reserves packed weights in the budget.
     fn explain(&self, problem: Error, setting: CompileContext<'_>) -> Error {
@@ -337,7 +339,7 @@ const LEAST_OUTSIDE: usize = 1024;
 /// model's weights.
 const FOLDING_SLACK_BYTES: usize = 64 << 20;
 
-/// The number of threads; by default the cores that this process may use.
+/// Returns the number of threads; by default, the number of cores that this process may use.
 fn at_least_one(threads: Option<usize>) -> Result<usize> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or_else(cores);

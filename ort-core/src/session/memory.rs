@@ -1,4 +1,4 @@
-//! Memory accounting: what a session holds, by purpose, and trimming it.
+//! Memory accounting: the memory that a session holds, by purpose, and trimming.
 //!
 //! The numbers come from the session's budget, its compiled program and its idle memory. A plan's
 //! prediction for a run is [`Session::plan`].
@@ -68,7 +68,7 @@ impl MemoryUse {
     }
 }
 
-/// The bytes of constants by location. What sessions share counts once.
+/// The bytes of constants by location. Memory that sessions share counts once.
 #[derive(Default)]
 pub(super) struct ConstantBytes {
     pub(super) mapped: usize,
@@ -124,7 +124,7 @@ impl ConstantBytes {
 }
 
 impl Session {
-    /// The memory of the session. It includes the program for runs that contradict the dimension
+    /// The memory of the session, including the program for runs that contradict the dimension
     /// names.
     pub fn memory(&self) -> MemoryUse {
         let held = |category| self.executor.budget.in_use_of(category);

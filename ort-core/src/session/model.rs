@@ -91,9 +91,9 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Those of [`from_source`](Self::from_source). A change contradicts the model: a size that an
-    /// input does not declare, a weight of another type or shape, an external weight that the model
-    /// does not have. Other changes for which the model has no counterpart are
+    /// The errors of [`from_source`](Self::from_source). A change that contradicts the model: a
+    /// size that an input does not declare, a weight of another type or shape, an external weight
+    /// that the model does not have. Other changes for which the model has no counterpart are
     /// [`warnings`](Self::warnings).
     pub fn from_source_with(source: Source, options: &LoadOptions) -> Result<Model> {
         let mut warnings = Warnings::new(source.is_strict());
@@ -189,7 +189,7 @@ impl Model {
         &self.file.info
     }
 
-    /// The inputs that a caller gives, in the model's order.
+    /// The inputs of a run, in the model's order.
     pub fn inputs(&self) -> Vec<ValueSpec> {
         let graph = self.graph();
         let spec = |&id: &crate::ir::ValueId| ValueSpec {
@@ -224,7 +224,7 @@ impl Model {
         !self.file.changes.is_empty()
     }
 
-    /// The files that the model was loaded from, its own first.
+    /// The files that the model was loaded from, the model file first.
     pub(super) fn contents(&self) -> &[Content] {
         &self.file.contents
     }
@@ -238,8 +238,8 @@ impl Model {
     /// Returns where a weight is in a data file of the model, if it is in one.
     pub(super) fn location_of(&self, tensor: &Tensor) -> Option<Location> {
         let bytes = tensor.bytes().filter(|bytes| !bytes.is_empty())?;
-        // The first is the model file itself. The names of weights that were given begin with a
-        // null byte.
+        // The first is the model file itself. The names of weights that the caller supplied begin
+        // with a null byte.
         let mut files = self.contents().iter().skip(1).filter(|content| !content.name().starts_with('\0'));
         files.find_map(|content| {
             let file = content.bytes()?;
@@ -280,8 +280,8 @@ impl Model {
         self.file.release(tensor);
     }
 
-    /// Drops all resident pages. Reading the bytes between the weights makes many of those
-    /// resident, too.
+    /// Drops all resident pages of the model's files. Reading the bytes between weights makes pages
+    /// of weights resident, too.
     pub(super) fn release_all(&self) {
         self.file.release_all();
     }

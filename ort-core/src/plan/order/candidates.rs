@@ -34,8 +34,8 @@ pub(super) fn all(dependencies: &DependencyGraph, footprint: &Footprint) -> impl
     [late, heavy].into_iter().chain(orders)
 }
 
-/// Runs each step as late as its readers allow: a depth-first postorder, in which what a step reads
-/// is computed right before it. `sort` orders the inputs of a step.
+/// Runs each step as late as its readers allow: a depth-first postorder, in which the inputs of a
+/// step are computed right before it. `sort` orders the inputs of a step.
 fn depth_first(dependencies: &DependencyGraph, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
     let mut seen = vec![false; dependencies.len()];
     let mut order = Vec::with_capacity(dependencies.len());

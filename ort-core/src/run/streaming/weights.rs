@@ -51,7 +51,8 @@ pub(crate) struct WeightResidency {
     pub(crate) keep: Vec<bool>,
     /// The bytes of the window; zero if all weights stay.
     pub(crate) window: usize,
-    /// The most bytes that the run holds at once beyond what is packed already.
+    /// The most bytes that the run packs or uploads and holds at once, beyond those in memory
+    /// already.
     pub(crate) to_pack: usize,
     /// Whether packed weights or resident constants have to be evicted.
     must_evict: bool,
@@ -63,7 +64,7 @@ pub(crate) struct WeightResidency {
 pub(crate) struct AvailableMemory {
     /// Bytes of the session's budget beside the run's activations.
     pub(crate) bytes: usize,
-    /// What the run takes on each device.
+    /// The bytes that the run takes on each device.
     pub(crate) on_devices: OnDevices,
     /// The share, in eighths, that constants may take of the device memory beyond the least that
     /// they need.
