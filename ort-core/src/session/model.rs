@@ -46,7 +46,7 @@ pub struct Model {
 enum DimNames {
     /// Equal names guarantee equal sizes, and nothing else records this equality. This is so for
     /// graphs that were built by hand, and for graphs with gradients.
-    Binding,
+    Guaranteed,
     /// Names are documentation, which a run may contradict.
     Documentation,
     /// No two names are equal.
@@ -108,7 +108,7 @@ impl Model {
         let start = Instant::now();
         // Looked up before `expand_gradients` replaces the gradient nodes.
         let dims = match holds_gradient(&loaded.graph) {
-            true => DimNames::Binding,
+            true => DimNames::Guaranteed,
             false => DimNames::Documentation,
         };
         let mut compare = |value: &ValueInfo, ty: &ValueType| warnings.compare(&value.name, &value.ty, ty);
@@ -131,7 +131,7 @@ impl Model {
     pub fn from_graph(mut graph: Graph) -> Model {
         find_requirements(&mut graph);
         let (file, compiled) = (Arc::default(), Arc::default());
-        Model { graph: Arc::new(graph), file, compiled, dims: DimNames::Binding, _trim: None }
+        Model { graph: Arc::new(graph), file, compiled, dims: DimNames::Guaranteed, _trim: None }
     }
 
     /// The same model with a graph in which all dimensions are independent.
