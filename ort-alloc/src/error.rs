@@ -4,6 +4,9 @@ use thiserror::Error;
 
 use crate::{Category, DeviceId, exact_bytes};
 
+/// The end of the text of an [`AllocError::BudgetExceeded`]: what its reader can try.
+pub const BUDGET_ADVICE: &str = "use a smaller batch or sequence, fewer runs at a time, or a larger limit";
+
 /// A refused memory request. The allocator or budget that refused it stays usable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AllocError {
@@ -27,12 +30,13 @@ pub enum AllocError {
     /// The budget cannot hold this request on top of what is in use.
     #[error(
         "over the memory limit: {needed} were needed for {category}, but {available} of the limit of {limit} are free \
-         ({in_use} in use{largest}); use a smaller batch or sequence, fewer runs at a time, or a larger limit",
+         ({in_use} in use{largest}); {advice}",
         needed = exact_bytes(*needed),
         available = exact_bytes(*available),
         limit = exact_bytes(*limit),
         in_use = exact_bytes(*in_use),
-        largest = describe_largest(.largest, *.in_use)
+        largest = describe_largest(.largest, *.in_use),
+        advice = BUDGET_ADVICE
     )]
     BudgetExceeded {
         /// Bytes requested.

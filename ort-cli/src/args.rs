@@ -10,13 +10,15 @@ use clap::{Args, ValueEnum};
 use ort_report::{Table, split_in_words};
 use ort_runtime::ep::Precision;
 pub(crate) use ort_runtime::human_bytes;
-use ort_runtime::onnx::{FileAccess, Source};
+use ort_runtime::onnx::{FileAccess, Source, WarningKind};
 use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{
     ExtendStrategy, Limits, LoadOptions, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
 };
 
+use crate::numbers::{seconds, whole};
 use crate::providers::ProviderArgs;
+use crate::usage::wrong_usage;
 
 /// The model, its inputs, and the session options.
 #[derive(Args, Clone)]
@@ -30,10 +32,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "FILE.npz")]
     pub(crate) inputs: Option<PathBuf>,
     /// Seed of the random values for inputs that are not given.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>)]
     pub(crate) seed: u64,
-    /// Size of a symbolic dimension, for random inputs and planning; 1 if not given. It must agree
-    /// with the inputs that are given. `ort plan` also takes several sizes, NAME=1,2,4.
+    /// Size of a symbolic dimension [default: 1]. If you also pass input files, their shapes must
+    /// match. `ort plan` also takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
     pub(crate) dims: Vec<(String, Vec<i64>)>,
     /// Fix a symbolic dimension at load time: the model is compiled for this size alone.
@@ -60,9 +62,10 @@ pub(crate) struct ModelArgs {
     #[arg(long = "without-rule", value_name = "RULE")]
     pub(crate) without_rules: Vec<String>,
     /// Stop after N rewrites (for bisecting).
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) rewrites: Option<usize>,
-    /// Hard limit on the memory a run may allocate: bytes, or with KiB, MiB, GiB.
+    /// Hard limit on everything that the session allocates, which mapped weights are not: bytes, or
+    /// a number with KiB, MiB, GiB, KB, MB or GB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
     /// Never split a batch to fit the memory limit.
@@ -84,7 +87,7 @@ pub(crate) struct ModelArgs {
     /// Disable memory planning: allocate each value when it is produced.
     #[arg(long)]
     pub(crate) no_mem_pattern: bool,
-    /// Read model files instead of mapping them: later changes to the files cannot alter the copy.
+    /// Read model files into memory. Later changes to the files then have no effect.
     #[arg(long)]
     pub(crate) no_mmap: bool,
     /// Reject what ONNX forbids but ONNX Runtime accepts, instead of warning; `ort check` lists it.
@@ -134,7 +137,14 @@ impl ModelArgs {
 
     pub(crate) fn load(&self) -> Result<Model> {
         let options = LoadOptions { free_dimensions: self.fix_dims.clone(), ..LoadOptions::default() };
-        Ok(Model::from_source_with(self.source()?, &options)?)
+        let model = Model::from_source_with(self.source()?, &options)?;
+        // The library only warns of a dimension that the model does not have. On the command line
+        // the name is misspelled.
+        let unknown = model.warnings().iter().find(|warning| warning.kind == WarningKind::LoadOption);
+        if let Some(unknown) = unknown {
+            bail!("{}: --fix-dim: {unknown}; `ort inspect` lists the inputs", self.model.display());
+        }
+        Ok(model)
     }
 
     /// Returns the `--dim` sizes. Several sizes for one dimension are an error.
@@ -142,7 +152,7 @@ impl ModelArgs {
         let single = |(name, sizes): &(String, Vec<i64>)| match sizes.as_slice() {
             [size] => Ok((name.clone(), *size)),
             // A run binds each dimension to one size, so a list makes sense for plans alone.
-            _ => bail!("--dim {name} has {} sizes; only `ort plan` takes more than one", sizes.len()),
+            _ => wrong_usage!("--dim {name} has {} sizes; give one, or use `ort plan`", sizes.len()),
         };
         self.dims.iter().map(single).collect()
     }
@@ -215,12 +225,6 @@ pub(crate) fn level(text: &str) -> Result<Level, String> {
     Level::named(text).ok_or_else(|| format!("`{text}` is not one of {}", names.join(", ")))
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    // `try_from_secs_f64` rejects negative numbers, NaN and numbers that overflow.
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("`{text}` is not a number of seconds"))
-}
-
 fn pair(text: &str) -> Result<(String, String), String> {
     // Split at the last `=`, because names from model files may contain one.
     let (name, value) = text.rsplit_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
@@ -234,8 +238,7 @@ fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
     let (name, sizes) = pair(text)?;
     let size = |size: &str| {
         let parsed = size.parse().ok().filter(|parsed| *parsed >= 0);
-        parsed
-            .ok_or_else(|| format!("`{text}` is not NAME=N: `{size}` is not a whole number, or is negative"))
+        parsed.ok_or_else(|| format!("`{size}` is not a size: use a whole number of 0 or more"))
     };
     Ok((name, sizes.split(',').map(size).collect::<Result<_, _>>()?))
 }
@@ -274,25 +277,27 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         unit.map_or((text, 1), |(unit, factor)| (text.strip_suffix(unit).unwrap_or(text), *factor));
     let refused = || {
         let units = UNITS.map(|(unit, _)| unit).join(", ");
-        format!("`{text}` is not a size such as 512MiB: a number of bytes, or one with {units}")
+        format!("`{text}` is not a size: use a number of bytes, or one with {units}, such as 512MiB")
     };
     // A fraction such as `1.5GiB` is a valid size, so the number is parsed as a float.
     let number: f64 = number.trim().parse().map_err(|_| refused())?;
     let bytes = number * factor as f64;
-    // `as usize` would saturate, so reject what does not fit.
-    if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
-        Ok(bytes as usize)
-    } else {
-        Err(refused())
+    match bytes {
+        _ if bytes.is_nan() => Err(refused()),
+        ..0.0 => Err("must not be negative: use a size such as 512MiB".to_string()),
+        // `as usize` would saturate, so reject what does not fit.
+        _ if bytes >= usize::MAX as f64 => Err(format!("`{text}` is larger than any memory")),
+        _ => Ok(bytes as usize),
     }
 }
 
 /// Formats a session's memory by category, without the empty ones.
 pub(crate) fn parts(memory: &MemoryUse) -> String {
     let named = [
-        ("mapped weights", memory.weights_mapped),
-        ("other weights", memory.weights_copied),
+        ("weights in the mapped file", memory.weights_mapped),
+        ("weights in memory", memory.weights_copied),
         ("packed weights", memory.packed),
+        ("packed weights in the mapped cache", memory.cached),
         ("constants on devices", memory.device_constants),
         ("slabs", memory.slabs),
         ("workspaces", memory.workspace),
@@ -322,8 +327,8 @@ mod tests {
         assert!(size("-1").is_err() && size("lots").is_err());
         assert_eq!(shaped("x=1x3"), Ok(("x".into(), vec![1, 3])));
         assert_eq!(shaped("x="), Ok(("x".into(), vec![])));
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert!(seconds("-1").is_err() && seconds("soon").is_err());
+        assert!(size("99999999999GiB").is_err_and(|text| text.contains("larger than any memory")));
+        assert!(size("-3MiB").is_err_and(|text| text.contains("negative")) && size("nan").is_err());
         assert_eq!(sized("n=1,2"), Ok(("n".into(), vec![1, 2])));
         assert!(sized("n=").is_err() && sized("n=1,").is_err());
         assert_eq!(fixed("n=3"), Ok(("n".into(), 3)));

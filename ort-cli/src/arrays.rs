@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ort_numpy::Archive;
-use ort_runtime::{Tensor, Value, host_memory_bytes, open_regular};
+use ort_runtime::{DType, Tensor, Value, host_memory_bytes, open_regular};
 
 use crate::output::write_file;
 
@@ -30,6 +30,15 @@ impl Room {
         self.left.min(self.each)
     }
 
+    /// Returns what helps if the next array is larger than [`most`](Self::most).
+    pub(crate) fn advice(&self) -> &'static str {
+        if self.each < self.left {
+            "raise --memory-limit, or use smaller dimensions"
+        } else {
+            "use smaller dimensions"
+        }
+    }
+
     /// Subtracts an array that has been read or generated.
     pub(crate) fn take(&mut self, bytes: usize) {
         self.left = self.left.saturating_sub(bytes);
@@ -39,7 +48,7 @@ impl Room {
 /// Reads a tensor of at most `most` bytes from a `.npy` file.
 pub(crate) fn read_npy(path: &Path, most: usize) -> Result<Tensor> {
     let read = || -> Result<Tensor> {
-        let file = open_regular(path)?;
+        let file = open_file(path)?;
         let length = file.metadata()?.len();
         // The reader checks the size in the header against this length before it allocates.
         Ok(ort_numpy::read_npy(BufReader::new(file), length, most)?)
@@ -49,8 +58,38 @@ pub(crate) fn read_npy(path: &Path, most: usize) -> Result<Tensor> {
 
 /// Opens a `.npz` archive.
 pub(crate) fn open_npz(path: &Path) -> Result<Archive<BufReader<File>>> {
-    let open = || -> Result<_> { Ok(Archive::open(BufReader::new(open_regular(path)?))?) };
+    let open = || -> Result<_> { Ok(Archive::open(BufReader::new(open_file(path)?))?) };
     open().with_context(|| format!("opening {}", path.display()))
+}
+
+fn open_file(path: &Path) -> Result<File> {
+    open_regular(path).map_err(|problem| match problem.kind() {
+        std::io::ErrorKind::NotFound => anyhow!("there is no such file; check the path"),
+        std::io::ErrorKind::PermissionDenied => {
+            anyhow!("no permission to read the file; check its owner and mode")
+        }
+        _ => problem.into(),
+    })
+}
+
+/// Returns advice on how to convert an array to this type. `None` if NumPy does not have the type.
+pub(crate) fn conversion(name: &str, to: DType) -> Option<String> {
+    let numpy = match to {
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        DType::F16 => "float16",
+        DType::Bool => "bool",
+        DType::I8
+        | DType::I16
+        | DType::I32
+        | DType::I64
+        | DType::U8
+        | DType::U16
+        | DType::U32
+        | DType::U64 => to.name(),
+        _ => return None,
+    };
+    Some(format!("convert it in NumPy: {name}.astype(\"{numpy}\")"))
 }
 
 /// Writes values to a `.npz` archive atomically.

@@ -2,20 +2,22 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use half::{bf16, f16};
 use num_complex::Complex;
 use ort_runtime::dim::{Bindings, Dim, Symbol, unify};
 use ort_runtime::dtype::{CastOptions, convert};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::tensor::{OptionalValue, SequenceValue, byte_count, element_count};
-use ort_runtime::{DType, Model, Tensor, TensorBuffer, Value, ValueSpec, advise};
+use ort_runtime::{DType, Error, ErrorKind, Model, Tensor, TensorBuffer, Value, ValueSpec, advise};
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64;
 
 use crate::args::{ModelArgs, human_bytes};
-use crate::arrays::{Room, open_npz, read_npy};
+use crate::arrays::{Room, conversion, open_npz, read_npy};
+use crate::output::listed;
+use crate::usage::wrong_usage;
 
 /// Returns the inputs of `model`: those given, and random values for the rest.
 pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Value)>> {
@@ -40,7 +42,7 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
             continue;
         }
         let shape = args.shapes.iter().find(|(name, _)| *name == spec.name).map(|(_, shape)| shape.clone());
-        let value = make_up(spec, shape, &bindings, &mut random, room.most())
+        let value = make_up(spec, shape, &bindings, &mut random, &room)
             .with_context(|| format!("input '{}' ({})", spec.name, spec.ty))?;
         // Random inputs share the budget of the arrays that were read.
         room.take(value.byte_count());
@@ -61,12 +63,13 @@ fn read(
         let mut archive = open_npz(path)?;
         let names: Vec<String> = archive.names().map(str::to_string).collect();
         if let Some(other) = names.iter().find(|name| !known.contains(name.as_str())) {
-            bail!("{}", no_input(other, specs));
+            bail!("{}: {}; rename the array", path.display(), no_input(other, specs));
         }
         for name in &names {
             let tensor =
                 archive.read(name, room.most()).with_context(|| format!("reading {}", path.display()))?;
             room.take(tensor.byte_count());
+            check_type(name, &tensor, specs).with_context(|| path.display().to_string())?;
             given.push((name.clone(), tensor.into()));
         }
     }
@@ -74,11 +77,49 @@ fn read(
         if !known.contains(name.as_str()) {
             bail!("{}", no_input(name, specs));
         }
+        if given.iter().any(|(known, _)| known == name) {
+            bail!("input '{name}' is given twice; leave one out");
+        }
         let tensor = read_npy(file.as_ref(), room.most()).with_context(|| format!("input '{name}'"))?;
         room.take(tensor.byte_count());
+        check_type(name, &tensor, specs)?;
         given.push((name.clone(), tensor.into()));
     }
     Ok(given)
+}
+
+/// Refuses an array of another type than the input's, before anything is computed.
+fn check_type(name: &str, tensor: &Tensor, specs: &[ValueSpec]) -> Result<()> {
+    let spec = specs.iter().find(|spec| spec.name == name);
+    let Some(ValueType::Tensor(expected)) = spec.map(|spec| &spec.ty) else { return Ok(()) };
+    let (given, expected) = (tensor.dtype(), expected.dtype);
+    if given != expected {
+        let advice = conversion("array", expected);
+        let advice = advice.map_or_else(String::new, |advice| format!("; {advice}"));
+        bail!("input '{name}' is {}, expected {}{advice}", given.name(), expected.name());
+    }
+    Ok(())
+}
+
+/// Returns the error of a run on these inputs. If random integers may be the cause, it says so.
+pub(crate) fn explained(args: &ModelArgs, inputs: &[(String, Value)], problem: Error) -> anyhow::Error {
+    // These failures do not depend on the values of inputs.
+    let is_of_values =
+        !matches!(problem.kind(), ErrorKind::OutOfMemory | ErrorKind::Cancelled | ErrorKind::EpFail);
+    let mut given: HashSet<String> = args.input.iter().map(|(name, _)| name.clone()).collect();
+    if let Some(archive) = args.inputs.as_deref().and_then(|path| open_npz(path).ok()) {
+        given.extend(archive.names().map(str::to_string));
+    }
+    let is_integer = |value: &Value| value.tensor().is_ok_and(|tensor| tensor.dtype().is_integer());
+    let random = inputs.iter().filter(|(name, value)| !given.contains(name) && is_integer(value));
+    let random: Vec<String> = random.map(|(name, _)| format!("'{name}'")).collect();
+    if random.is_empty() || !is_of_values {
+        return problem.into();
+    }
+    anyhow!(
+        "{problem}; the values of {} were random, 0 or 1: if the model needs others, give them with --input",
+        listed(&random)
+    )
 }
 
 fn no_input(name: &str, specs: &[ValueSpec]) -> String {
@@ -140,12 +181,17 @@ fn asked_sizes(args: &ModelArgs, symbols: &[Symbol]) -> Result<Bindings> {
     let mut asked = Bindings::new();
     for (name, size) in args.single_dims()? {
         let Some(symbol) = symbols.iter().find(|symbol| symbol.to_string() == name) else {
+            if let Some((_, size)) = args.fix_dims.iter().find(|(fixed, _)| *fixed == name) {
+                bail!(
+                    "--dim {name}: --fix-dim has fixed '{name}' to {size} at load time; leave --dim {name} out"
+                );
+            }
             let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
             let advice = advise("symbolic dimensions", &name, known.iter().map(String::as_str));
             bail!("the model has no symbolic dimension '{name}'; {advice}");
         };
         if let Some(other) = asked.get(symbol).filter(|other| *other != size) {
-            bail!("--dim {name} is given twice, as {other} and {size}; give it once");
+            wrong_usage!("--dim {name} is given twice, as {other} and {size}; give it once");
         }
         asked.insert(symbol.clone(), size);
     }
@@ -157,7 +203,7 @@ fn make_up(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
-    room: usize,
+    room: &Room,
 ) -> Result<Value> {
     match &spec.ty {
         ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random, room)?.into()),
@@ -179,7 +225,7 @@ fn random_tensor(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
-    room: usize,
+    room: &Room,
 ) -> Result<Tensor> {
     let declared = || -> Result<Vec<usize>> {
         let sizes =
@@ -200,9 +246,9 @@ fn random_tensor(
         dtype => byte_count(dtype, &shape)?,
     };
     // Check before allocating: a symbolic size may be any number.
-    if bytes > room {
-        let (needed, room) = (human_bytes(bytes), human_bytes(room));
-        bail!("shape {shape:?} needs {needed}, but {room} are available; use smaller dimensions");
+    if bytes > room.most() {
+        let (needed, most) = (human_bytes(bytes), human_bytes(room.most()));
+        bail!("shape {shape:?} needs {needed}, but {most} are available; {}", room.advice());
     }
     if ty.dtype == DType::String {
         // Reserving reports a failed allocation as an error, where `vec!` would abort.

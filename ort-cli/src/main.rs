@@ -22,18 +22,22 @@ mod distribution;
 mod help;
 mod inputs;
 mod logging;
+mod numbers;
 mod operations;
 mod output;
 mod panics;
 mod processor;
 mod providers;
 mod resident;
+mod usage;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::panics::guard;
@@ -42,7 +46,7 @@ use crate::panics::guard;
 #[global_allocator]
 static HEAP: ort_runtime::Heap = ort_runtime::Heap;
 
-/// An ONNX runtime that knows its memory before it runs.
+/// An ONNX runtime that computes the peak memory of a run before it starts.
 ///
 /// Without a command, run the demo: a small model and a few images embedded in the binary.
 #[derive(Parser)]
@@ -105,9 +109,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
-        Err(problem) => return refuse(&problem),
+        Err(problem) => return refuse(&with_right_tip(problem)),
     };
     // Warnings are shown by default, because they mean that a result may be unexpected.
     let level = match (cli.quiet, cli.verbose) {
@@ -135,8 +139,45 @@ fn main() -> ExitCode {
         // 64 bytes remain for the prefix `error: ` within the bound of a line.
         let line = format!("error: {}", ort_runtime::shown(&lines.join("; "), output::LINE_BYTES - 64));
         let _ = writeln!(std::io::stderr(), "{line}");
-        ExitCode::FAILURE
+        if problem.is::<usage::WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
+}
+
+/// Parses the command line.
+fn parse() -> Result<Cli, clap::Error> {
+    // The parsers of the values say what is wrong with a negative number. clap would take it for a
+    // flag that does not exist.
+    let with_negatives = |arg: Arg| {
+        let takes_value = !arg.is_positional() && arg.get_action().takes_values();
+        if takes_value { arg.allow_negative_numbers(true) } else { arg }
+    };
+    let mut command = Cli::command().mut_subcommands(|command| command.mut_args(with_negatives));
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|problem| problem.format(&mut command))
+}
+
+/// Replaces clap's tip for an unknown flag, to pass it as a value after `--`: no command has a use
+/// for such a value.
+fn with_right_tip(mut problem: clap::Error) -> clap::Error {
+    if problem.kind() != ErrorKind::UnknownArgument {
+        return problem;
+    }
+    problem.remove(ContextKind::Suggested);
+    let tip = match problem.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if ["-o", "--output"].contains(&flag.as_str()) => {
+            "`ort optimize IN OUT` and `ort compile IN OUT` take the output file as the second argument, \
+             `ort run` takes --outputs FILE.npz"
+        }
+        Some(ContextValue::String(flag)) if is_number(flag) => "a value must not be negative",
+        _ => return problem,
+    };
+    problem.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(tip)]));
+    problem
+}
+
+/// Whether an unknown flag is the begin of a negative number, such as `-3` of `-3MiB`.
+fn is_number(flag: &str) -> bool {
+    flag.strip_prefix('-').and_then(|rest| rest.chars().next()).is_some_and(|first| first.is_ascii_digit())
 }
 
 /// Prints clap's error and returns its exit code. clap echoes arguments unchanged, so terminal

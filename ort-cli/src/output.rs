@@ -6,10 +6,10 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ort_runtime::files::NewFile;
 use ort_runtime::steers;
 use serde::Serialize;
@@ -112,8 +112,14 @@ pub(crate) use say;
 
 /// Writes a file atomically: see [`ort_runtime::files`].
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {
-    let mut file = NewFile::create(path).with_context(|| {
-        format!("cannot create {}: check that its folder exists, and its permissions", path.display())
+    let mut file = NewFile::create(path).map_err(|problem| {
+        let advice = match problem.kind() {
+            ErrorKind::NotFound => "create its folder, or name another",
+            ErrorKind::IsADirectory => "name a file in it",
+            ErrorKind::PermissionDenied => "check the permissions of its folder",
+            _ => "name another file",
+        };
+        anyhow!("cannot create {}: {problem}; {advice}", path.display())
     })?;
     // If `fill` fails, the unfinished file is dropped and the old one stays.
     let written = fill(&mut file).and_then(|()| Ok(file.complete()?.publish()?));

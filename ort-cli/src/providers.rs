@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use ort_runtime::ep::Device;
 use ort_runtime::{ProviderRequest, SessionBuilder, open_devices};
+
+use crate::usage::wrong_usage;
 
 /// The prefix that marks a provider as optional.
 const OPTIONAL: &str = "optional:";
@@ -15,7 +17,7 @@ const OPTIONAL: &str = "optional:";
 pub(crate) struct ProviderArgs {
     /// Execution provider, by name or library path; the first is preferred [default: cpu].
     /// optional:NAME is skipped, with a warning, if it cannot be used.
-    #[arg(long = "ep", value_name = "NAME")]
+    #[arg(long = "ep", value_name = "NAME", value_parser = provider)]
     providers: Vec<String>,
     /// Option of a provider named with --ep, such as wgpu.limits=minimum; see the provider's
     /// documentation.
@@ -61,17 +63,28 @@ impl ProviderArgs {
             // An option that reaches no provider would have no effect.
             let Some(own) = requests.iter_mut().find(|request| request.name == *provider) else {
                 let known: Vec<&str> = requests.iter().map(|request| request.name.as_str()).collect();
-                bail!(
+                wrong_usage!(
                     "--ep-option {provider}.{name} is for a provider that is not used (the providers are {}); add --ep {provider}",
                     known.join(", ")
                 );
             };
+            if provider == "cpu" && name.contains("threads") {
+                wrong_usage!("the cpu provider has no option '{name}'; use --threads {value}");
+            }
             if own.options.insert(name.clone(), value.clone()).is_some() {
-                bail!("--ep-option {provider}.{name} is given twice; give it once");
+                wrong_usage!("--ep-option {provider}.{name} is given twice; give it once");
             }
         }
         Ok(requests)
     }
+}
+
+fn provider(text: &str) -> Result<String, String> {
+    let name = text.strip_prefix(OPTIONAL).unwrap_or(text);
+    let is_named = !name.trim().is_empty();
+    is_named.then(|| text.to_string()).ok_or_else(|| {
+        "the name is empty: `ort providers` lists the names; for a library give its path".to_string()
+    })
 }
 
 fn option(text: &str) -> Result<ProviderOption, String> {
@@ -81,7 +94,7 @@ fn option(text: &str) -> Result<ProviderOption, String> {
     let Some(((provider, name), value)) =
         parts.filter(|((provider, name), _)| !provider.is_empty() && !name.is_empty())
     else {
-        return Err(format!("`{text}` is not NAME.OPTION=VALUE"));
+        return Err(format!("`{text}` is not NAME.OPTION=VALUE, such as wgpu.limits=minimum"));
     };
     Ok(ProviderOption { provider: provider.to_string(), name: name.to_string(), value: value.to_string() })
 }

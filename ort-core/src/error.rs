@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ort_alloc::{AllocError, exact_bytes};
+use ort_alloc::{AllocError, BUDGET_ADVICE, exact_bytes};
 
 use crate::text::{NAME_BYTES, into_shown, shown};
 
@@ -55,9 +55,9 @@ impl ErrorKind {
             ErrorKind::Fail => "failure",
             ErrorKind::InvalidArgument => "invalid argument",
             ErrorKind::NoSuchFile => "no such file",
-            ErrorKind::NoModel => "not a model",
+            ErrorKind::NoModel => "unusable compiled model",
             ErrorKind::RuntimeException => "runtime failure",
-            ErrorKind::InvalidProtobuf => "invalid protobuf",
+            ErrorKind::InvalidProtobuf => "invalid file",
             ErrorKind::NotImplemented => "not implemented",
             ErrorKind::InvalidGraph => "invalid graph",
             ErrorKind::EpFail => "execution provider failure",
@@ -133,6 +133,10 @@ impl fmt::Display for MemoryShortage {
         let MemoryShortage { needed, available, limit, largest } = self;
         let [needed, available, limit] = [needed, available, limit].map(|bytes| exact_bytes(*bytes));
         write!(f, "{needed}, but {available} of the limit of {limit} are free")?;
+        let held = self.limit.saturating_sub(self.available);
+        if held > 0 {
+            write!(f, " (constants, outputs and other runs hold {})", exact_bytes(held))?;
+        }
         for (index, (name, bytes)) in largest.iter().enumerate() {
             let separator = if index == 0 { "; the largest at the peak are" } else { "," };
             write!(f, "{separator} '{name}' {}", exact_bytes(*bytes))?;
@@ -209,6 +213,15 @@ impl Error {
         self
     }
 
+    /// Replaces the advice of a budget, which knows nothing of the run, by that of the run.
+    #[must_use]
+    pub(crate) fn help_of_run(mut self, advice: impl Into<String>) -> Error {
+        if self.0.help.as_deref() == Some(BUDGET_ADVICE) {
+            self.0.help = None;
+        }
+        self.help(advice)
+    }
+
     /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -222,7 +235,8 @@ impl Error {
     /// let error = Error::out_of_memory("the run", shortage);
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "out of memory: the run needs 300 bytes, but 100 bytes of the limit of 1000 bytes are free; the largest at the peak are 'scores' 200 bytes"
+    ///     "out of memory: the run needs 300 bytes, but 100 bytes of the limit of 1000 bytes are free \
+    ///      (constants, outputs and other runs hold 900 bytes); the largest at the peak are 'scores' 200 bytes"
     /// );
     /// assert_eq!(error.shortage().map(MemoryShortage::sufficient_limit), Some(1200));
     /// ```
@@ -307,7 +321,13 @@ impl From<AllocError> for Error {
             AllocError::Interrupted { reason } => return Error::new(ErrorKind::Cancelled, reason),
             _ => {}
         }
-        let mut refusal = Error::new(ErrorKind::OutOfMemory, error.to_string());
+        let text = error.to_string();
+        // The advice of a budget is the end of its text.
+        let stated = text.strip_suffix(BUDGET_ADVICE).and_then(|text| text.strip_suffix("; "));
+        let mut refusal = Error::new(ErrorKind::OutOfMemory, stated.unwrap_or(&text));
+        if stated.is_some() {
+            refusal = refusal.help(BUDGET_ADVICE);
+        }
         if let AllocError::BudgetExceeded { needed, available, limit, largest, .. } = error {
             let largest =
                 largest.into_iter().map(|(category, bytes)| (category.to_string(), bytes)).collect();

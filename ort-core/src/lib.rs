@@ -48,5 +48,5 @@ pub use inventory;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Within};
 pub use ir::spec;
 pub use limits::Limits;
-pub use suggest::{advise, nearest, one_of, unknown_name};
+pub use suggest::{advise, advise_listed, nearest, one_of, unknown_name};
 pub use text::{NAME_BYTES, shown, steers};

@@ -63,7 +63,9 @@ pub(crate) trait Raise {
 
 impl Raise for Error {
     fn raise(self, name: &str) -> Error {
-        self.help(format!("raise the limit `{name}` (Limits::{name}) if you trust the model"))
+        // Of the limits, the command line has this one alone.
+        let flag = if name == "deadline" { ", or --deadline of `ort`" } else { "" };
+        self.help(format!("raise the limit `{name}` (Limits::{name}{flag}) if you trust the model"))
     }
 }
 

@@ -24,14 +24,17 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         return None;
     }
     let lower = name.to_lowercase();
-    let most = lower.len() / 3;
+    // Of two letters one may be missing: `Ad` for `Add`.
+    let is_short = lower.len() == 2;
+    let most = if is_short { 1 } else { lower.len() / 3 };
     let mut best: Option<(usize, &str)> = None;
     for (count, candidate) in known.into_iter().enumerate() {
         if count >= MOST {
             return None;
         }
         // The length difference is a lower bound of the edit distance, and much cheaper.
-        if candidate.len().abs_diff(name.len()) > most || candidate == name {
+        let differs = candidate.len().abs_diff(name.len());
+        if differs > most || candidate == name || (is_short && candidate.len() <= name.len()) {
             continue;
         }
         let folded = candidate.to_lowercase();
@@ -61,14 +64,24 @@ fn differing(a: &str, b: &str) -> usize {
 /// Returns advice for someone who asked for `name`: the nearest of `known`, and the whole list if
 /// it is short. `what` names the candidates in the plural.
 pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    advise_listed(what, name, known, &format!("there are more than {FEW} {what}"))
+}
+
+/// [`advise`] with a place that lists the names, for those that are too many for a message.
+pub fn advise_listed<'a>(
+    what: &str,
+    name: &str,
+    known: impl IntoIterator<Item = &'a str> + Clone,
+    listed: &str,
+) -> String {
     let near = nearest(name, known.clone()).map(|near| format!("did you mean '{near}'?"));
     // The names may come from files too, and a list of long ones would take megabytes.
     let mut all: Vec<_> = known.into_iter().take(FEW + 1).map(|name| shown(name, LONGEST)).collect();
     all.sort_unstable();
     match (near, all.len()) {
-        (None, 0) => format!("there are no {what}"),
+        (None, 0) => format!("there are no {what}: leave it out"),
         (None, 1..=FEW) => format!("the {what} are {}", all.join(", ")),
-        (None, _) => format!("check the spelling; there are more than {FEW} {what}, too many to list"),
+        (None, _) => format!("check the spelling; {listed}"),
         (Some(near), 0..=FEW) => format!("{near} the {what} are {}", all.join(", ")),
         (Some(near), _) => near,
     }
@@ -113,11 +126,14 @@ mod tests {
             ("kernelshape", Some("kernel_shape")),
             ("autopad", Some("auto_pad")),
             ("alpha", None),
+            ("to", None),
             ("", None),
         ];
         for (name, expected) in cases {
             assert_eq!(nearest(name, known), expected, "{name}");
         }
+        assert_eq!(nearest("Ad", ["Add", "Abs", "Or"]), Some("Add"));
+        assert_eq!(nearest("x1", ["x2", "y", "x1y2"]), None);
         assert_eq!(nearest(&"a".repeat(1 << 20), ["aaa"]), None);
     }
 
@@ -126,7 +142,7 @@ mod tests {
         let attributes = |name, known: &[&'static str]| advise("attributes", name, known.iter().copied());
         assert_eq!(attributes("axsi", &["to", "axis"]), "did you mean 'axis'? the attributes are axis, to");
         assert_eq!(attributes("alpha", &["axis"]), "the attributes are axis");
-        assert_eq!(attributes("alpha", &[]), "there are no attributes");
+        assert_eq!(attributes("alpha", &[]), "there are no attributes: leave it out");
         let many: Vec<String> = (0..99).map(|index| format!("attribute_{index}")).collect();
         let near = advise("attributes", "atribute_10", many.iter().map(String::as_str));
         assert_eq!(near, "did you mean 'attribute_10'?");

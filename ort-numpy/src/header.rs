@@ -288,8 +288,8 @@ impl<'a> Literal<'a> {
         ensure!(
             !text.starts_with('O'),
             InvalidArgument,
-            help = "convert it first, texts with numpy's astype('U')",
-            "arrays of Python objects are pickles, which are not read: reading one runs code that is in it"
+            help = "convert strings with numpy's astype('U'), numbers with astype('float32')",
+            "object arrays are pickles and are not loaded, because loading one can run any code"
         );
         let known = TYPES.iter().find(|(name, _)| *name == text);
         known.map(|(_, dtype)| (Item::Number(*dtype), is_swapped)).ok_or_else(unknown)

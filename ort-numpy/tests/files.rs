@@ -192,7 +192,7 @@ fn files_that_no_honest_writer_makes_are_refused() {
             npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", &[0; 4]),
             "structured arrays",
         ),
-        ("a pickle", array("|O", "False", "(1,)", b"\x80\x04."), "arrays of Python objects"),
+        ("a pickle", array("|O", "False", "(1,)", b"\x80\x04."), "object arrays are pickles"),
         ("a type of times", array("<M8[ns]", "False", "(1,)", &[0; 8]), "type '<M8[ns]'"),
         ("no type", array("", "False", "(1,)", &[0; 8]), "type ''"),
         (

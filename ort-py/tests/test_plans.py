@@ -131,7 +131,7 @@ def test_sizes_that_only_the_run_tells():
     plan = opened(model).plan(n=8)
     assert plan.peak_bytes is None and plan.to_dict()["peak_bytes"] is None
     assert repr(plan).startswith("<Plan peak at least ")
-    assert "and what only the run can tell" in str(plan)
+    assert "some value sizes depend on data and are not included" in str(plan)
 
 
 # The largest batch, and memory in use.

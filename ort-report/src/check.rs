@@ -49,6 +49,8 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// Deviations from the standard that loading tolerated.
     pub warnings: Vec<ModelWarning>,
+    /// Whether the findings are nodes that these devices do not run, so that other devices may.
+    pub is_of_providers: bool,
 }
 
 /// Checks a model against these devices. A model that cannot be decoded or loaded is a finding, and
@@ -82,7 +84,7 @@ pub fn check<E: From<Error>>(
     }
     // A model with unknown operators cannot be loaded, so the checks below are impossible.
     if !findings.is_empty() {
-        return Ok(CheckReport { findings, warnings: Vec::new() });
+        return Ok(CheckReport { findings, warnings: Vec::new(), is_of_providers: false });
     }
     let model = match Model::from_source(source) {
         Ok(model) => model,
@@ -96,6 +98,7 @@ pub fn check<E: From<Error>>(
             first_node: Some(refused.first_node),
         });
     }
+    let is_of_providers = !findings.is_empty();
     // Building a session finds the remaining problems. With unclaimed nodes it would only repeat
     // them.
     if findings.is_empty()
@@ -103,13 +106,14 @@ pub fn check<E: From<Error>>(
     {
         findings.push(Finding::of_model(&problem));
     }
-    Ok(CheckReport { findings, warnings: model.warnings().to_vec() })
+    Ok(CheckReport { findings, warnings: model.warnings().to_vec(), is_of_providers })
 }
 
 impl CheckReport {
     /// The report of a model that cannot be loaded, and so has no warnings.
     fn broken(problem: &Error) -> CheckReport {
-        CheckReport { findings: vec![Finding::of_model(problem)], warnings: Vec::new() }
+        let findings = vec![Finding::of_model(problem)];
+        CheckReport { findings, warnings: Vec::new(), is_of_providers: false }
     }
 
     /// Returns the tables that `ort check` prints: of the findings and of the warnings, if there
@@ -120,7 +124,7 @@ impl CheckReport {
             let mut rows = Table::new(&["operator", "nodes", "first node", "problem"]);
             for finding in &self.findings {
                 rows.add_row([
-                    finding.operator.as_deref().unwrap_or_default(),
+                    finding.operator.as_deref().unwrap_or("(model)"),
                     &finding.count.to_string(),
                     finding.first_node.as_deref().unwrap_or_default(),
                     &finding.problem,
@@ -199,7 +203,7 @@ mod tests {
             place: "node 'b'".to_owned(),
             count: 1,
         };
-        let report = CheckReport { findings: vec![finding], warnings: vec![warning] };
+        let report = CheckReport { findings: vec![finding], warnings: vec![warning], is_of_providers: false };
         let expected = [
             "node 'a\\u{1b}' (ai.onnx.Twist): the operator is not known (and 2 more like it)",
             "warning: node 'b': 'alpha' is ignored",

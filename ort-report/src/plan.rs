@@ -9,7 +9,7 @@ pub(crate) fn fits(report: &PlanReport) -> bool {
 }
 
 /// Returns whether a run fits without splitting the batch.
-pub(crate) fn fits_whole(report: &PlanReport) -> bool {
+fn fits_whole(report: &PlanReport) -> bool {
     report.planned_bytes <= report.available_bytes
 }
 

@@ -1,4 +1,4 @@
-//! Sweeps: one plan for each combination of sizes, and the largest that fits without splitting the
+//! Sweeps: one plan for each combination of sizes, and the largest that fits, whole or with a split
 //! batch.
 
 use ort_alloc::human_bytes;
@@ -7,9 +7,9 @@ use ort_core::plan::PlanReport;
 use ort_core::session::Session;
 use serde_json::{Map, Value, json};
 
-use crate::plan::{fits_whole, plan_json};
+use crate::plan::{fits, plan_json};
 use crate::table::{Table, in_line};
-use crate::text::sizes_text;
+use crate::text::{OPEN, parts_text, sizes_text};
 
 /// The most plans of a sweep. Larger numbers are typing errors.
 pub const MOST_PLANS: usize = 4096;
@@ -20,6 +20,8 @@ struct Planned<'a> {
     peak_bytes: Option<usize>,
     planned_bytes: usize,
     fits: bool,
+    /// The items of each part, if it fits only with a split batch.
+    parts: Option<String>,
 }
 
 impl Planned<'_> {
@@ -53,8 +55,8 @@ impl<'a> Sweep<'a> {
     }
 
     fn add(&mut self, dims: Vec<(&'a str, i64)>, report: PlanReport) {
-        let (peak_bytes, planned_bytes, fits) =
-            (report.peak_bytes, report.planned_bytes, fits_whole(&report));
+        let (peak_bytes, planned_bytes, fits) = (report.peak_bytes, report.planned_bytes, fits(&report));
+        let parts = report.batch_split.as_ref().map(parts_text);
         // The largest combination is the one that needs the most bytes. Of equal plans the last
         // counts: sizes are usually listed in ascending order.
         let is_largest = fits && self.largest().is_none_or(|best| planned_bytes >= best.planned_bytes);
@@ -64,7 +66,7 @@ impl<'a> Sweep<'a> {
         if is_largest || self.shown.is_none() {
             self.shown = Some(report);
         }
-        self.all.push(Planned { dims, peak_bytes, planned_bytes, fits });
+        self.all.push(Planned { dims, peak_bytes, planned_bytes, fits, parts });
     }
 
     fn largest(&self) -> Option<&Planned<'a>> {
@@ -104,16 +106,20 @@ impl<'a> Sweep<'a> {
             // Values of unknown size are not in the plan, so the peak is a lower bound.
             let open = if planned.peak_bytes.is_none() { "+" } else { "" };
             let sizes = planned.dims.iter().map(|(_, size)| size.to_string());
-            let fits = if planned.fits { "yes" } else { "no" };
+            let fits = match &planned.parts {
+                Some(parts) => format!("as {parts} items"),
+                None if planned.fits => "yes".to_owned(),
+                None => "no".to_owned(),
+            };
             rows.add_row(sizes.chain([
                 format!("{}{open}", planned.planned_bytes),
                 human_bytes(planned.planned_bytes),
-                fits.to_string(),
+                fits,
             ]));
         }
         let mut lines = vec![rows.align_right(0..numbers).to_string()];
         if self.all.iter().any(|planned| planned.peak_bytes.is_none()) {
-            lines.push("\n+ and what only the run can tell".to_owned());
+            lines.push(format!("\n+ {OPEN}"));
         }
         let bound = limit.map_or("this machine's memory".to_string(), human_bytes);
         lines.push(match self.largest() {

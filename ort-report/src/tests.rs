@@ -2,7 +2,7 @@
 
 use ort_core::plan::{KindBytes, MemoryKind, PlanReport, PlannedStep, PlannedValue, ValueKind};
 use ort_core::session::BatchSplit;
-use ort_core::steers;
+use ort_core::{MemoryShortage, steers};
 
 use super::*;
 
@@ -37,6 +37,7 @@ fn report() -> PlanReport {
         available_bytes: 4000,
         batch_split: Some(BatchSplit { dim: NAME.to_owned(), parts: vec![1; 10], planned_bytes: 3000 }),
         unsplit: None,
+        shortage: None,
         slabs: vec![3072],
         weights_bytes: 7,
         lower_bound_bytes: 4096,
@@ -62,7 +63,8 @@ fn a_plan_is_text() {
         "in file order     5.0 KiB (5120 bytes)",
         "lower bound       4.0 KiB (4096 bytes)",
         "weights           7 B (7 bytes)",
-        "memory limit      8.0 KiB, of which 3.9 KiB are left for a run: it fits",
+        "memory limit      8.0 KiB, of which 3.9 KiB are left for a run: it fits only as 1 + 1 + 1 + 1 + \
+         1 + 1 + 1 + 1 and 2 more items",
         "batch split: '<r>\\u{1b}[2J' of 10 runs as 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 and 2 more, which \
          takes 2.9 KiB (3000 bytes)",
         "peak, symbolic    2048*n",
@@ -73,6 +75,13 @@ fn a_plan_is_text() {
     assert!(text.contains("75.0%") && !text.ends_with('\n'), "{text}");
     assert!(!text.chars().any(|character| character != '\n' && steers(character)), "{text:?}");
     assert!(!plan_text(&report(), None).contains("memory limit"));
+    // What does not fit names the limit that suffices.
+    let shortage = MemoryShortage { needed: 4096, available: 4000, limit: 8192, largest: Vec::new() };
+    let short = PlanReport { batch_split: None, shortage: Some(shortage), ..report() };
+    let text = plan_text(&short, Some(8192));
+    assert!(text.contains("it does not fit; raise the limit to 8.1 KiB (8288 bytes)"), "{text}");
+    let open = plan_text(&PlanReport { peak_bytes: None, ..report() }, None);
+    assert!(open.contains("4.0 KiB (4096 bytes) known; some value sizes depend on data"), "{open}");
 }
 
 #[test]

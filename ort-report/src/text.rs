@@ -3,11 +3,15 @@
 use std::fmt::Display;
 
 use ort_alloc::human_bytes;
+use ort_core::MemoryShortage;
 use ort_core::plan::PlanReport;
 use ort_core::session::BatchSplit;
 
 use crate::plan::fits;
 use crate::table::{Table, in_line};
+
+/// What a plan leaves out, if its peak is not known.
+pub(crate) const OPEN: &str = "some value sizes depend on data and are not included";
 
 /// The most rows of the table of values.
 const MOST_ROWS: usize = 16;
@@ -19,17 +23,17 @@ pub fn plan_text(report: &PlanReport, limit: Option<usize>) -> String {
     if !report.dims.is_empty() {
         lines.push(format!("dimensions        {}", in_line(&sizes_text(&report.dims))));
     }
-    let open = if report.peak_bytes.is_none() { ", and what only the run can tell" } else { "" };
+    let open = if report.peak_bytes.is_none() { format!(" known; {OPEN}") } else { String::new() };
     lines.push(format!("activations peak  {}{open}", bytes(report.planned_bytes)));
     lines.push(format!("in file order     {}", bytes(report.file_order_bytes)));
     lines.push(format!("lower bound       {}", bytes(report.lower_bound_bytes)));
     lines.push(format!("weights           {}", bytes(report.weights_bytes)));
     if let Some(limit) = limit {
-        let verdict = if fits(report) { "fits" } else { "does not fit" };
         lines.push(format!(
-            "memory limit      {}, of which {} are left for a run: it {verdict}",
+            "memory limit      {}, of which {} are left for a run: {}",
             human_bytes(limit),
-            human_bytes(report.available_bytes)
+            human_bytes(report.available_bytes),
+            verdict(report)
         ));
     }
     if let Some(split) = &report.batch_split {
@@ -49,6 +53,22 @@ pub fn plan_text(report: &PlanReport, limit: Option<usize>) -> String {
     lines.push(format!("\n{}", kinds(report)));
     lines.push(format!("\n{}", largest_values(report)));
     lines.join("\n")
+}
+
+/// Returns whether the run fits, and otherwise the smallest limit for it.
+fn verdict(report: &PlanReport) -> String {
+    if let Some(split) = &report.batch_split {
+        return format!("it fits only as {} items", parts_text(split));
+    }
+    if fits(report) {
+        return "it fits".to_owned();
+    }
+    let least = report.shortage.as_ref().map(MemoryShortage::sufficient_limit);
+    let at_least = if report.peak_bytes.is_none() { "at least " } else { "" };
+    least.map_or_else(
+        || "it does not fit".to_owned(),
+        |least| format!("it does not fit; raise the limit to {at_least}{}", bytes(least)),
+    )
 }
 
 fn bytes(bytes: usize) -> String {
@@ -95,11 +115,16 @@ pub fn sizes_text<N: Display>(sizes: &[(N, i64)]) -> String {
 
 /// Formats a batch split: `batch split: 'batch' of 8 runs as 3 + 3 + 2`. The name is not escaped.
 pub fn split_in_words(split: &BatchSplit) -> String {
+    let count: usize = split.parts.iter().sum();
+    format!("batch split: '{}' of {count} runs as {}", split.dim, parts_text(split))
+}
+
+/// Formats the items of each part: `3 + 3 + 2`.
+pub(crate) fn parts_text(split: &BatchSplit) -> String {
     // A large batch may run as hundreds of parts, so only the first few are listed.
     const MOST: usize = 8;
-    let count: usize = split.parts.iter().sum();
     let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();
     let more = split.parts.len().saturating_sub(MOST);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("batch split: '{}' of {count} runs as {}{more}", split.dim, parts.join(" + "))
+    format!("{}{more}", parts.join(" + "))
 }

@@ -9,7 +9,7 @@ use ort_core::rewrite::apply_families;
 use ort_core::session::Model;
 use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
-use ort_core::{Result, Within, advise, ensure, error};
+use ort_core::{Result, Within, advise, advise_listed, ensure, error};
 
 use crate::mixed::autocast;
 use crate::options::Patterns;
@@ -197,7 +197,7 @@ impl Forward {
             ensure!(
                 found,
                 InvalidArgument,
-                help = advise("weights", pattern, known),
+                help = advise_listed("weights", pattern, known, "`ort inspect --graph` prints the weights"),
                 "the model has no weight '{pattern}'"
             );
         }

@@ -113,7 +113,10 @@ impl TrainingGraph {
         ensure!(
             !parameters.is_empty(),
             InvalidArgument,
-            help = "name weights that are floats, and that the loss depends on",
+            help = match options.frozen.as_slice() {
+                [] => "name weights that are floats, and that the loss depends on",
+                _ => "freeze fewer weights: the loss depends on none of the others",
+            },
             "no weight of the model is trained"
         );
         frozen.extend(forward.frozen);

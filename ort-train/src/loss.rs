@@ -190,7 +190,7 @@ fn class_axis_of(asked: Option<i64>, rank: usize) -> Result<usize> {
         rank >= 2,
         InvalidArgument,
         help = "use the output that has a score for each class, such as the input of an ArgMax",
-        "scores of rank {rank} have no class axis, expected rank 2 or more, such as [batch, classes]"
+        "the loss input has rank {rank}; cross entropy needs logits of rank 2 or more, such as [batch, classes]"
     );
     let axis = asked.unwrap_or(if rank == 3 { -1 } else { 1 });
     let from_first = if axis < 0 { axis + rank as i64 } else { axis };

@@ -10,7 +10,8 @@ use ort_runtime::{DeviceId, MemoryUse, Session, Tensor, Value};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes, parts};
-use crate::inputs::gather;
+use crate::inputs::{explained, gather};
+use crate::numbers::{above_zero, positive, seconds, whole};
 use crate::operations;
 use crate::output::{say, say_json};
 use crate::processor;
@@ -28,31 +29,21 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "S", default_value = "3", value_parser = seconds)]
     seconds: Duration,
     /// Warm-up runs before the measurement.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole::<usize>)]
     warmup: usize,
     /// Concurrent callers on one session.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive::<NonZeroUsize>)]
     concurrency: NonZeroUsize,
     /// Feed each run the next N rows of every input (slices of the first dimension), cyclically.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>)]
     rows: Option<NonZeroUsize>,
-    /// Start N runs per second and caller, or as many as it can, instead of back to back.
-    #[arg(long, value_name = "N", value_parser = rate)]
+    /// Start N runs per second per caller instead of back to back (fewer if they take longer).
+    #[arg(long, value_name = "N", value_parser = above_zero::<f64>)]
     rate: Option<f64>,
 }
 
 /// The inputs of one run, by name.
 type Given<'a> = Vec<(&'a str, Value)>;
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    number.ok_or_else(|| format!("`{text}` is not a number of seconds"))
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    number.ok_or_else(|| format!("`{text}` is not a number above 0"))
-}
 
 /// The measurements of all callers together.
 struct Measured {
@@ -180,10 +171,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         Some(rows) => cut(&all, rows.get())?,
         None => vec![all],
     };
-    let begin = given.first().context("the inputs have fewer rows than one run takes")?;
+    let begin = given.first().with_context(|| {
+        let rows = args.rows.map_or(0, NonZeroUsize::get);
+        format!(
+            "--rows {rows}: the inputs have fewer rows; give {rows} or more with --inputs, --dim or --shape"
+        )
+    })?;
     args.model.note_split(&session, begin)?;
     let start = Instant::now();
-    drop(session.run(begin)?);
+    drop(session.run(begin).map_err(|problem| explained(&args.model, &inputs, problem))?);
     let first = start.elapsed();
     for _ in 0..args.warmup {
         drop(session.run(begin)?);
@@ -245,14 +241,16 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
             .ok()
             .and_then(|tensor| Some((tensor, tensor.bytes()?, tensor.shape().split_first()?)));
         let Some((tensor, bytes, (&given, row))) = found else {
-            bail!("--rows: input '{name}' is not a tensor of numbers with a first axis");
+            bail!("--rows: input '{name}' is not a tensor of numbers with a first axis; leave --rows out");
         };
         let shape = [&[rows], row].concat();
         let count = given / rows;
         // An input without rows has no bytes either, so the 1 only avoids a division by 0.
         let len = bytes.len() / given.max(1) * rows;
         if index > 0 && batches.len() != count {
-            bail!("--rows: input '{name}' has another number of rows than the inputs before it");
+            bail!(
+                "--rows: input '{name}' has {given} rows, other inputs have another number; give all the same number"
+            );
         }
         batches.resize_with(count, Vec::new);
         for (at, batch) in batches.iter_mut().enumerate() {
@@ -322,25 +320,23 @@ fn print_report(report: &BenchReport) -> Result<()> {
         report.p99_ms,
         report.runs
     )?;
-    let cpu = report.cpu_ms.map_or("unknown".to_string(), |cpu| format!("{cpu:.3} ms a run"));
+    let cpu = report.cpu_ms.map_or("unknown".to_string(), |cpu| format!("{cpu:.3} ms per run"));
     let speed = report.operations.map_or("unknown".to_string(), |operations| {
         format!(
-            "{:.3} GFLOP a run, {:.1} GFLOP/s",
+            "{:.3} GFLOP per run, {:.1} GFLOP/s",
             operations as f64 / 1e9,
             // FLOP per millisecond, divided by a million, are GFLOP/s.
             operations as f64 / 1e6 / report.median_ms
         )
     });
-    say!("  work    {:.1} runs a second; of all threads {cpu}; products {speed}", report.runs_per_second)?;
+    say!("  work    {:.1} runs per second; CPU time {cpu}; GEMM/Conv work {speed}", report.runs_per_second)?;
     say!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms)?;
     say!(
-        "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped; {} packed in the cache",
+        "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights of the model {}",
         bytes(report.peak_rss.zip(report.baseline_rss).map(|(peak, base)| peak.saturating_sub(base))),
         bytes(report.baseline_rss),
         human_bytes(report.arena_peak),
         report.planned_peak.map_or("unknown".to_string(), human_bytes),
         human_bytes(report.weights),
-        human_bytes(report.weights_mapped),
-        human_bytes(report.weights_cached),
     )
 }

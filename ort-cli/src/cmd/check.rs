@@ -33,10 +33,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
         }
     }
     let Some(first) = report.findings.first() else { return Ok(ExitCode::SUCCESS) };
-    bail!(
-        "{}: {} {}, the first is {first}; change the model where it comes from, or try another provider with --ep",
-        args.model.model.display(),
-        report.findings.len(),
-        if report.findings.len() == 1 { "finding" } else { "findings" },
-    )
+    let found = match report.findings.len() {
+        1 => "1 finding:".to_string(),
+        count => format!("{count} findings, the first is"),
+    };
+    // Another provider helps only for what the ones at hand do not run.
+    let advice =
+        if report.is_of_providers { "; try another provider with --ep, or change the model" } else { "" };
+    bail!("{}: {found} {first}{advice}", args.model.model.display())
 }

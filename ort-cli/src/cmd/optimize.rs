@@ -13,6 +13,7 @@ use ort_runtime::rewrite::{Level, Optimizer, Report};
 use ort_runtime::{Model, Session};
 
 use crate::args::{level, table};
+use crate::numbers::whole;
 use crate::output::{listed, say};
 
 /// Writes the optimized model as standard ONNX, and lists the rewrites.
@@ -29,7 +30,7 @@ pub(crate) struct OptimizeArgs {
     #[arg(long = "without-rule", value_name = "RULE")]
     without_rules: Vec<String>,
     /// Stop after N rewrites (for bisecting).
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     rewrites: Option<usize>,
     /// Store the weights in OUTPUT.data beside the model; required above 2 GiB.
     #[arg(long)]

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use ort_report::{MOST_PLANS, Sweep, combinations, plan_json, plan_svg, plan_text};
 
 use crate::args::ModelArgs;
 use crate::output::{say, say_json, write_file};
+use crate::usage::wrong_usage;
 
 /// Shows the memory plan of a run without running it.
 #[derive(Args)]
@@ -26,18 +27,22 @@ pub(crate) struct PlanArgs {
 
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let sweeps = args.model.dims.iter().any(|(_, sizes)| sizes.len() > 1);
-    ensure!(!sweeps || args.svg.is_none(), "--svg draws one plan: give each --dim one size");
+    if sweeps && args.svg.is_some() {
+        wrong_usage!("--svg draws one plan; give each --dim one size");
+    }
     let model = args.model.load()?;
     let session = args.model.session(&model)?;
     let no_inputs =
         args.model.shapes.is_empty() && args.model.input.is_empty() && args.model.inputs.is_none();
     if sweeps {
-        ensure!(
-            no_inputs,
-            "several sizes of --dim cannot be combined with --input, --inputs or --shape; leave those out"
-        );
-        let combinations = combinations(&args.model.dims)
-            .with_context(|| format!("--dim asks for more than {MOST_PLANS} plans"))?;
+        if !no_inputs {
+            wrong_usage!(
+                "several sizes of --dim cannot be combined with --input, --inputs or --shape; leave those out"
+            );
+        }
+        let Some(combinations) = combinations(&args.model.dims) else {
+            wrong_usage!("--dim asks for more than {MOST_PLANS} plans; give fewer sizes");
+        };
         let sweep = Sweep::new(&session, combinations)?;
         if args.json {
             say_json(&sweep.to_json())?;

@@ -13,7 +13,8 @@ use ort_runtime::{EventMemory, Profile, ProfileEvent, RunOptions, Value};
 use serde_json::json;
 
 use crate::args::{ModelArgs, human_bytes, parts, table};
-use crate::inputs::gather;
+use crate::inputs::{explained, gather};
+use crate::numbers::{positive, whole};
 use crate::output::{say, write_file};
 
 /// Profiles a model: time per operator.
@@ -22,10 +23,10 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Runs to average over, after as many warm-up runs.
-    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = positive::<NonZeroUsize>)]
     runs: NonZeroUsize,
     /// Number of nodes to list, slowest first.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = whole::<usize>)]
     nodes: usize,
     /// Write the events of the last run in Chrome's trace format.
     #[arg(long, value_name = "FILE.json")]
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     let runs = args.runs.get();
     // The warm-up also allocates the memory that the measured runs reuse.
     for _ in 0..runs {
-        session.run(&given)?;
+        session.run(&given).map_err(|problem| explained(&args.model, &inputs, problem))?;
     }
     let profile = Profile::new();
     let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };

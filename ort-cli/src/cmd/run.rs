@@ -11,7 +11,7 @@ use ort_runtime::{Tensor, Value};
 
 use crate::args::{ModelArgs, table};
 use crate::arrays::write_npz;
-use crate::inputs::gather;
+use crate::inputs::{explained, gather};
 use crate::output::say;
 
 /// Runs a model once.
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     args.model.note_split(&session, &given)?;
     let start = Instant::now();
-    let outputs = session.run(&given)?;
+    let outputs = session.run(&given).map_err(|problem| explained(&args.model, &inputs, problem))?;
     tracing::info!("ran in {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
     let mut rows = table(&["output", "type", "shape", "summary"]);
     for (name, value) in &outputs {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use crate::args::threads;
 use crate::distribution::Bernoulli;
+use crate::numbers::from_zero;
 use crate::output::{LINE_BYTES, say};
 use crate::panics::guard;
 use crate::providers::ProviderArgs;
@@ -27,21 +28,16 @@ pub(crate) struct TestArgs {
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
     /// Relative tolerance, overriding the case's own.
-    #[arg(long, value_name = "X", value_parser = bound)]
+    #[arg(long, value_name = "X", value_parser = from_zero::<f64>)]
     rtol: Option<f64>,
     /// Absolute tolerance, overriding the case's own.
-    #[arg(long, value_name = "X", value_parser = bound)]
+    #[arg(long, value_name = "X", value_parser = from_zero::<f64>)]
     atol: Option<f64>,
     #[command(flatten)]
     providers: ProviderArgs,
     /// Intra-op threads: threads inside one operator.
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
-}
-
-fn bound(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|bound: &f64| *bound >= 0.0);
-    number.ok_or_else(|| format!("`{text}` is not a number from 0 up"))
 }
 
 enum Outcome {

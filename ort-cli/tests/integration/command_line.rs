@@ -34,7 +34,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 25] = [
+    let lines: [&[&str]; 29] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
         &["compile", "m.onnx"],
@@ -60,12 +60,125 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["run", "m.onnx", "--arena-strategy", "doubling"],
         &["run", "m.onnx", "--ep-option", "limits=minimum"],
         &["run", "m.onnx", "--arena-strategy", "power-of-two", "--no-arena"],
+        &["run", "m.onnx", "--ep", ""],
+        &["run", "m.onnx", "--rewrites", "x"],
+        &["bench", "m.onnx", "--warmup", "-1"],
+        &["soak", "m.onnx", "--runs", "0"],
     ];
     for line in lines {
         let finished = run(line);
         assert_eq!(finished.code, Some(2), "{line:?}: {}", finished.stderr);
         assert!(finished.stdout.is_empty(), "{line:?}: {}", finished.stdout);
     }
+}
+
+/// A refused value says what a valid one is, and an unknown flag what to type instead.
+#[test]
+fn a_wrong_command_line_says_what_is_right() {
+    let cases: [(&[&str], &[&str]); 13] = [
+        (&["run", "m.onnx", "--memory-limit", "-3"], &["--memory-limit", "must not be negative"]),
+        (&["run", "m.onnx", "--memory-limit", "-3MiB"], &["must not be negative"]),
+        (&["run", "m.onnx", "--memory-limit", "99999999999GiB"], &["larger than any memory"]),
+        (&["run", "m.onnx", "--memory-limit", "lots"], &["such as 512MiB"]),
+        (&["run", "m.onnx", "--dim", "n=-1"], &["`-1` is not a size", "0 or more"]),
+        (&["bench", "m.onnx", "--seconds", "-1"], &["`-1` is not a number of seconds", "0 or more"]),
+        (&["bench", "m.onnx", "--concurrency", "0"], &["--concurrency", "1 or more"]),
+        (&["bench", "m.onnx", "--rows", "0"], &["--rows", "1 or more"]),
+        (&["run", "m.onnx", "--rewrites", "x"], &["`x` is not a whole number of 0 or more"]),
+        (&["run", "m.onnx", "--ep", ""], &["the name is empty", "`ort providers`"]),
+        (&["run", "m.onnx", "--ep-option", "foo=1"], &["such as wgpu.limits=minimum"]),
+        (&["optimize", "m.onnx", "-o", "out.onnx"], &["second argument"]),
+        (&["compile", "m.onnx", "-o", "out"], &["second argument"]),
+    ];
+    for (line, words) in cases {
+        let finished = run(line);
+        assert_wrong_usage(&finished, words);
+        assert!(!finished.stderr.contains("to pass"), "{line:?}: {}", finished.stderr);
+    }
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    for (line, words) in [
+        (["--ep-option", "wgpu.limits=minimum"], "add --ep wgpu"),
+        (["--ep-option", "cpu.threads=2"], "use --threads 2"),
+        (["--dim", "n=1,2"], "`ort plan`"),
+    ] {
+        assert_wrong_usage(&run(&[&["run", &path][..], &line].concat()), &[words]);
+    }
+}
+
+/// Advice is about what is wrong: the provider, the dimension or the array.
+#[test]
+fn errors_say_what_to_try() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let double = folder.write("double.npy", npy("<f8", "(1, 4)", &[0; 32]));
+    let good = folder.write("good.npy", npy_floats("(1, 4)", &[0.0; 4]));
+    let (double, good) = (format!("x={double}"), format!("x={good}"));
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["--ep", "foo"], &["`ort providers`", "give its path"]),
+        (&["--ep-option", "cpu.bla=1"], &["'bla'", "leave it out"]),
+        (&["--input", &double], &["'x' is double, expected float", "astype(\"float32\")"]),
+        (&["--input", "x=nofile.npy"], &["there is no such file", "check the path"]),
+        (&["--input", &good, "--input", &good], &["'x' is given twice", "leave one out"]),
+        (&["--fix-dim", "foo=3"], &["--fix-dim", "'foo'", "`ort inspect`"]),
+        (&["--fix-dim", "n=2", "--dim", "n=3"], &["--fix-dim has fixed 'n' to 2", "leave --dim n out"]),
+        (&["--without-rule", "bla"], &["`ort optimize` lists the rules", "docs/RULES.md"]),
+        (&["--memory-limit", "5"], &["raise --memory-limit"]),
+    ];
+    for (flags, words) in cases {
+        assert_fails(&flags.join(" "), &run(&[&["run", &path][..], flags].concat()), words);
+    }
+    assert_fails(
+        "no model",
+        &run(&["run", "nofile.onnx"]),
+        &["no such file: ", "nofile.onnx", "check the path"],
+    );
+    let outputs = run(&["run", &path, "--outputs", &text(&folder.path(""))]);
+    assert_fails("a folder", &outputs, &["it is a folder; name a file in it"]);
+}
+
+/// Generated indices are 0 or 1, which may be out of range.
+#[test]
+fn an_error_tells_that_the_inputs_were_random() {
+    let folder = Folder::new();
+    let gather = graph(
+        vec![node("Gather", &["w", "i"], &["y"])],
+        vec![value("i", 7, &["64"])],
+        vec![open_value("y", 1)],
+        vec![floats("w", &[1, 2], &[0.5; 2])],
+    );
+    let path = folder.model("gather.onnx", &model(gather));
+    assert_fails("random", &run(&["run", &path]), &["'i' were random, 0 or 1", "--input"]);
+    let indices = folder.write("i.npy", npy("<i8", "(64,)", &[1; 512]));
+    let given = run(&["run", &path, "--input", &format!("i={indices}")]);
+    assert_fails("given", &given, &["gather_y"]);
+    assert!(!given.stderr.contains("random"), "{}", given.stderr);
+}
+
+/// Findings about the model itself do not advise another provider.
+#[test]
+fn check_gives_the_advice_of_the_finding() {
+    let folder = Folder::new();
+    let unknown = |op: &str| {
+        let unknown = graph(
+            vec![node(op, &["x", "x"], &["y"])],
+            vec![value("x", 1, &["4"])],
+            vec![open_value("y", 1)],
+            vec![],
+        );
+        folder.model(&format!("{op}.onnx"), &model(unknown))
+    };
+    let mistyped = run(&["check", &unknown("Ad")]);
+    assert_fails("Ad", &mistyped, &["1 finding", "did you mean 'Add'?"]);
+    assert!(!mistyped.stderr.contains("--ep"), "{}", mistyped.stderr);
+    let broken = folder.write("broken.onnx", b"junk");
+    let finished = run(&["check", &broken]);
+    assert_fails("junk", &finished, &["broken.onnx"]);
+    assert!(finished.stdout.contains("(model)") && !finished.stderr.contains("--ep"), "{}", finished.stderr);
+    let mut newer = small();
+    newer.ir_version = Some(99);
+    let json = run(&["check", &folder.model("newer.onnx", &newer), "--json"]).json();
+    assert_eq!((&json["ok"], &json["warnings"][0]["kind"]), (&true.into(), &"ir_version".into()));
 }
 
 #[test]

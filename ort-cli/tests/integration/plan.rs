@@ -172,17 +172,63 @@ fn a_sweep_says_the_largest_that_fits() {
     }
 }
 
+/// A sweep and the plan of one size say the same of a size that fits only with a split batch.
+#[test]
+fn a_sweep_splits_batches_as_a_single_plan_does() {
+    let folder = Folder::new();
+    let path = folder.model("wide.onnx", &wide_between());
+    let plan = |dim: &str, more: &[&str]| {
+        let args = ["plan", &path, "--dim", dim, "--opt-level", "disabled", "--memory-limit", "150000"];
+        run(&[&args[..], more].concat())
+    };
+    let sweep = plan("n=10,1000,20000", &["--json"]).json();
+    assert_eq!(sweep["largest_that_fits"]["n"], 1000);
+    for row in sweep["sweep"].as_array().unwrap() {
+        let size = &row["dims"]["n"];
+        let single = plan(&format!("n={size}"), &["--json"]).json();
+        assert_eq!(row["fits"], single["fits"], "{size}");
+        assert_eq!(row["planned_bytes"], single["planned_bytes"], "{size}");
+    }
+    // The object around the sweep is the plan of the largest that fits.
+    let single = plan("n=1000", &["--json"]).json();
+    assert_eq!((&sweep["fits"], &sweep["batch_split"]), (&true.into(), &single["batch_split"]));
+    let parts = single["batch_split"]["parts"].as_array().unwrap();
+    let parts = format!("{} + {}", parts[0], parts[1]);
+    assert!(plan("n=10,1000", &[]).stdout.contains(&format!("as {parts}")));
+    assert!(plan("n=1000", &[]).stdout.contains(&format!("it fits only as {parts}")));
+    // Without splitting neither fits.
+    let whole = plan("n=10,1000", &["--json", "--no-batch-split"]).json();
+    assert_eq!((&whole["sweep"][1]["fits"], &whole["largest_that_fits"]["n"]), (&false.into(), &10.into()));
+}
+
+/// The limit that a plan names for a run that does not fit is the one that the run names, and it
+/// suffices.
+#[test]
+fn a_plan_that_does_not_fit_names_the_limit() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let with = |command: &str, limit: &str| {
+        run(&[command, &path, "--opt-level", "disabled", "--dim", "n=64", "--memory-limit", limit])
+    };
+    let planned = with("plan", "1024").stdout;
+    let named = planned.split("raise the limit to ").nth(1).and_then(|text| text.split('(').nth(1));
+    let least = named.and_then(|text| text.split(' ').next()).unwrap();
+    let ran = with("run", "1024");
+    assert!(ran.stderr.contains(&format!("raise the memory limit to {least} bytes")), "{}", ran.stderr);
+    assert_eq!(with("run", least).code, Some(0));
+}
+
 #[test]
 fn several_sizes_are_for_plans_of_dimensions() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
     let drawing = text(&folder.path("plan.svg"));
-    assert_fails("run", &run(&["run", &path, "--dim", "n=1,2"]), &["--dim", "`ort plan`"]);
-    assert_fails("shape", &run(&["plan", &path, "--dim", "n=1,2", "--shape", "x=1x4"]), &["--shape"]);
-    assert_fails("svg", &run(&["plan", &path, "--dim", "n=1,2", "--svg", &drawing]), &["--svg"]);
+    assert_wrong_usage(&run(&["run", &path, "--dim", "n=1,2"]), &["--dim", "`ort plan`"]);
+    assert_wrong_usage(&run(&["plan", &path, "--dim", "n=1,2", "--shape", "x=1x4"]), &["--shape"]);
+    assert_wrong_usage(&run(&["plan", &path, "--dim", "n=1,2", "--svg", &drawing]), &["--svg"]);
     let all = (0..70).map(|size| size.to_string()).collect::<Vec<_>>().join(",");
     let all = format!("n={all}");
-    assert_fails("all", &run(&["plan", &path, "--dim", &all, "--dim", &all]), &["4096"]);
+    assert_wrong_usage(&run(&["plan", &path, "--dim", &all, "--dim", &all]), &["4096"]);
     assert_eq!(run(&["plan", &path, "--dim", "n=1,"]).code, Some(2));
 }
 

@@ -85,8 +85,8 @@ fn options_reach_the_provider_that_they_name() {
     let (model, path) = (models.model("small.onnx", &small()), template().display().to_string());
     let with = |option: &str| run(&["run", &model, "--ep", &path, "--ep", "cpu", "--ep-option", option]);
     assert_fails("an unknown option", &with(&format!("{path}.speed=2")), &["speed"]);
-    assert_fails("for nobody", &with("npu.speed=2"), &["npu.speed", "--ep npu", "cpu"]);
+    assert_wrong_usage(&with("npu.speed=2"), &["npu.speed", "--ep npu", "cpu"]);
     let twice = format!("{path}.speed=2");
     let line = ["run", &model, "--ep", &path, "--ep-option", &twice, "--ep-option", &twice];
-    assert_fails("twice", &run(&line), &["given twice"]);
+    assert_wrong_usage(&run(&line), &["given twice"]);
 }

@@ -60,7 +60,7 @@ fn a_fixed_dimension_has_its_size_in_every_run() {
     let finished = run(&["run", &path, "--fix-dim", "n=3"]);
     assert!(finished.stdout.contains("[3, 4]"), "{} {}", finished.stdout, finished.stderr);
     let refused = run(&["run", &path, "--fix-dim", "n=3", "--dim", "n=3"]);
-    assert_fails("nothing is left to bind", &refused, &["no symbolic dimension 'n'"]);
+    assert_fails("nothing is left to bind", &refused, &["--fix-dim has fixed 'n' to 3"]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn sizes_that_an_input_contradicts_are_refused() {
     }
     // `plan` makes a row of each of several sizes.
     let twice = run(&["run", &path, "--dim", "n=3", "--dim", "n=4"]);
-    assert_fails("twice", &twice, &["--dim n", "3 and 4"]);
+    assert_wrong_usage(&twice, &["--dim n", "3 and 4"]);
 }
 
 #[test]

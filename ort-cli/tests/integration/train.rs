@@ -238,8 +238,12 @@ fn samples_that_do_not_suit_are_refused() {
     let mut wrong: Vec<i64> = vec![1; 10];
     wrong[6] = 3;
     let cases: Vec<(&str, Vec<(&str, Array<'_>)>, &[&str])> = vec![
-        ("missing", vec![x()], &["no array 'labels'", "int64[n]", "it holds x"]),
-        ("unknown", vec![x(), labels(), ("y", Array::Bytes(&[10], vec![0; 10]))], &["no array 'y'"]),
+        ("missing", vec![x()], &["no array 'labels'", "int64[n]", "it contains x", "Add labels"]),
+        (
+            "unknown",
+            vec![x(), labels(), ("y", Array::Bytes(&[10], vec![0; 10]))],
+            &["unexpected array 'y'", "needs the arrays", "leave it out"],
+        ),
         (
             "bytes",
             vec![("x", Array::Bytes(&[10, 4], vec![1; 40])), labels()],
@@ -431,27 +435,39 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
     let path = folder.model("linear.onnx", &linear("n"));
     let file = archive(&folder.path("data.npz"), &[x(), labels()]);
     let missing = text(&folder.path("missing").join("file"));
-    let cases: [(&[&str], &[&str]); 16] = [
-        (&["--momentum", "0.9"], &["--momentum", "--optimizer sgd"]),
-        (&["--nesterov", "--optimizer", "sgd"], &["nesterov", "momentum above 0"]),
-        (&["--warmup", "3"], &["--warmup", "linear or cosine"]),
+    let cases: [(&[&str], &[&str]); 8] = [
         (&["--warmup", "300", "--schedule", "linear"], &["warmup has 300 updates", "has 10"]),
-        (&["--step-factor", "0.5"], &["--step-factor", "--schedule step"]),
-        (&["--temperature", "2"], &["--temperature", "--loss kl"]),
-        (&["--loss", "output", "--ignore-index", "1"], &["--ignore-index", "cross-entropy"]),
         (&["--loss", "output"], &["'scores' is", "one element"]),
-        (&["--label-smoothing", "1"], &["label smoothing is 1", "less than 1"]),
-        (&["--lr", "nan"], &["learning rate is NaN"]),
         (&["--output-name", "score"], &["no output 'score'", "scores"]),
         (&["--freeze", "W"], &["no weight 'W'"]),
-        (&["--freeze", "*"], &["no weight of the model is trained"]),
-        (&["--save", &missing], &["--save", "no folder"]),
-        (&["--plot", &missing], &["--plot", "no folder"]),
+        (&["--freeze", "*"], &["no weight of the model is trained", "freeze fewer weights"]),
+        (&["--save", &missing], &["--save", "no folder", "create it"]),
+        (&["--plot", &missing], &["--plot", "no folder", "create it"]),
         (&["--mixed-precision", "fp16", "--loss-scale", "3e38"], &["loss scale is 3", "65536 is usual"]),
     ];
     for (flags, words) in cases {
         let args = [&["train", &path, "--data", &file, "--epochs", "1", "--batch", "1"][..], flags].concat();
         assert_fails(&flags.join(" "), &run(&args), words);
+    }
+    let usage: [(&[&str], &[&str]); 14] = [
+        (&["--momentum", "0.9"], &["--momentum", "--optimizer sgd"]),
+        (&["--nesterov"], &["--nesterov", "--optimizer sgd"]),
+        (&["--nesterov", "--optimizer", "sgd"], &["--nesterov", "momentum above 0"]),
+        (&["--warmup", "3"], &["--warmup", "linear or cosine"]),
+        (&["--step-factor", "0.5"], &["--step-factor", "--schedule step"]),
+        (&["--temperature", "2"], &["--temperature", "--loss kl"]),
+        (&["--loss", "output", "--ignore-index", "1"], &["--ignore-index", "cross-entropy"]),
+        (&["--label-smoothing", "1"], &["--label-smoothing", "0 or more and less than 1"]),
+        (&["--lr", "nan"], &["--lr", "use a number of 0 or more"]),
+        (&["--lr", "abc"], &["--lr", "`abc` is not a number"]),
+        (&["--lr", "-1"], &["--lr", "use a number of 0 or more"]),
+        (&["--clip-norm", "-1"], &["--clip-norm", "use a number above 0"]),
+        (&["--profile", "-1"], &["--profile", "must not be negative"]),
+        (&["--ignore-index", "x"], &["--ignore-index", "`x` is not a whole number"]),
+    ];
+    for (flags, words) in usage {
+        let args = [&["train", &path, "--data", &file, "--epochs", "1", "--batch", "1"][..], flags].concat();
+        assert_wrong_usage(&run(&args), words);
     }
     for wrong in [
         &["--resume"][..],
@@ -738,7 +754,7 @@ fn what_is_computed_again_changes_no_result() {
     let wrong = folder.write("wrong.json", "[\"Relu\"]");
     assert_fails("config", &with(&["--memory-opt-config", &wrong]), &["wrong.json", "<ClusterID>"]);
     let both = with(&["--memory-opt-config", &config, "--memory-opt-level", "1"]);
-    assert_fails("both", &both, &["level 1", "--memory-opt-config"]);
+    assert_wrong_usage(&both, &["level 1", "--memory-opt-config"]);
 }
 
 #[test]

@@ -62,14 +62,15 @@ fn unknown_provider(name: &str, linked: &[&'static dyn ExecutionProvider]) -> Er
             advice.push_str(&format!("did you mean '{meant}'? "));
         }
         if !linked.contains(&meant) {
-            advice.push_str(&format!(
-                "build with the cargo feature `{meant}` to have it, or give the path of a provider library; "
-            ));
+            advice.push_str(&format!("build with the cargo feature `{meant}` to have it; "));
         }
     }
     advice.push_str(&match linked.is_empty() {
         true => "this build has no providers".to_string(),
-        false => format!("the providers of this build are {}", linked.join(", ")),
+        false => format!(
+            "the providers of this build are {}, see `ort providers`; for a library give its path",
+            linked.join(", ")
+        ),
     });
     #[cfg(not(feature = "provider-libraries"))]
     advice.push_str("; to load libraries, build with the cargo feature `provider-libraries`");

@@ -444,7 +444,7 @@ impl<'m> Loader<'m> {
                 self.unknown_value(
                     ErrorKind::Fail,
                     format!("Graph output ({name}) does not exist in the graph"),
-                    name,
+                    (name, "check the name against the outputs of the nodes"),
                 )
             })?;
             self.top().graph.outputs.push(id);
@@ -472,18 +472,18 @@ impl<'m> Loader<'m> {
                 ),
             ),
         };
-        self.unknown_value(kind, text, name)
+        self.unknown_value(kind, text, (name, "check the name against the outputs of the nodes before it"))
     }
 
-    /// Returns the error for an undefined name, with advice.
-    fn unknown_value(&self, kind: ErrorKind, text: String, name: &str) -> Error {
+    /// Returns the error for an undefined name. `advice` is for a name without a similar one.
+    fn unknown_value(&self, kind: ErrorKind, text: String, (name, advice): (&str, &str)) -> Error {
         let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
         // Names outside of the innermost closed scope cannot be meant.
         let visible = self.scopes.iter().skip(closed);
         let names = visible.flat_map(|scope| scope.names.keys().map(|name| &**name));
         let advice = match nearest(name, names) {
             Some(near) => format!("did you mean '{near}'?"),
-            None => "check the name against the outputs of the nodes before it".to_string(),
+            None => advice.to_string(),
         };
         Error::new(kind, text).help(advice)
     }

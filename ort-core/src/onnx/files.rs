@@ -97,7 +97,7 @@ pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
 
 pub(super) fn cannot_open(problem: &std::io::Error) -> Error {
     match problem.kind() {
-        std::io::ErrorKind::NotFound => error!(NoSuchFile, "there is no such file").help("check the path"),
+        std::io::ErrorKind::NotFound => error!(NoSuchFile, "it does not exist").help("check the path"),
         std::io::ErrorKind::PermissionDenied => {
             error!(Fail, "no permission to read the file").help("check its owner and mode")
         }

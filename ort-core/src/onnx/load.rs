@@ -20,7 +20,7 @@ use super::files::NO_GRAPH;
 use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{
-    FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    FunctionProto, GraphProto, IR_VERSION, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
     ValueInfoProto,
 };
 use super::source::Source;
@@ -275,12 +275,23 @@ impl UnknownOperator {
         if let Some(record) = records.iter().find(|record| record.name == self.op) {
             return Ok(format!("domain {} has an operator of that name", domain_name(record.domain)));
         }
+        if self.version.is_none() {
+            let UnknownOperator { domain, op, .. } = self;
+            return Ok(match of_domain().next() {
+                Some(_) => format!("add an opset import for domain '{domain}' to the model"),
+                None => format!(
+                    "add an opset import for domain '{domain}' and define {op} as a function of the model, or export \
+                     the model without it"
+                ),
+            });
+        }
         let domains = records.iter().map(|record| record.domain).filter(|domain| !domain.is_empty());
         // A known domain cannot be the misspelled part.
         let known = self.domain.is_empty() || of_domain().next().is_some();
         Ok(match nearest(&self.domain, domains).filter(|_| !known) {
             Some(domain) => format!("did you mean domain '{domain}'?"),
-            None => "export the model without it, or register its record and a kernel".to_string(),
+            None => "export the model without it; a Rust program can register the operator and a kernel"
+                .to_string(),
         })
     }
 }
@@ -350,6 +361,13 @@ fn load_within(
             "operator set {version} is newer than {NEWEST_OPSET}, the newest known; operators are taken to be unchanged"
         );
         warnings.add(WarningKind::OpsetImport, String::new, text)?;
+    }
+    if info.ir_version > IR_VERSION {
+        let text = format!(
+            "IR version {} is newer than {IR_VERSION}, the newest known; fields of newer versions are not read",
+            info.ir_version
+        );
+        warnings.add(WarningKind::IrVersion, String::new, text)?;
     }
     let graph = model.graph.as_mut().ok_or_else(|| error!(InvalidArgument, "{NO_GRAPH}"))?;
     let dimensions = fix_dimensions(options, graph, warnings)?;

@@ -322,14 +322,14 @@ impl<'m> Loader<'m> {
         ensure!(
             inputs.len() <= most_in,
             InvalidGraph,
-            help = format!("its inputs are {}", function.input.join(", ")),
+            help = format!("its inputs are {}: remove the others", function.input.join(", ")),
             "the function takes {most_in} inputs, got {}",
             inputs.len()
         );
         ensure!(
             outputs.len() <= most_out,
             InvalidGraph,
-            help = format!("its outputs are {}", function.output.join(", ")),
+            help = format!("its outputs are {}: remove the others", function.output.join(", ")),
             "the function has {most_out} outputs, got {}",
             outputs.len()
         );

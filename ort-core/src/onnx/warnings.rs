@@ -22,6 +22,8 @@ const MOST_LOGGED: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WarningKind {
+    /// An IR version that is newer than this build.
+    IrVersion,
     /// An operator set that is not imported, is imported twice, or is newer than this build.
     OpsetImport,
     /// An operator that the imported operator set does not contain.
@@ -43,6 +45,7 @@ impl WarningKind {
     /// Returns the name, as `ort check --json` writes it.
     pub fn name(self) -> &'static str {
         match self {
+            WarningKind::IrVersion => "ir_version",
             WarningKind::OpsetImport => "opset_import",
             WarningKind::OperatorVersion => "operator_version",
             WarningKind::Attribute => "attribute",
@@ -109,7 +112,7 @@ impl Warnings {
         if self.strict {
             let place = place();
             let problem = error!(InvalidGraph, "{text}")
-                .help("strict loading refuses what ONNX does not allow; load without it to only be warned");
+                .help("leave strict loading (--strict) out to only get a warning");
             return Err(problem).within(|| if place.is_empty() { "the model".to_string() } else { place });
         }
         // The place is built only for the first of equal warnings: a large model may have one per
@@ -132,11 +135,11 @@ impl Warnings {
             return Ok(());
         }
         let place = || format!("value '{name}', declared {declared}, is {computed}");
-        self.add(
-            WarningKind::DeclaredType,
-            place,
-            "the declared type or shape differs from what the nodes compute, and is ignored",
-        )
+        let text = match self.strict {
+            true => "the declared type or shape differs from the computed one",
+            false => "the declared type or shape differs from the computed one, and is ignored",
+        };
+        self.add(WarningKind::DeclaredType, place, text)
     }
 
     /// Logs the first few warnings.

@@ -8,6 +8,7 @@ use super::BatchSplit;
 use super::breakdown::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
 use super::resolve::resolve_in;
 use super::{Action, RunPlan, Storage, ValueKind};
+use crate::MemoryShortage;
 use crate::dim::{Bindings, Dim};
 use crate::program::{Origin, Program};
 use crate::tensor::byte_count;
@@ -66,6 +67,8 @@ pub struct PlanReport {
     /// Why a batch of several items would not be split, in words. None if it would be split, if
     /// splitting is off, or if no size counts items.
     pub unsplit: Option<String>,
+    /// What is missing if the run fits neither whole nor in parts.
+    pub shortage: Option<MemoryShortage>,
     /// The bytes of each slab, the host's first.
     pub slabs: Vec<usize>,
     /// The bytes of the weights.
@@ -101,6 +104,7 @@ pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, thr
         available_bytes: usize::MAX,
         batch_split: None,
         unsplit: None,
+        shortage: None,
         slabs: plan.slabs.iter().map(|slab| slab.1).collect(),
         weights_bytes: program.graph.weight_bytes(),
         lower_bound_bytes: plan.lower_bound,

@@ -47,7 +47,7 @@ use std::sync::{Arc, OnceLock};
 use ort_alloc::fork::get_or_init;
 
 use crate::ir::{Graph, Subgraph};
-use crate::{Result, Within, advise, ensure, error};
+use crate::{Result, Within, advise_listed, ensure, error};
 use rule::Compiled;
 
 /// Returns all tables of rules.
@@ -109,7 +109,12 @@ fn check_disabled(optimizer: &Optimizer) -> Result<()> {
         ensure!(
             rule_names().any(|known| known == name),
             InvalidArgument,
-            help = advise("rewrite rules", name, rule_names()),
+            help = advise_listed(
+                "rewrite rules",
+                name,
+                rule_names(),
+                "`ort optimize` lists the rules that apply, docs/RULES.md lists all"
+            ),
             "there is no rewrite rule '{name}'"
         );
     }

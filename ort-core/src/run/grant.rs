@@ -351,10 +351,13 @@ impl Executor {
         let (_, limit) = self.budget.tightest();
         let shortage = MemoryShortage { needed, available, limit, largest };
         let unsplit = unsplit.map_or_else(String::new, |why| format!("; {why}"));
-        let advice = format!(
-            "raise the memory limit to {}, or use smaller dimensions{unsplit}",
-            exact_bytes(shortage.sufficient_limit())
-        );
+        let raise = format!("raise the memory limit to {}", exact_bytes(shortage.sufficient_limit()));
+        let weights = self.compiled.streams.least_bytes();
+        let advice = match weights > available {
+            // No dimension changes the size of the weights.
+            true => format!("{raise}: the weights alone need {}", exact_bytes(weights)),
+            false => format!("{raise}, or use smaller dimensions{unsplit}"),
+        };
         Error::out_of_memory("the run", shortage).help(advice)
     }
 
@@ -417,7 +420,7 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
 /// Adds to an out-of-memory error the memory that the run needed up to that node.
 fn with_least_limit(problem: Error) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
-    problem.help(format!(
+    problem.help_of_run(format!(
         "raise the memory limit to at least {}, which the run needs up to this node; the sizes of some values are \
          known only once they are computed, and later ones may need more",
         exact_bytes(limit)

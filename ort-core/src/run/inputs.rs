@@ -65,7 +65,10 @@ pub(crate) fn bind(
                 InvalidArgument,
                 "axis {axis} has {problem}: got shape {shape:?}, expected {}", info.ty
             )
-            .help("use the sizes of the model; equal dimension names need equal sizes")
+            .help(match dim.as_constant() {
+                Some(_) => "use the size that the model declares",
+                None => "use one size for all dimensions of that name",
+            })
             .within(place());
             // Only a symbolic dimension can be made independent.
             match dim.as_constant() {

@@ -22,7 +22,7 @@ use crate::plan::{
 };
 use crate::program::SlotId;
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
-use crate::{Error, Result, ensure, error};
+use crate::{Error, MemoryShortage, Result, ensure, error};
 
 /// How a value stores the items of a batch.
 struct Items {
@@ -260,17 +260,21 @@ impl Executor {
         (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
     }
 
-    /// How a run would be split with `available` bytes. `None` if the run fits whole, or does not
-    /// fit even in parts.
-    pub(crate) fn would_split(&self, asked: RunRequest<'_>, available: usize) -> Option<BatchSplit> {
-        let layout = self.items(asked)?;
-        match self.way(asked, Some(&layout), available).ok()? {
-            Strategy::Whole(_) => None,
-            Strategy::Split(split) => Some(BatchSplit {
-                dim: layout.symbol.to_string(),
-                planned_bytes: split.need.total(),
-                parts: split.sizes,
-            }),
+    /// How a run would be split with `available` bytes, and what it lacks if it does not fit even
+    /// in parts. Both are `None` if it would run whole.
+    pub(crate) fn would_split(
+        &self,
+        asked: RunRequest<'_>,
+        available: usize,
+    ) -> (Option<BatchSplit>, Option<MemoryShortage>) {
+        let layout = self.items(asked);
+        match self.way(asked, layout.as_ref(), available) {
+            Ok(Strategy::Whole(_)) => (None, None),
+            Ok(Strategy::Split(split)) => {
+                let (dim, planned_bytes) = (split.layout.symbol.to_string(), split.need.total());
+                (Some(BatchSplit { dim, planned_bytes, parts: split.sizes }), None)
+            }
+            Err(problem) => (None, problem.shortage().cloned()),
         }
     }
 

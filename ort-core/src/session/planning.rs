@@ -57,7 +57,8 @@ impl Session {
         let mut report = report(&self.executor.compiled.program, &plan, bindings, self.executor.threads);
         report.weights_bytes = self.model.graph().weight_bytes();
         let available = self.executor.free_bytes();
-        report.batch_split = self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
+        (report.batch_split, report.shortage) =
+            self.executor.would_split(RunRequest { plan: &plan, bindings }, available);
         report.unsplit = self.executor.why_unsplit(RunRequest { plan: &plan, bindings });
         // Constants get the memory that the peak leaves, and a split run has a lower peak than the
         // whole batch.

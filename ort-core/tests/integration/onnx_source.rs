@@ -184,7 +184,7 @@ fn what_is_no_file_is_not_opened() {
     let pipe = folder.path().join("pipe.onnx");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success());
     let mut cases = vec![
-        (missing, ErrorKind::NoSuchFile, "there is no such file"),
+        (missing, ErrorKind::NoSuchFile, "it does not exist"),
         (folder.path().to_path_buf(), ErrorKind::InvalidProtobuf, "a folder"),
     ];
     if made {

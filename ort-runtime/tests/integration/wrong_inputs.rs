@@ -44,13 +44,13 @@ fn each_mistake_is_named() -> Result<()> {
             vec![("x", zeros(&[2, 4])?), ("y", y.clone())],
             "invalid argument: input 'x': axis 1 has size 4, expected 3: \
              got shape [2, 4], expected float[n, 3]; \
-             use the sizes of the model; equal dimension names need equal sizes",
+             use the size that the model declares",
         ),
         (
             vec![("x", x.clone()), ("y", zeros(&[5, 1])?)],
             "invalid argument: input 'y': axis 0 has size 5, expected n with n=2: \
              got shape [5, 1], expected float[n, 1]; \
-             use the sizes of the model; equal dimension names need equal sizes",
+             use one size for all dimensions of that name",
         ),
         (
             vec![("x", sequence), ("y", y.clone())],

@@ -188,7 +188,7 @@ impl Trainer {
             Ok(_) => None,
         };
         let largest = vec![("parameters and the optimizer's states".to_string(), kept)];
-        let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} of {size}")).collect();
+        let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} = {size}")).collect();
         let sizes = if sizes.is_empty() { "symbolic sizes of 1".to_string() } else { sizes.join(", ") };
         let others = "freeze weights, or use an optimizer with less state";
         let is_known = || -> Result<bool> { Ok(self.made(self.main_kind(), None)?.peak(dims)?.is_known) };
@@ -198,7 +198,7 @@ impl Trainer {
         };
         let advice = match needed {
             Some(needed) => {
-                format!("raise the memory limit to {} for {sizes}, {others}{more}", exact_bytes(needed))
+                format!("raise the memory limit to {} (with {sizes}), {others}{more}", exact_bytes(needed))
             }
             None => format!("raise the memory limit, {others}"),
         };

@@ -10,6 +10,7 @@ use rand_pcg::Pcg64;
 
 use crate::args::ModelArgs;
 use crate::inputs::gather;
+use crate::numbers::positive;
 
 /// Loads, runs and drops a model many times, and measures what memory remains.
 #[derive(Args)]
@@ -17,22 +18,23 @@ pub(crate) struct SoakArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
     /// How often to load and drop the model.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive::<NonZeroUsize>)]
     pub(super) cycles: NonZeroUsize,
     /// Runs per caller and cycle.
-    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = positive::<NonZeroUsize>)]
     pub(super) runs: NonZeroUsize,
     /// Symbolic dimension to draw at random for each run, from LOW to HIGH inclusive.
     #[arg(long = "random-dim", value_name = "NAME=LOW..HIGH", value_parser = range)]
     pub(super) random_dims: Vec<(String, i64, i64)>,
     /// Concurrent callers on one session.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive::<NonZeroUsize>)]
     pub(super) callers: NonZeroUsize,
     /// Sessions on the model; all stay open, and the last one runs.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive::<NonZeroUsize>)]
     pub(super) sessions: NonZeroUsize,
     /// Test N sessions instead, each with a random memory limit and random dimensions.
-    #[arg(long, value_name = "N", conflicts_with_all = ["cycles", "runs", "callers", "sessions", "hold"])]
+    #[arg(long, value_name = "N", value_parser = positive::<NonZeroUsize>)]
+    #[arg(conflicts_with_all = ["cycles", "runs", "callers", "sessions", "hold"])]
     pub(super) random_limits: Option<NonZeroUsize>,
     /// Print one JSON object.
     #[arg(long)]
@@ -48,7 +50,7 @@ fn range(text: &str) -> Result<(String, i64, i64), String> {
         Some((name.to_owned(), low.parse().ok()?, high.parse().ok()?))
     });
     let parsed = parsed.filter(|(name, low, high)| !name.is_empty() && 0 <= *low && low <= high);
-    parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH"))
+    parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH, such as batch=1..8: use 0 <= LOW <= HIGH"))
 }
 
 pub(super) fn given(inputs: &[(String, Value)]) -> Vec<(&str, Value)> {

@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use ort_runtime::train::{
     AdamForm, Loss, LossScale, MixedPrecision, Optimizer, PlanRequest, Recompute, Schedule, TrainingOptions,
 };
 
 use crate::args::{PrecisionArg, size, threads};
+use crate::numbers::{above_zero, below_one, from_zero, integer, positive_u32, positive_u64, whole};
 use crate::providers::ProviderArgs;
+use crate::usage::wrong_usage;
 
 /// Trains a model.
 #[derive(Args)]
@@ -49,17 +51,17 @@ pub(super) struct LossArgs {
     #[arg(long, value_name = "NAME")]
     output_name: Option<String>,
     /// Label smoothing, from 0 to below 1; cross entropy only.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = below_one)]
     label_smoothing: Option<f32>,
     /// Label to ignore; cross entropy only.
-    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
+    #[arg(long, value_name = "LABEL", value_parser = integer)]
     ignore_index: Option<i64>,
     /// Class axis of the logits; cross entropy only [default: 1; the last for rank 3, as in
     /// language models]. PyTorch's layout [N, C, L] is axis 1.
-    #[arg(long, value_name = "AXIS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "AXIS", value_parser = integer)]
     pub(super) class_axis: Option<i64>,
     /// Distillation temperature, which divides both logits; kl only [default: 1].
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = above_zero::<f32>)]
     temperature: Option<f32>,
 }
 
@@ -86,40 +88,40 @@ pub(super) struct UpdateArgs {
     #[arg(long, value_enum, value_name = "OPTIMIZER", default_value_t = OptimizerKind::Adamw)]
     optimizer: OptimizerKind,
     /// Base learning rate, which the schedule scales.
-    #[arg(long, value_name = "X", default_value_t = 1e-3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = from_zero::<f32>)]
     lr: f32,
     /// Momentum; sgd only.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = below_one)]
     momentum: Option<f32>,
     /// Use Nesterov momentum; sgd with --momentum only.
     #[arg(long)]
     nesterov: bool,
     /// Weight decay [default: 0.01 for adamw and adamw-8bit, else 0].
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = from_zero::<f32>)]
     weight_decay: Option<f32>,
     /// Learning rate schedule.
     #[arg(long, value_enum, value_name = "SCHEDULE", default_value_t = ScheduleKind::Constant)]
     schedule: ScheduleKind,
     /// Warmup updates; linear and cosine only [default: 0].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     warmup: Option<u64>,
     /// Updates between two decays; step only.
-    #[arg(long, value_name = "N", required_if_eq("schedule", "step"))]
+    #[arg(long, value_name = "N", required_if_eq("schedule", "step"), value_parser = positive_u64)]
     step_every: Option<u64>,
     /// Factor of each decay; step only [default: 0.1].
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = from_zero::<f64>)]
     step_factor: Option<f64>,
     /// Number of passes over the samples.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = whole::<u64>)]
     pub(super) epochs: u64,
     /// Batch size [default: 32, or the size that the model fixes].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = positive_u32)]
     pub(super) batch: Option<u32>,
     /// Gradient accumulation: batches per update. N small batches need the memory of one.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive_u32)]
     pub(super) accumulate: u32,
     /// Clip gradients to this global norm.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = above_zero::<f32>)]
     clip_norm: Option<f32>,
 }
 
@@ -158,9 +160,9 @@ enum ScheduleKind {
 
 #[derive(Args)]
 pub(super) struct WeightArgs {
-    /// Weights to train; `*` matches any characters, `?` one [default: all floats of rank 1 or more
-    /// but buffers and constants of exporters]. '*' also trains those and scalars, but never
-    /// Constant nodes.
+    /// Weights to train; `*` matches any characters, `?` one [default: float initializers of rank 1
+    /// or more, except batch-norm statistics and exporter constants]. '*' also trains exporter
+    /// constants and scalars, but never Constant nodes.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
     /// Weights to freeze; they need no gradient and no optimizer state.
@@ -169,8 +171,8 @@ pub(super) struct WeightArgs {
     /// Weights without weight decay, usually biases and scales.
     #[arg(long, value_name = "PATTERN")]
     no_decay: Vec<String>,
-    /// Shared weights to untie: each node that reads one trains its own copy. Exporters merge equal
-    /// initializers, such as the scales of fresh normalizations.
+    /// Shared weights to untie: each node that reads one trains its own copy. Exporters merge
+    /// identical initializers, such as newly initialized LayerNorm scales.
     #[arg(long, value_name = "PATTERN")]
     untie: Vec<String>,
     /// Weights to tie: equal ones train as one, transposed copies included. Exporters fold the
@@ -188,7 +190,7 @@ pub(super) struct WeightArgs {
 #[derive(Args)]
 pub(super) struct RunArgs {
     /// Seed of the sample order and of dropout.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>)]
     pub(super) seed: u64,
     /// Keep the samples in file order in every epoch, instead of shuffling them.
     #[arg(long)]
@@ -206,14 +208,15 @@ pub(super) struct RunArgs {
     /// Loss scale: `dynamic`, or a number [default: dynamic with fp16].
     #[arg(long, value_name = "dynamic|NUMBER", value_parser = loss_scale, requires = "mixed_precision")]
     loss_scale: Option<LossScale>,
-    /// Hard limit on parameters, optimizer state, gradients and activations together: bytes, or
-    /// with KiB, MiB, GiB.
+    /// Hard limit on parameters, optimizer state, gradients and activations together: bytes, or a
+    /// number with KiB, MiB, GiB, KB, MB or GB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<usize>,
-    /// Activations to recompute instead of keeping: 0 what --memory-limit requires, 1 all between
-    /// layers, 2 whatever minimizes the peak. Results are bit-identical.
+    /// Activations to recompute instead of keeping. 0: only as many as --memory-limit requires.
+    /// 1: all between layer boundaries, if that lowers the peak. 2: those that minimize the peak.
+    /// Results are bit-identical.
     #[arg(long, value_name = "0|1|2", env = "ORTMODULE_MEMORY_OPT_LEVEL")]
-    #[arg(default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(default_value_t = 0, value_parser = memory_opt_level)]
     memory_opt_level: u8,
     /// Subgraphs to recompute, by name: a file with a JSON array such as ["Gelu+:1:-1"], or
     /// comma-separated entries. -v prints the names; -vv or ORTMODULE_LOG_LEVEL=DEVINFO also what
@@ -224,13 +227,13 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoint: Option<PathBuf>,
     /// Also write a checkpoint after every N updates.
-    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = positive_u64)]
     pub(super) checkpoint_every: Option<u64>,
     /// Resume from the checkpoint, even in the middle of an epoch.
     #[arg(long, requires = "checkpoint")]
     pub(super) resume: bool,
     /// Stop after N updates and write a checkpoint for --resume.
-    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = positive_u64)]
     pub(super) stop_after: Option<u64>,
 }
 
@@ -241,6 +244,12 @@ enum MixedPrecisionArg {
     Bf16,
     /// float16, with a loss scale.
     Fp16,
+}
+
+/// Parses `--memory-opt-level`.
+fn memory_opt_level(text: &str) -> Result<u8, String> {
+    let level = text.parse().ok().filter(|level: &u8| *level <= 2);
+    level.ok_or_else(|| format!("`{text}` is not a level: use 0, 1 or 2"))
 }
 
 /// Parses `--loss-scale`.
@@ -264,7 +273,8 @@ pub(super) struct ResultArgs {
     #[arg(long, conflicts_with_all = ["data", "validation", "save", "plot", "checkpoint"])]
     pub(super) check: bool,
     /// Profile all batches but the first: mean time per operator, and of the N slowest nodes.
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10", conflicts_with_all = ["json", "check", "validation"])]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10", value_parser = whole::<usize>)]
+    #[arg(conflicts_with_all = ["json", "check", "validation"])]
     pub(super) profile: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
@@ -326,7 +336,12 @@ impl TrainArgs {
             let Some(path) = path else { continue };
             let folder =
                 path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            ensure!(folder.is_dir(), "{flag} {}: there is no folder {}", path.display(), folder.display());
+            ensure!(
+                folder.is_dir(),
+                "{flag} {}: there is no folder {}; create it, or name another",
+                path.display(),
+                folder.display()
+            );
             ensure!(!path.is_dir(), "{flag} {}: it is a folder; name a file", path.display());
         }
         Ok(())
@@ -390,11 +405,12 @@ impl RunArgs {
         let Some(config) = self.memory_opt_config.as_deref().filter(|config| !config.is_empty()) else {
             return Ok(Recompute::of_level(self.memory_opt_level)?);
         };
-        ensure!(
-            self.memory_opt_level == 0,
-            "level {} of memory optimization chooses subgraphs by itself: leave the level out, or --memory-opt-config",
-            self.memory_opt_level
-        );
+        if self.memory_opt_level != 0 {
+            wrong_usage!(
+                "level {} of memory optimization chooses subgraphs by itself: leave the level out, or --memory-opt-config",
+                self.memory_opt_level
+            );
+        }
         // An entry contains colons. So may a path, but then the file exists.
         let is_inline = config.contains(':') && !Path::new(config).exists();
         let requests = if is_inline { PlanRequest::parse_list(config)? } else { PlanRequest::read(config)? };
@@ -430,6 +446,8 @@ impl UpdateArgs {
         let sgd = self.optimizer == OptimizerKind::Sgd;
         only_with("--momentum", self.momentum.is_some(), sgd, "--optimizer sgd")?;
         only_with("--nesterov", self.nesterov, sgd, "--optimizer sgd")?;
+        let has_momentum = self.momentum.is_some_and(|momentum| momentum > 0.0);
+        only_with("--nesterov", self.nesterov, has_momentum, "--momentum above 0")?;
         // These betas are the defaults of both PyTorch and Hugging Face.
         let (beta1, beta2, decay) = (0.9, 0.999, self.weight_decay.unwrap_or(0.0));
         Ok(match self.optimizer {
@@ -510,7 +528,7 @@ fn name_of(choice: impl ValueEnum) -> String {
 /// Rejects a flag that would have no effect.
 fn only_with(flag: &str, given: bool, applies: bool, with: &str) -> Result<()> {
     if given && !applies {
-        bail!("{flag} goes with {with}; leave it out");
+        wrong_usage!("{flag} goes with {with}; leave {flag} out, or add {with}");
     }
     Ok(())
 }

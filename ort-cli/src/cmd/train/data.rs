@@ -31,19 +31,21 @@ impl DataSet {
             let header = archive.header(name).with_context(|| format!("reading {}", path.display()))?;
             let rows = header.shape().first().copied();
             let rows = rows.with_context(|| {
-                format!("{}: array '{name}' is one number; its first axis must count samples", path.display())
+                format!("{}: array '{name}' is one number; its first axis must count samples: leave it out, or repeat it for each sample", path.display())
             })?;
             Ok((name, rows))
         });
         let counts = counts.collect::<Result<Vec<(&String, usize)>>>()?;
-        let Some(&(first, rows)) = counts.first() else { bail!("{} holds no arrays", path.display()) };
+        let Some(&(first, rows)) = counts.first() else {
+            bail!("{} holds no arrays; give one for each input, and the labels or targets", path.display())
+        };
         if let Some((name, other)) = counts.iter().find(|(_, count)| *count != rows) {
             bail!(
-                "{}: array '{first}' has {rows} samples, '{name}' {other}; the first axis counts samples and is the same for all",
+                "{}: array '{first}' has {rows} samples, array '{name}' has {other}; give all arrays the same first axis, which counts samples",
                 path.display()
             );
         }
-        ensure!(rows > 0, "{}: there are no samples, the first axis is 0", path.display());
+        ensure!(rows > 0, "{}: there are no samples, the first axis is 0; give at least one", path.display());
         let arrays = archive.read_all(Room::new(None).most());
         let arrays = arrays.with_context(|| format!("reading {}", path.display()))?;
         Ok(DataSet { path: path.to_path_buf(), rows, arrays })

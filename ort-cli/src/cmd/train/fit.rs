@@ -5,9 +5,10 @@ use anyhow::{Context, Result, bail, ensure};
 use ort_runtime::dim::{Bindings, unify};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::train::{Loss, TrainingGraph};
-use ort_runtime::{DType, Model, Tensor, advise};
+use ort_runtime::{Model, Tensor, nearest};
 
 use super::data::DataSet;
+use crate::arrays::conversion;
 
 /// Returns the batch size, and whether the model fixes it.
 pub(super) fn batch_size(model: &Model, asked: Option<u32>, rows: usize) -> Result<(usize, bool)> {
@@ -75,8 +76,12 @@ impl Fit {
         let path = data.path.display();
         let names = || self.taken.iter().map(|taken| taken.name.as_str());
         if let Some((name, _)) = data.arrays.iter().find(|(name, _)| names().all(|taken| taken != name)) {
-            let advice = advise("arrays", name, names());
-            bail!("{path}: the training takes no array '{name}'; {advice}");
+            let near = nearest(name, names()).map(|near| format!("rename it to '{near}', or "));
+            bail!(
+                "{path} has an unexpected array '{name}'. Training needs the arrays {}; {}leave it out",
+                names().collect::<Vec<_>>().join(", "),
+                near.unwrap_or_default()
+            );
         }
         // All arrays share the bindings, so a symbol has one size across them.
         let mut bindings = Bindings::new();
@@ -84,10 +89,11 @@ impl Fit {
             let found = data.array(&taken.name).with_context(|| {
                 let found: Vec<&str> = data.arrays.iter().map(|(name, _)| name.as_str()).collect();
                 format!(
-                    "{path}: there is no array '{}' ({}); it holds {}",
+                    "{path} has no array '{}' ({}); it contains {}. Add {}",
                     taken.name,
                     ValueType::Tensor(taken.ty.clone()),
-                    found.join(", ")
+                    found.join(", "),
+                    taken.name
                 )
             })?;
             taken.check(found, batch, &mut bindings).with_context(|| path.to_string())?;
@@ -131,7 +137,11 @@ impl Taken {
         let (name, expected) = (&self.name, self.ty.dtype);
         if array.dtype() != expected {
             let found = array.dtype().name();
-            bail!("array '{name}' is {found}, expected {}; {}", expected.name(), conversion(name, expected));
+            let advice = conversion(name, expected).map(|numpy| match expected.is_float() {
+                true => format!("; {numpy}, scaled as the model expects it"),
+                false => format!("; {numpy}"),
+            });
+            bail!("array '{name}' is {found}, expected {}{}", expected.name(), advice.unwrap_or_default());
         }
         let Some(shape) = &self.ty.shape else { return Ok(()) };
         let ty = ValueType::Tensor(self.ty.clone());
@@ -155,19 +165,4 @@ impl Taken {
         }
         Ok(())
     }
-}
-
-/// Returns NumPy's name of a type.
-fn numpy_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float32",
-        DType::F64 => "float64",
-        other => other.name(),
-    }
-}
-
-/// Returns advice on how to convert an array to this type.
-fn conversion(name: &str, to: DType) -> String {
-    let numpy = format!("convert it in NumPy: {name}.astype(\"{}\")", numpy_name(to));
-    if to.is_float() { format!("{numpy}, scaled as the model expects it") } else { numpy }
 }

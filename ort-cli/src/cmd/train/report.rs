@@ -158,7 +158,7 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
             human_bytes(memory.activations),
             human_bytes(memory.constants)
         )?,
-        None => say!("a step takes what only the run can tell: sizes depend on data")?,
+        None => say!("the memory of a step is not known: some value sizes depend on data")?,
     }
     if let Some(plans) = &facts.predicted.plans {
         say!("\n{}\n", plans.trim_end())?;

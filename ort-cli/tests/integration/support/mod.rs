@@ -90,6 +90,14 @@ pub fn assert_fails(name: &str, finished: &Finished, words: &[&str]) {
     );
 }
 
+/// Asserts a wrong command line: exit code 2, and an error with these words.
+pub fn assert_wrong_usage(finished: &Finished, words: &[&str]) {
+    assert_eq!(finished.code, Some(2), "{words:?}: {} {}", finished.stdout, finished.stderr);
+    for word in ["error: "].iter().chain(words) {
+        assert!(finished.stderr.contains(word), "`{word}` is missing in: {}", finished.stderr);
+    }
+}
+
 /// A folder for one test's files.
 pub struct Folder(tempfile::TempDir);
 

@@ -458,7 +458,19 @@ fn wrong_count(what: &str, node: &Node, params: &'static [Param], given: usize) 
     let (name, OpSpec { domain, name: op, since, .. }) = (&node.name, node.spec);
     let schema = format!("Node({name}) with schema({domain}::{op}:{since})");
     error!(InvalidGraph, "{schema} has {what} size {given} not in range [min={least}, max={most}]")
-        .help(describe_params(what, params))
+        .help(arity_advice(what, params, given))
+}
+
+/// Advice for a node with `given` inputs or outputs: which to connect, or that there are too many.
+fn arity_advice(what: &str, params: &'static [Param], given: usize) -> String {
+    let known = describe_params(what, params);
+    let is_needed = |param: &&Param| !matches!(param.arity, Arity::Optional);
+    let missing: Vec<&str> = params.iter().skip(given).filter(is_needed).map(|param| param.name).collect();
+    match missing.as_slice() {
+        [] => format!("{known}: remove the others"),
+        [one] => format!("{known}: connect the missing {what} {one}"),
+        _ => format!("{known}: connect the missing {what}s {}", missing.join(", ")),
+    }
 }
 
 fn check_params<T>(what: &str, node: &Node, params: &'static [Param], values: &[Option<T>]) -> Result<()> {
@@ -469,7 +481,7 @@ fn check_params<T>(what: &str, node: &Node, params: &'static [Param], values: &[
         ensure!(
             value.is_some() || left_out_ok,
             InvalidGraph,
-            help = describe_params(what, params),
+            help = format!("{}: connect {what} {}", describe_params(what, params), param.name),
             "Node ({})'s {what} {index} is marked single but has an empty string in the graph",
             node.name
         );

@@ -20,8 +20,8 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     let index = from_front.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
     index.ok_or_else(|| {
         error!(InvalidGraph, "axis {axis} is out of range for rank {rank}").help(match rank {
-            0 => "a scalar has no axes".to_string(),
-            _ => format!("axes go from {} to {}", -(rank as i64), rank - 1),
+            0 => "a scalar has no axes: give the node a tensor of rank 1 or more".to_string(),
+            _ => format!("set the node's `axis` or `axes` to {} to {}", -(rank as i64), rank - 1),
         })
     })
 }

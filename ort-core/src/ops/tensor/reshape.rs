@@ -152,7 +152,7 @@ fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(
         (0..=rank).contains(&split),
         InvalidGraph,
-        help = format!("axes go from {} to {rank}", -rank),
+        help = format!("set the node's `axis` to {} to {rank}", -rank),
         "axis {axis} is out of range for rank {rank}"
     );
     let (outer, inner) = shape.split_at(split as usize);
