@@ -1,4 +1,4 @@
-//! An ONNX runtime that knows its memory before it runs.
+//! An ONNX runtime that computes the peak memory of a run before it starts.
 //!
 //! ```no_run
 //! use ort_runtime::{Model, Session, Tensor};

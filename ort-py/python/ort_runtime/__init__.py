@@ -1,6 +1,7 @@
-"""An ONNX runtime that knows its memory before it runs, under the names of onnxruntime.
+"""An ONNX runtime that computes the peak memory of a run before it starts.
 
-A program that says `import onnxruntime as ort` runs with `import ort_runtime as ort`.
+It has the API of onnxruntime. A program that says `import onnxruntime as ort` runs with `import
+ort_runtime as ort`.
 
 Example::
 

@@ -209,6 +209,7 @@ _OWN_STATE = frozenset(
         "_providers",
         "_read_config_from_model",
         "_required",
+        "_required_count",
         "_required_names",
         "_sess",
         "_sess_options",

@@ -134,7 +134,8 @@ class Session:
             and run_options is None
             and type(input_feed) is dict
             and self._is_plain
-            and self._required <= input_feed.keys()
+            # Names are compared only if the run fails.
+            and len(input_feed) >= self._required_count
         ):
             try:
                 return self._sess.run(names, input_feed)
@@ -384,6 +385,7 @@ class Session:
             arg.name for arg in self._inputs_meta if not arg.type.startswith("optional")
         ]
         self._required = frozenset(self._required_names)
+        self._required_count = len(self._required)
 
 
 def host_memory() -> C.OrtMemoryInfo:
