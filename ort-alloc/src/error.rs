@@ -4,9 +4,6 @@ use thiserror::Error;
 
 use crate::{Category, DeviceId, exact_bytes};
 
-/// The end of the text of an [`AllocError::BudgetExceeded`]: what its reader can try.
-pub const BUDGET_ADVICE: &str = "use a smaller batch or sequence, fewer runs at a time, or a larger limit";
-
 /// A refused memory request. The allocator or budget that refused it stays usable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AllocError {
@@ -36,7 +33,7 @@ pub enum AllocError {
         limit = exact_bytes(*limit),
         in_use = exact_bytes(*in_use),
         largest = describe_largest(.largest, *.in_use),
-        advice = BUDGET_ADVICE
+        advice = AllocError::BUDGET_ADVICE
     )]
     BudgetExceeded {
         /// Bytes requested.
@@ -75,6 +72,10 @@ pub enum AllocError {
 }
 
 impl AllocError {
+    /// The end of the text of [`BudgetExceeded`](Self::BudgetExceeded): what its reader can try.
+    pub const BUDGET_ADVICE: &str =
+        "use a smaller batch or sequence, fewer runs at a time, or a larger limit";
+
     /// Adds the `covered` bytes that an advance would have contributed to the refused request.
     pub(crate) fn with_more(mut self, covered: usize) -> Self {
         if let Self::BudgetExceeded { needed, available, in_use, .. } = &mut self {

@@ -91,7 +91,7 @@ pub use budgeted::{BudgetedAllocator, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use category::Category;
 pub use device_id::DeviceId;
-pub use error::{AllocError, BUDGET_ADVICE};
+pub use error::AllocError;
 pub use heap::Heap;
 pub use host::{HostAllocator, TrimOnDrop, fail_writes_beyond_file_size_limit};
 pub use machine::{free_memory_bytes, host_memory_bytes};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ort_alloc::{AllocError, BUDGET_ADVICE, exact_bytes};
+use ort_alloc::{AllocError, exact_bytes};
 
 use crate::text::{NAME_BYTES, into_shown, shown};
 
@@ -216,7 +216,7 @@ impl Error {
     /// Replaces the advice of a budget, which knows nothing of the run, by that of the run.
     #[must_use]
     pub(crate) fn help_of_run(mut self, advice: impl Into<String>) -> Error {
-        if self.0.help.as_deref() == Some(BUDGET_ADVICE) {
+        if self.0.help.as_deref() == Some(AllocError::BUDGET_ADVICE) {
             self.0.help = None;
         }
         self.help(advice)
@@ -323,10 +323,10 @@ impl From<AllocError> for Error {
         }
         let text = error.to_string();
         // The advice of a budget is the end of its text.
-        let stated = text.strip_suffix(BUDGET_ADVICE).and_then(|text| text.strip_suffix("; "));
+        let stated = text.strip_suffix(AllocError::BUDGET_ADVICE).and_then(|text| text.strip_suffix("; "));
         let mut refusal = Error::new(ErrorKind::OutOfMemory, stated.unwrap_or(&text));
         if stated.is_some() {
-            refusal = refusal.help(BUDGET_ADVICE);
+            refusal = refusal.help(AllocError::BUDGET_ADVICE);
         }
         if let AllocError::BudgetExceeded { needed, available, limit, largest, .. } = error {
             let largest =
