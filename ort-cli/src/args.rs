@@ -64,8 +64,8 @@ pub(crate) struct ModelArgs {
     /// Stop after N rewrites (for bisecting).
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) rewrites: Option<usize>,
-    /// Hard limit on everything that the session allocates, which mapped weights are not: bytes, or
-    /// a number with KiB, MiB, GiB, KB, MB or GB.
+    /// Hard limit on what the session allocates; weights mapped from the file do not count. Bytes,
+    /// or a number with KiB, MiB, GiB, KB, MB or GB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
     /// Never split a batch to fit the memory limit.

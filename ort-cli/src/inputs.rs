@@ -152,8 +152,8 @@ fn check_sizes(args: &ModelArgs, model: &Model, given: &[(String, Value)]) -> Re
                 && unify(dim, i64::try_from(size)?, &mut asked.clone()).is_err()
             {
                 bail!(
-                    "--dim {symbol}={value} contradicts input '{name}': axis {axis} has size {size}, the model \
-                     declares {dim}; leave --dim {symbol} out, or give an input of that size"
+                    "--dim {symbol}={value} contradicts input '{name}': its axis {axis} is the dimension \
+                     '{dim}', but has size {size}; leave --dim {symbol} out, or give an input of that size"
                 );
             }
         }

@@ -139,7 +139,9 @@ impl fmt::Display for MemoryShortage {
         }
         for (index, (name, bytes)) in largest.iter().enumerate() {
             let separator = if index == 0 { "; the largest at the peak are" } else { "," };
-            write!(f, "{separator} '{name}' {}", exact_bytes(*bytes))?;
+            // The name of a workspace has that of its node in quotes.
+            let quote = if name.contains('\'') { "" } else { "'" };
+            write!(f, "{separator} {quote}{name}{quote} {}", exact_bytes(*bytes))?;
         }
         Ok(())
     }

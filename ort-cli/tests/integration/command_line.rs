@@ -116,7 +116,7 @@ fn errors_say_what_to_try() {
     let (double, good) = (format!("x={double}"), format!("x={good}"));
     let cases: [(&[&str], &[&str]); 9] = [
         (&["--ep", "foo"], &["`ort providers`", "give its path"]),
-        (&["--ep-option", "cpu.bla=1"], &["'bla'", "leave it out"]),
+        (&["--ep-option", "cpu.bla=1"], &["'bla'", "it takes no options"]),
         (&["--input", &double], &["'x' is double, expected float", "astype(\"float32\")"]),
         (&["--input", "x=nofile.npy"], &["there is no such file", "check the path"]),
         (&["--input", &good, "--input", &good], &["'x' is given twice", "leave one out"]),

@@ -69,8 +69,16 @@ fn sizes_that_an_input_contradicts_are_refused() {
     let path = folder.model("small.onnx", &small());
     let input = format!("x={}", folder.write("x.npy", npy_floats("(2, 4)", &[1.0; 8])));
     let refused: [(&str, &[&str], &[&str]); 3] = [
-        ("a file", &["--input", &input, "--dim", "n=3"], &["--dim n=3", "input 'x'", "axis 0 has size 2"]),
-        ("a shape", &["--shape", "x=5x4", "--dim", "n=3"], &["--dim n=3", "input 'x'", "axis 0 has size 5"]),
+        (
+            "a file",
+            &["--input", &input, "--dim", "n=3"],
+            &["--dim n=3", "input 'x'", "axis 0 is the dimension 'n'", "has size 2"],
+        ),
+        (
+            "a shape",
+            &["--shape", "x=5x4", "--dim", "n=3"],
+            &["--dim n=3", "input 'x'", "axis 0 is the dimension 'n'", "has size 5"],
+        ),
         ("both", &["--input", &input, "--shape", "x=3x4"], &["--shape x", "[2, 4]", "[3, 4]"]),
     ];
     for command in ["run", "plan"] {

@@ -242,7 +242,7 @@ fn samples_that_do_not_suit_are_refused() {
         (
             "unknown",
             vec![x(), labels(), ("y", Array::Bytes(&[10], vec![0; 10]))],
-            &["unexpected array 'y'", "needs the arrays", "leave it out"],
+            &["has an array 'y' that training does not use", "needs the arrays", "remove 'y'"],
         ),
         (
             "bytes",

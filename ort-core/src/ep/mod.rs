@@ -126,8 +126,12 @@ pub trait Device: Send + Sync {
 pub fn check_options(provider: &str, options: &ProviderOptions, known: &[&str]) -> Result<()> {
     match options.keys().find(|name| !known.contains(&name.as_str())) {
         None => Ok(()),
-        Some(name) => Err(error!(InvalidArgument, "the {provider} provider has no option '{name}'")
-            .help(advise("options of the provider", name, known.iter().copied()))),
+        Some(name) => Err(error!(InvalidArgument, "the {provider} provider has no option '{name}'").help(
+            match known.is_empty() {
+                true => format!("it takes no options: leave '{name}' out"),
+                false => advise("options of the provider", name, known.iter().copied()),
+            },
+        )),
     }
 }
 

@@ -68,7 +68,8 @@ fn unknown_provider(name: &str, linked: &[&'static dyn ExecutionProvider]) -> Er
     advice.push_str(&match linked.is_empty() {
         true => "this build has no providers".to_string(),
         false => format!(
-            "the providers of this build are {}, see `ort providers`; for a library give its path",
+            "the providers of this build are {}, see `ort providers`; for a library give its path with a slash, \
+             such as ./libmine.so",
             linked.join(", ")
         ),
     });

@@ -1,13 +1,13 @@
 //! Placement of control flow: which memories hold its values, and where its bodies run.
 //!
 //! A host device claims each node with subgraphs, and runs the subgraphs one after the other. The
-//! node's kernel reads conditions, and passes other values on unread. So the other values may be in
-//! the memory of another device. Loop-carried values stay there between iterations, scanned slices
-//! are views of a tensor there, and the outputs of iterations are stacked there.
+//! node's kernel reads conditions, and forwards the other values without reading them. So these may
+//! be in the memory of another device D: loop-carried values stay there between iterations, scanned
+//! slices are views of a tensor there, and the outputs of iterations are stacked there.
 //!
-//! Each such placement is an additional choice for the node, under the index of that device. The
-//! choice exists if the bodies then cost less than with all of their inputs and outputs on the
-//! host. Only values that bodies compute or read on the device are kept there. Trip counts,
+//! If the bodies cost less that way than with all of their inputs and outputs on the host, the
+//! search gets one more choice for the node, with the index of D. The host still runs the node's
+//! kernel. Only values that bodies compute or read on the device are kept there. Trip counts,
 //! conditions, and values other than tensors of fixed-size elements stay on the host.
 
 #![allow(

@@ -1,4 +1,5 @@
-//! Index arithmetic on batch items, as exporters use it to gather the rows of a mask.
+//! Recognises indices of the form `step * item + rest`, and proves that each stays within its own
+//! batch item. Exporters gather from flattened masks with them.
 //!
 //! In a flat mask with `k` rows for each item, row `r` of item `i` is at `k * i + r`. Each part of
 //! a batch numbers its items from 0 again, and its mask is split the same way. So the gather stays

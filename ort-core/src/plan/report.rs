@@ -112,7 +112,7 @@ pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, thr
         steps: steps(program, plan),
         values: values(program, plan, shown),
         peak_step: shown(peak_step(plan)),
-        largest: largest(program, plan),
+        largest: largest_at_peak(plan, program),
         symbolic_peak: symbolic_peak(program, plan, bindings),
     }
 }
@@ -209,30 +209,24 @@ fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Opti
     Some(sum.to_string())
 }
 
-/// Lists what takes memory at the peak, by name, the largest first.
-fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
-    let mut largest = largest_at_peak(plan, program);
-    let peak = peak_step(plan);
-    if let (Some(step), Some(planned)) = (program.steps.get(peak), plan.steps.get(peak))
-        && planned.scratch_bytes() > 0
-    {
-        largest.push((format!("workspace of {}", step.place()), planned.scratch_bytes()));
-        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    }
-    largest
-}
-
-/// Lists the values live at the peak step by name, with their bytes, the largest first.
+/// Lists what takes memory at the peak step by name, with its bytes, the largest first: the live
+/// values, and the workspace of the step.
 pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String, usize)> {
+    let peak = peak_step(plan);
     let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
     // A value that is live in several memories has a slot in each. The list shows their sum.
-    for (_, (slot, planned)) in alive_at(program, plan, peak_step(plan)) {
+    for (_, (slot, planned)) in alive_at(program, plan, peak) {
         if let (Some(dtype), Some(shape)) = (planned.dtype, &planned.shape) {
             let bytes = byte_count(dtype, shape).unwrap_or(0);
             *by_name.entry(program.graph.value(slot.value).name.to_string()).or_default() += bytes;
         }
     }
     let mut largest: Vec<(String, usize)> = by_name.into_iter().collect();
+    if let (Some(step), Some(planned)) = (program.steps.get(peak), plan.steps.get(peak))
+        && planned.scratch_bytes() > 0
+    {
+        largest.push((format!("workspace of {}", step.place()), planned.scratch_bytes()));
+    }
     largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     largest
 }

@@ -1,5 +1,7 @@
 //! Options of the graph optimizer: its level, and which rules are left out.
 
+use std::fmt;
+
 use super::level::Level;
 
 /// Options of the graph optimizer.
@@ -11,6 +13,17 @@ pub struct Optimizer {
     pub disabled: Vec<String>,
     /// Stop after this many rule applications, to find a harmful one by bisection.
     pub stop_after: Option<usize>,
+}
+
+impl fmt::Display for Optimizer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "optimization level {}", self.level.name())?;
+        if !self.disabled.is_empty() {
+            // Quoted, so that no name can forge a line of a key.
+            write!(formatter, " without the rules {:?}", self.disabled)?;
+        }
+        self.stop_after.map_or(Ok(()), |count| write!(formatter, " and at most {count} rewrites"))
+    }
 }
 
 impl Optimizer {

@@ -352,10 +352,13 @@ impl Executor {
         let shortage = MemoryShortage { needed, available, limit, largest };
         let unsplit = unsplit.map_or_else(String::new, |why| format!("; {why}"));
         let raise = format!("raise the memory limit to {}", exact_bytes(shortage.sufficient_limit()));
-        let weights = self.compiled.streams.least_bytes();
-        let advice = match weights > available {
-            // No dimension changes the size of the weights.
-            true => format!("{raise}: the weights alone need {}", exact_bytes(weights)),
+        let window = self.compiled.streams.least_bytes();
+        let advice = match window > available {
+            // No dimension changes the size of a weight.
+            true => format!(
+                "{raise}; smaller dimensions are not enough, because the largest packed weight needs {}",
+                exact_bytes(window)
+            ),
             false => format!("{raise}, or use smaller dimensions{unsplit}"),
         };
         Error::out_of_memory("the run", shortage).help(advice)

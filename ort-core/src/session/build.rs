@@ -308,10 +308,14 @@ impl SessionBuilder {
             .collect();
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let shortage = MemoryShortage { needed: budget.peak().max(stays), available, limit, largest };
-        let advice = format!(
-            "raise the memory limit to {}, or map the model from a file: weights in a mapped file are packed again for each run",
-            exact_bytes(shortage.sufficient_limit())
-        );
+        let raise =
+            format!("raise the memory limit to at least {}", exact_bytes(shortage.sufficient_limit()));
+        let advice = match self.model.has_mapped_files() {
+            true => raise,
+            false => format!(
+                "{raise}, or map the model from a file: weights in a mapped file are packed again for each run"
+            ),
+        };
         Error::out_of_memory("building the session", shortage).help(advice)
     }
 

@@ -34,7 +34,8 @@ impl SessionBuilder {
                     // nothing has checked yet.
                     compiled.verify_files(setting.reading())?;
                     tracing::warn!(
-                        "packing the weights again, because the compiled model does not match: {refusal}; `ort compile` writes one that does"
+                        "packing the weights again, because the compiled model does not match: {refusal}; compile the model \
+                         again with `ort compile` and the options of this session"
                     );
                 }
             }
@@ -178,7 +179,7 @@ impl SessionBuilder {
         })?;
         // CPU features are in the CPU provider's fingerprint, below.
         let mut lasting = format!(
-            "content {content}\ntarget {} {} {}\nprecision {:?}\noptimizer {:?}\n",
+            "content {content}\ntarget {} {} {}\nprecision {:?}\n{}\n",
             std::env::consts::ARCH,
             usize::BITS,
             if cfg!(target_endian = "little") { "little" } else { "big" },

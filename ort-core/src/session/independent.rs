@@ -5,7 +5,8 @@
 //! run whose inputs contradict this compiles the model again, with a unique name for each dimension
 //! of each input. The new session serves all such runs from then on; other runs and their plans do
 //! not change. To the caller the two are one session: their runs share one budget and reuse each
-//! other's idle memory.
+//! other's idle memory. Strict sessions, sessions that update inputs, graphs with gradients and
+//! graphs built by hand return the error instead.
 //!
 //! A graph that is optimized for another runtime has no such fallback. So it is rewritten with
 //! independent dimensions, and its dimension names are restored afterwards.

@@ -1,7 +1,7 @@
 //! Memory accounting: the memory that a session holds, by purpose, and trimming.
 //!
-//! The numbers come from the session's budget, its compiled program and its idle memory. A plan's
-//! prediction for a run is [`Session::plan`].
+//! The numbers come from the session's budget, its compiled program and its idle memory. For
+//! the predicted memory of a run, see [`Session::plan`].
 
 use ort_alloc::{Allocator, Category, HostAllocator};
 use rustc_hash::FxHashSet;

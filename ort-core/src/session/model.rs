@@ -253,6 +253,11 @@ impl Model {
         })
     }
 
+    /// Whether weights of the model are in a mapped file.
+    pub(super) fn has_mapped_files(&self) -> bool {
+        !self.file.mappings.is_empty()
+    }
+
     /// Whether these bytes are part of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))

@@ -3,8 +3,8 @@
 //! `SessionBuilder::prepare` runs the first four stages. Types and shapes are already inferred:
 //! [`Model::from_source`] does that at load time. Plans depend on input sizes, so
 //! `Executor::plan_kept` makes one at the first run with each combination of sizes.
-//! [`SessionBuilder::optimized`] stops after the rewrites, and [`SessionBuilder::prepared`] after
-//! the placement.
+//! [`SessionBuilder::optimized`] stops after the rewrites and decomposes what ONNX Runtime lacks;
+//! [`SessionBuilder::prepared`] stops after the placement.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -62,7 +62,8 @@ fn text(name: &'static str, value: &str) -> (&'static str, Attribute) {
 
 fn cases() -> Vec<Case> {
     let inner = (INVALID, "the inner size of B is 4, expected 3");
-    let too_large = (INVALID, "the extent of the kernel along a spatial axis is 3, expected 2 at most");
+    let too_large =
+        (INVALID, "the extent of the kernel along an axis of the padded image is 3, expected 2 at most");
     let pads = ("pads", Attribute::Ints(vec![1, 1, 1, 1]));
     let relu = text("activation", "Relu");
     let kernel = ("kernel_shape", Attribute::Ints(vec![2, 2]));

@@ -59,7 +59,6 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cuda/tests/streams.rs",
     "ort-ep-wgpu/src/driver_cache.rs",
     "ort-testkit/cuda-emulator/",
-    "ort-capi/",
     // It includes files of the crates above.
     "ort-loom/src/lib.rs",
     // Memory that numpy and Python's bytes own.

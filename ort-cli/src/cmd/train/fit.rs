@@ -76,9 +76,10 @@ impl Fit {
         let path = data.path.display();
         let names = || self.taken.iter().map(|taken| taken.name.as_str());
         if let Some((name, _)) = data.arrays.iter().find(|(name, _)| names().all(|taken| taken != name)) {
-            let near = nearest(name, names()).map(|near| format!("rename it to '{near}', or "));
+            let near = nearest(name, names()).map(|near| format!("rename '{name}' to '{near}', or "));
             bail!(
-                "{path} has an unexpected array '{name}'. Training needs the arrays {}; {}leave it out",
+                "{path} has an array '{name}' that training does not use. It needs the arrays {}; {}remove \
+                 '{name}'",
                 names().collect::<Vec<_>>().join(", "),
                 near.unwrap_or_default()
             );

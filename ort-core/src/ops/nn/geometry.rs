@@ -162,7 +162,7 @@ impl Windows {
                 AutoPad::Valid => size.clone(),
                 AutoPad::NotSet => size + (axis.pads[0] + axis.pads[1]),
             };
-            let what = "the extent of the kernel along a spatial axis";
+            let what = "the extent of the kernel along an axis of the padded image";
             cx.require_in_run(Requirement::at_most(what, &axis.extent(), &padded));
         }
     }

@@ -131,7 +131,11 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
     ensure!(
         fits,
         InvalidGraph,
-        help = format!("the sizes must multiply to {total}; -1 stands for what is left"),
+        help = match open.is_some() && rest.as_constant() == Some(0) {
+            true =>
+                "-1 cannot be inferred, because another size is 0: give the size in place of -1".to_string(),
+            false => format!("the sizes must multiply to {total}; -1 stands for what is left"),
+        },
         "the input of shape {input:?} cannot be reshaped to {target:?}"
     );
     if let Some(index) = open {

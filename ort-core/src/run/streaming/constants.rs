@@ -5,8 +5,8 @@
 //! stay in the model's file, and are uploaded into a window before each step that reads them. The
 //! window is double-buffered: the constants of the next step are prefetched into one half before
 //! the step that reads the other half runs. So a device that can copy and compute concurrently
-//! overlaps both. The results are those of uploads and kernels one by one, in the order in which
-//! they are issued.
+//! overlaps both. The results are the same as if each upload and each kernel ran
+//! alone, in the order of issue.
 
 use std::sync::Arc;
 

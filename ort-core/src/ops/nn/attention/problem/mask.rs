@@ -28,12 +28,13 @@ impl BroadcastMask {
         // Missing leading axes have size 1, as in NumPy.
         full.iter_mut().rev().zip(shape.iter().rev()).for_each(|(full, size)| *full = *size);
         let whole = [sizes.batch, sizes.heads, sizes.queries];
+        let scores = [sizes.batch, sizes.heads, sizes.queries, sizes.keys];
         let fits = full.iter().zip(whole).all(|(size, whole)| *size == 1 || *size == whole);
         let [.., keys] = full;
         ensure!(
             fits && keys <= sizes.keys,
             InvalidArgument,
-            "the mask of shape {shape:?} does not broadcast to the scores of shape {sizes:?}"
+            "the mask of shape {shape:?} does not broadcast to the scores of shape {scores:?}"
         );
         Ok(BroadcastMask::of_full(full))
     }
