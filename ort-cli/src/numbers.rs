@@ -1,6 +1,5 @@
 //! Parsers for the numbers of the command line. Each error says which numbers are valid.
 
-use std::fmt::Display;
 use std::num::NonZero;
 use std::str::FromStr;
 use std::time::Duration;
@@ -56,7 +55,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// A floating-point type.
-pub(crate) trait Real: FromStr + Copy + Display {
+pub(crate) trait Real: FromStr + Copy {
     fn widened(self) -> f64;
 }
 
