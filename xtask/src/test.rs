@@ -27,8 +27,12 @@ const ON_CPU_KERNELS: [&str; 6] =
 const MEASURING: [&str; 6] =
     ["deadlines", "give_back", "hostile_operators", "load_time", "plan_time", "resident_growth"];
 
+/// Test programs that compare times by the clock, which other programs would disturb. `deadlines`
+/// measures the processor time of its threads.
+const BY_THE_CLOCK: [&str; 3] = ["hostile_operators", "load_time", "plan_time"];
+
 /// The test programs that take longest. They run first, so that none of them ends alone.
-const LONGEST: [&str; 4] = ["deadlines", "operators", "integration", "libraries"];
+const LONGEST: [&str; 5] = ["deadlines", "operators", "integration", "libraries", "resident_growth"];
 
 /// Turns a missing adapter into a failure of the tests of ort-ep-wgpu, which would skip otherwise.
 const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
@@ -278,12 +282,11 @@ fn narrower_isas() -> Vec<&'static str> {
 /// Runs all unit and integration tests, and the doc tests.
 fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     let all = test_programs(workspace, ["--workspace"])?;
-    // Programs that measure time run alone, after the others.
-    let (measuring, mut programs): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|program| measures_time(&program.name));
+    let (by_the_clock, mut programs): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|program| BY_THE_CLOCK.contains(&program.name.as_str()));
     programs.sort_by_key(|program| !LONGEST.contains(&program.name.as_str()));
     let mut summary = run_programs(&programs, &[])?;
-    for program in measuring {
+    for program in by_the_clock {
         summary += run_programs(&[program], &[])?;
     }
     // Alone, `--doc` would build all crates again: cargo passes them other flags for link-time
@@ -292,12 +295,6 @@ fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     summary +=
         run_tests(doc_tests.args(["test", "--quiet", "--workspace", "--no-fail-fast", "--", "(line "]))?;
     Ok(summary)
-}
-
-/// Whether a test program compares times by the clock, which other programs would disturb.
-fn measures_time(name: &str) -> bool {
-    // `deadlines` measures the processor time of its threads.
-    MEASURING.contains(&name) && name != "deadlines"
 }
 
 /// Builds the test programs of packages, as arguments of cargo choose them.
