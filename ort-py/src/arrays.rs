@@ -62,7 +62,7 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
         return strings_of(array);
     }
     let array = readable(array)?;
-    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    let shape: SmallVec<[usize; 8]> = SmallVec::from_slice(array.shape());
     if dtype.bits().is_some_and(|bits| bits < 8) {
         return packed(py, dtype, &shape, &array);
     }
@@ -84,7 +84,7 @@ pub(crate) fn tensor_and_memory(array: &Bound<'_, PyUntypedArray>) -> PyResult<(
         return Ok((tensor_of(array)?, None));
     }
     let array = readable(array)?;
-    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    let shape: SmallVec<[usize; 8]> = SmallVec::from_slice(array.shape());
     let memory = HostMemory::of_array(&array);
     Ok((memory.tensor(array.py(), dtype, &shape)?, Some(memory)))
 }
@@ -132,7 +132,7 @@ fn packed(
 /// one of `bytes`. numpy's arrays of fixed-size bytes hold UTF-8.
 fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let py = array.py();
-    let shape: SmallVec<[usize; 8]> = array.shape().iter().copied().collect();
+    let shape: SmallVec<[usize; 8]> = SmallVec::from_slice(array.shape());
     if let Some(texts) = texts_in_place(array)? {
         return Tensor::from_strings(&shape, texts).or_raise(py);
     }

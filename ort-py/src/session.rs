@@ -100,19 +100,19 @@ impl Built {
         place.ok_or_else(|| exception(py, ErrorKind::InvalidArgument, &format!("Invalid output name:{name}")))
     }
 
-    /// Reads a feed, and adds the parameters of active adapters and the optional inputs that it
-    /// leaves out.
+    /// Reads a feed into an empty list, and adds the parameters of active adapters and the optional
+    /// inputs that it leaves out. The list is not returned, because it is expensive to move.
     fn values<'a>(
         &'a self,
         feed: &Bound<'_, PyDict>,
         options: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Given<'a>> {
+        given: &mut Given<'a>,
+    ) -> PyResult<()> {
         let adapters = active_adapters(options)?;
         // Taken out at once: reading a value may run code that changes the dict.
         let mut entries: SmallVec<[(Bound<'_, PyAny>, Bound<'_, PyAny>); 4]> = feed.iter().collect();
         let fed = entries.len();
         entries.extend(adapters.iter().flat_map(|adapters| adapters.iter()));
-        let mut given = Given::new();
         for (place, (name, object)) in entries.iter().enumerate() {
             let spec = self.input(feed.py(), name_of(name)?)?;
             // A dict may have a name as text and as bytes, and an adapter may have a name of the
@@ -126,8 +126,8 @@ impl Built {
                 given.push((&spec.name, value_of(&spec.name, &spec.ty, object)?));
             }
         }
-        self.add_absent(&mut given);
-        Ok(given)
+        self.add_absent(given);
+        Ok(())
     }
 
     /// Adds the optional inputs that a caller left out.
@@ -301,7 +301,8 @@ impl InferenceSession {
     ) -> PyResult<Bound<'py, PyList>> {
         let _call = enter(py);
         let built = self.built(py)?;
-        let given = built.values(input_feed, run_options)?;
+        let mut given = Given::new();
+        built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         drop(given);
@@ -323,7 +324,8 @@ impl InferenceSession {
     ) -> PyResult<OrtValueVector> {
         let _call = enter(py);
         let built = self.built(py)?;
-        let given = built.values(input_feed, run_options)?;
+        let mut given = Given::new();
+        built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
         let outputs = built.run(py, &given, &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));

@@ -19,7 +19,7 @@ use super::Profile;
 use super::inputs::Given;
 use super::profile::{EventMemory, EventTensor, Seen};
 use super::streaming::{Streaming, WindowCursor};
-use super::tables::{StepTables, Tables};
+use super::tables::StepTables;
 use super::target::Target;
 use super::views::{DeviceSlab, Sources, device_view, view_of};
 use crate::dim::Bindings;
@@ -67,7 +67,8 @@ pub(crate) struct FrameMemory<'a> {
     pub(crate) windows: WindowCursor<'a>,
     /// The buffers of the run's I/O binding.
     pub(crate) bound: &'a mut [Option<TensorBuffer>],
-    pub(crate) tables: &'a mut Tables,
+    /// An empty list that the frame fills with the values that have memory of their own, by slot.
+    pub(crate) owned: &'a mut Vec<Option<Value>>,
 }
 
 /// One run of a program or subgraph.
@@ -78,7 +79,6 @@ pub(crate) struct Frame<'a> {
     pub(super) env: &'a RunEnv<'a>,
     pub(super) given: Given<'a>,
     pub(super) owned: &'a mut [Option<Value>],
-    pub(super) tables: &'a mut StepTables,
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: WindowCursor<'a>,
     /// Reused output buffers (see `plan/output_reuse.rs`): they hold other values until their
@@ -92,9 +92,8 @@ impl<'a> Frame<'a> {
         (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
         env: &'a RunEnv<'a>,
         given: Given<'a>,
-        FrameMemory { slabs, windows, bound, tables }: FrameMemory<'a>,
+        FrameMemory { slabs, windows, bound, owned }: FrameMemory<'a>,
     ) -> Frame<'a> {
-        let Tables { owned, step: tables } = tables;
         owned.clear();
         owned.resize_with(program.slots.len(), || None);
         // Resident constants are in the frame from the start. Streamed constants arrive before the
@@ -103,12 +102,12 @@ impl<'a> Frame<'a> {
             owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
         }
         let homes = Vec::new();
-        Frame { program, plan, bindings, env, given, owned, tables, slabs, windows, homes, bound }
+        Frame { program, plan, bindings, env, given, owned, slabs, windows, homes, bound }
     }
 
     /// Runs every step and returns the outputs.
-    pub(crate) fn run(&mut self) -> Result<Vec<Value>> {
-        self.run_steps()?;
+    pub(crate) fn run(&mut self, tables: &mut StepTables) -> Result<Vec<Value>> {
+        self.run_steps(tables)?;
         let outputs = &self.plan.outputs;
         let mut values = Vec::with_capacity(outputs.len());
         for (index, slot) in outputs.iter().enumerate() {
@@ -124,7 +123,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Runs every step.
-    pub(crate) fn run_steps(&mut self) -> Result<()> {
+    pub(crate) fn run_steps(&mut self, tables: &mut StepTables) -> Result<()> {
         if let Some(problem) = &self.plan.contradiction {
             return Err(problem.clone());
         }
@@ -136,7 +135,7 @@ impl<'a> Frame<'a> {
                 // work, and a run may consist of many short steps.
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
-                self.step_with_constants(index)
+                self.step_with_constants(index, tables)
                     .map_err(|problem| match problem.kind() {
                         // The inputs did not cause this error, so do not list them.
                         ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
@@ -228,9 +227,9 @@ impl<'a> Frame<'a> {
     }
 
     /// Runs a step with the streamed constants that it reads.
-    fn step_with_constants(&mut self, index: usize) -> Result<()> {
+    fn step_with_constants(&mut self, index: usize, tables: &mut StepTables) -> Result<()> {
         if self.windows.is_empty() {
-            return self.step(index);
+            return self.step(index, tables);
         }
         let plan = self.plan;
         let arrived = self.windows.arrive(index, &|step| plan.steps[step].action == Action::Run)?;
@@ -240,20 +239,20 @@ impl<'a> Frame<'a> {
         }
         // A later upload overwrites this half of the window, so drop the tensors even if the step
         // fails.
-        let done = self.step(index);
+        let done = self.step(index, tables);
         slots.iter().for_each(|slot| self.owned[slot.index()] = None);
         done
     }
 
     /// Runs a step: makes its outputs views of an input if that is possible, otherwise calls its
     /// kernel.
-    fn step(&mut self, index: usize) -> Result<()> {
+    fn step(&mut self, index: usize, tables: &mut StepTables) -> Result<()> {
         let step = &self.program.steps[index];
         let mut inferred = None;
         if self.dynamic_view(step, &mut inferred)? {
             return Ok(());
         }
-        let mut running = RunningStep { tables: std::mem::take(self.tables), frame: self };
+        let mut running = RunningStep { frame: self, tables };
         let RunningStep { frame, tables } = &mut running;
         frame.find_targets(index, &mut tables.targets, &mut tables.shapes, inferred)?;
         frame.execute(index, tables)?;
@@ -278,12 +277,11 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A running step, with the tables that it took from the frame. Dropping it returns the tables to
-/// the frame and bound buffers to their binding. This happens even after an error or a panic,
-/// because a binding outlives its runs.
+/// A running step and its tables. Dropping it empties the tables and returns bound buffers to their
+/// binding. This happens even after an error or a panic, because a binding outlives its runs.
 struct RunningStep<'f, 'a> {
     frame: &'f mut Frame<'a>,
-    tables: StepTables,
+    tables: &'f mut StepTables,
 }
 
 impl Drop for RunningStep<'_, '_> {
@@ -297,7 +295,6 @@ impl Drop for RunningStep<'_, '_> {
         }
         self.tables.shapes.clear();
         self.tables.handed.clear();
-        std::mem::swap(self.frame.tables, &mut self.tables);
     }
 }
 

@@ -17,7 +17,7 @@ use super::frame::{Frame, FrameMemory, RunEnv, Slabs, device_slabs};
 use super::inputs::Given;
 use super::streaming::{AvailableMemory, Streaming, WeightLock, WeightResidency};
 use super::streaming::{OnDevices, RunWindows};
-use super::tables::Tables;
+use super::tables::{StepTables, Tables};
 use super::{Executor, RunOptions};
 use crate::dim::Bindings;
 use crate::ep::dynamic::RunMemory;
@@ -137,7 +137,7 @@ impl Executor {
         work: RunWork<'_>,
         memory: (&mut [Option<TensorBuffer>], &mut Tables),
         options: &RunOptions<'_>,
-        run: impl FnOnce(&mut Frame<'_>) -> Result<T>,
+        run: impl FnOnce(&mut Frame<'_>, &mut StepTables) -> Result<T>,
     ) -> Result<T> {
         let whole = |available: usize| {
             let need = MemoryDemand::of(&self.compiled.program, work.plan);
@@ -242,7 +242,7 @@ impl Executor {
         work: RunWork<'_>,
         (bound, tables): (&mut [Option<TensorBuffer>], &mut Tables),
         options: &RunOptions<'_>,
-        run: impl FnOnce(&mut Frame<'_>) -> Result<T>,
+        run: impl FnOnce(&mut Frame<'_>, &mut StepTables) -> Result<T>,
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
         let Grant { room, slab, windows, advance, deadline, may_evict, .. } = grant;
@@ -281,13 +281,18 @@ impl Executor {
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, &env, None)?;
         let windows = windows.pass(&release);
-        let memory = FrameMemory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
+        let memory = FrameMemory {
+            slabs: Slabs { host, devices: &devices },
+            windows,
+            bound,
+            owned: &mut tables.owned,
+        };
         let mut frame = Frame::new((&self.compiled.program, plan, bindings), &env, given, memory);
         let (cancel, deadline) = (control.cancel.clone(), control.deadline);
         let _watch = enter(Watch { what: "the run", cancel, deadline });
         // Each kernel has a panic guard of its own. This one turns a panic anywhere else in the run
         // into an error, too. On an error the slab is dropped instead of kept.
-        let done = guard::call(|| "a run".to_string(), || run(&mut frame));
+        let done = guard::call(|| "a run".to_string(), || run(&mut frame, &mut tables.step));
         done.map_err(with_least_limit)
     }
 

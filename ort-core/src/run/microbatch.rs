@@ -8,7 +8,6 @@
 use std::sync::Arc;
 
 use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
-use smallvec::SmallVec;
 
 use super::grant::{Grant, MemoryDemand, RunWork};
 use super::inputs::is_on_device;
@@ -93,7 +92,7 @@ pub(crate) struct Split<'a> {
     /// The items of each part, in order.
     sizes: Vec<usize>,
     /// One part for each distinct size, of which there are one or two.
-    parts: SmallVec<[Part; 2]>,
+    parts: Vec<Part>,
     need: MemoryDemand,
 }
 
@@ -107,7 +106,8 @@ pub(crate) struct RunRequest<'a> {
 /// How to run a batch: whole, or in parts.
 enum Strategy<'a> {
     Whole(MemoryDemand),
-    Split(Split<'a>),
+    // Boxed: every run moves a strategy, and most are whole.
+    Split(Box<Split<'a>>),
 }
 
 /// The most parts of a run. A bound is needed because the sizes of empty tensors may be any number.
@@ -166,7 +166,7 @@ impl Executor {
             room: SlabLimits::ANY,
         };
         let largest = sizes.first().copied().unwrap_or(0);
-        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: MemoryDemand::default() };
+        let mut split = Split { layout, sizes, parts: Vec::new(), need: MemoryDemand::default() };
         // The sizes of parts differ by one item at most, so two plans cover all of them.
         for size in [largest, layout.count / parts.max(1)] {
             if split.part(size).is_some() {
@@ -225,7 +225,7 @@ impl Executor {
             for parts in part_counts(layout.count, layout.least) {
                 let split = self.split(layout, asked, parts)?;
                 if fits(&split.need, packed) {
-                    return Ok(Strategy::Split(split));
+                    return Ok(Strategy::Split(Box::new(split)));
                 }
                 if split.need.total() < least.0 {
                     least = (split.need.total(), self.largest_of(&split));
@@ -309,7 +309,9 @@ impl Executor {
                 // On an error the tables are dropped.
                 let mut tables = self.kept.take_tables();
                 let outputs =
-                    self.frame(&mut grant, work, (&mut [], &mut tables), options, |frame| frame.run())?;
+                    self.frame(&mut grant, work, (&mut [], &mut tables), options, |frame, tables| {
+                        frame.run(tables)
+                    })?;
                 self.kept.keep_tables(tables);
                 outputs
             }
@@ -399,8 +401,8 @@ impl Executor {
         }
         let work = RunWork { plan: &part.plan, bindings: &part.bindings, given: Given::Views(&views) };
         let places = given.len();
-        self.frame(grant, work, (&mut bound, tables), options, |frame| {
-            frame.run_steps()?;
+        self.frame(grant, work, (&mut bound, tables), options, |frame, tables| {
+            frame.run_steps(tables)?;
             for (index, (items, buffer)) in layout.outputs.iter().zip(whole.iter_mut()).enumerate() {
                 if let Some(value) = frame.deliver(index, places + index, DeviceId::HOST)? {
                     let all = buffer.as_mut().ok_or_else(lost)?.bytes_mut()?;

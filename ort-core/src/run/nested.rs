@@ -134,8 +134,10 @@ impl NestedRun for NestedFrames<'_> {
         let devices = device_slabs(&plan, &self.env, Some(&self.slabs))?;
         let slabs = Slabs { host, devices: &devices };
         let windows = WindowCursor::default();
-        let memory = FrameMemory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
-        Frame::new((program, &plan, &bindings), &self.env, Given::Views(&given), memory).run()
+        let mut tables = Tables::default();
+        let memory = FrameMemory { slabs, windows, bound: &mut [], owned: &mut tables.owned };
+        let mut frame = Frame::new((program, &plan, &bindings), &self.env, Given::Views(&given), memory);
+        frame.run(&mut tables.step)
     }
 
     fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {

@@ -155,7 +155,7 @@ impl Frame<'_> {
                 continue;
             };
             let planned = &plan.slots[slot.index()];
-            let known = planned.dtype.zip(planned.shape.clone());
+            let known = planned.dtype.zip(planned.shape.as_deref().map(Shape::from_slice));
             let in_place = plan.steps[index].input_in_place_of(position);
             let home = plan.homes.iter().position(|home| *home == slot);
             let home = home.and_then(|home| self.homes.get_mut(home)?.take());
@@ -167,7 +167,7 @@ impl Frame<'_> {
                 Storage::Bound(place) => {
                     let buffer = self.bound.get_mut(*place).and_then(Option::take);
                     let buffer = buffer.ok_or_else(|| error!(Fail, "a bound output has no buffer"))?;
-                    let shape = Some((buffer.dtype(), Shape::from(buffer.shape())));
+                    let shape = Some((buffer.dtype(), Shape::from_slice(buffer.shape())));
                     targets.push(Target::Bound { place: *place, buffer, in_place });
                     if known.is_none() {
                         check_bound(self.infer_once(step, &mut inferred)?, position, &shape)?;

@@ -34,7 +34,7 @@ impl Tables {
 
 /// The tables of one step. Between steps they hold no values and borrow nothing.
 #[derive(Default)]
-pub(super) struct StepTables {
+pub(crate) struct StepTables {
     /// Where each output goes.
     pub(super) targets: Vec<Target>,
     /// The types and shapes of the outputs.

@@ -107,8 +107,8 @@ impl Session {
         let IoBinding { inputs, outputs, buffers, results, tables, .. } = binding;
         let work = RunWork { plan, bindings, given: Given::Values(inputs) };
         let given = inputs.len();
-        self.executor.execute(work, (buffers, tables), options, |frame| {
-            frame.run_steps()?;
+        self.executor.execute(work, (buffers, tables), options, |frame, tables| {
+            frame.run_steps(tables)?;
             for (index, (bound, result)) in outputs.iter().zip(&mut *results).enumerate() {
                 match bound {
                     // The plan computes such an output in the input's buffer, so there is nothing

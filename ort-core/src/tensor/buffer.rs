@@ -66,7 +66,13 @@ impl TensorBuffer {
         // The host has no address of device memory, so its alignment is left to the device's
         // allocator.
         if buffer.bytes().is_none() {
-            return Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() });
+            return Ok(TensorBuffer {
+                dtype,
+                shape: Shape::from_slice(shape),
+                start: 0,
+                len,
+                memory: buffer.freeze(),
+            });
         }
         let Some(bytes) = buffer.bytes_mut() else {
             return Err(
@@ -82,7 +88,7 @@ impl TensorBuffer {
             "a {} tensor begins at a multiple of {alignment} bytes, the buffer does not",
             dtype.name()
         );
-        Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() })
+        Ok(TensorBuffer { dtype, shape: Shape::from_slice(shape), start: 0, len, memory: buffer.freeze() })
     }
 
     /// Creates a copy of a tensor.
@@ -201,7 +207,7 @@ impl TensorBuffer {
         let memory = self.memory.as_slice().map_or(0, <[u8]>::len);
         let fits = start.checked_add(len).is_some_and(|end| end <= memory);
         ensure!(fits, Fail, "{len} bytes at offset {start} are out of range for a memory of {memory} bytes");
-        Ok(TensorBuffer { shape: shape.into(), start, len, ..self })
+        Ok(TensorBuffer { shape: Shape::from_slice(shape), start, len, ..self })
     }
 
     /// Returns the underlying buffer, if nothing else shares it.
@@ -220,6 +226,6 @@ impl TensorBuffer {
             Fail,
             "shape {shape:?} takes a different number of bytes"
         );
-        Ok(TensorBuffer { shape: shape.into(), ..self })
+        Ok(TensorBuffer { shape: Shape::from_slice(shape), ..self })
     }
 }

@@ -59,7 +59,7 @@ impl Tensor {
             dtype.name(),
             bytes.len()
         );
-        Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes) })
+        Ok(Tensor { dtype, shape: Shape::from_slice(shape), data: Data::Host(bytes) })
     }
 
     /// Creates a tensor that takes over a buffer in host or device memory.
@@ -68,13 +68,17 @@ impl Tensor {
         // No bytes means device memory, which a tensor need not fill.
         if buffer.bytes().is_none() {
             ensure!(buffer.len() >= expected, InvalidArgument, "a device buffer is smaller than its tensor");
-            return Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer.freeze(), 0) });
+            return Ok(Tensor {
+                dtype,
+                shape: Shape::from_slice(shape),
+                data: Data::Device(buffer.freeze(), 0),
+            });
         }
         let bytes = buffer.freeze().bytes().ok_or_else(|| error!(Fail, "a host buffer is not the host's"))?;
         ensure!(bytes.len() >= expected, InvalidArgument, "a buffer is smaller than its tensor");
         // The slice drops the rest of a buffer that is longer, because `byte_count` reads this
         // length.
-        Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes.slice(..expected)) })
+        Ok(Tensor { dtype, shape: Shape::from_slice(shape), data: Data::Host(bytes.slice(..expected)) })
     }
 
     /// Creates a tensor in device memory that the host cannot read.
@@ -94,7 +98,7 @@ impl Tensor {
             InvalidArgument,
             "a device buffer is smaller than its tensor"
         );
-        Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer, offset) })
+        Ok(Tensor { dtype, shape: Shape::from_slice(shape), data: Data::Device(buffer, offset) })
     }
 
     /// Creates a tensor with a copy of `elements`.
@@ -148,7 +152,7 @@ impl Tensor {
     /// Creates a tensor of all strings of a list, which has as many as the shape says.
     fn of_texts(shape: &[usize], texts: Arc<Texts>) -> Tensor {
         let all = 0..texts.len();
-        Tensor { dtype: DType::String, shape: shape.into(), data: Data::Strings(texts, all) }
+        Tensor { dtype: DType::String, shape: Shape::from_slice(shape), data: Data::Strings(texts, all) }
     }
 
     /// Creates a tensor of rank 0.
@@ -276,7 +280,7 @@ impl Tensor {
             "shape {:?} cannot be viewed as {shape:?}",
             self.shape()
         );
-        Ok(Tensor { dtype: self.dtype, shape: shape.into(), data: self.data.clone() })
+        Ok(Tensor { dtype: self.dtype, shape: Shape::from_slice(shape), data: self.data.clone() })
     }
 
     /// Returns the view that kernels read.
@@ -305,7 +309,7 @@ impl Tensor {
                 Data::Device(buffer.clone(), *offset)
             }
         };
-        Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
+        Ok(Tensor { dtype: self.dtype, shape: Shape::from_slice(shape), data })
     }
 
     /// Returns whether the memory is aligned for slices of the element type. True for anything but

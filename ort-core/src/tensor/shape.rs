@@ -8,6 +8,8 @@ use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
 /// The sizes of a tensor's dimensions, outermost first.
+///
+/// Where speed matters, copy with `Shape::from_slice`: `clone` and `into` copy size by size.
 pub type Shape = SmallVec<[usize; 6]>;
 
 /// The largest product of the other sizes of an empty tensor. Kernels may loop over those sizes,

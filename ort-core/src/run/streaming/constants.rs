@@ -24,7 +24,8 @@ use crate::{Error, MemoryShortage, Result, error};
 const ALIGNMENT: usize = 256;
 
 /// Bytes of a run on each device with memory of its own.
-pub(crate) type OnDevices = SmallVec<[(DeviceId, usize); 1]>;
+// Not inline: every run moves a list, and on the host alone it is empty.
+pub(crate) type OnDevices = Vec<(DeviceId, usize)>;
 
 /// The streamable constants of a program, by device.
 #[derive(Default)]
