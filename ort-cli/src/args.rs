@@ -64,8 +64,9 @@ pub(crate) struct ModelArgs {
     /// Stop after N rewrites (for bisecting).
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) rewrites: Option<usize>,
-    /// Hard limit on what the session allocates; weights mapped from the file do not count. Bytes,
-    /// or a number with KiB, MiB, GiB, KB, MB or GB.
+    /// Hard limit on what the session allocates; weights mapped from the file do not count. Inputs
+    /// that are read or generated must fit in the same limit. Bytes, or a number with KiB, MiB,
+    /// GiB, KB, MB or GB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
     /// Never split a batch to fit the memory limit.
@@ -286,7 +287,9 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         _ if bytes.is_nan() => Err(refused()),
         ..0.0 => Err("must not be negative: use a size such as 512MiB".to_string()),
         // `as usize` would saturate, so reject what does not fit.
-        _ if bytes >= usize::MAX as f64 => Err(format!("`{text}` is larger than any memory")),
+        _ if bytes >= usize::MAX as f64 => {
+            Err(format!("`{text}` is larger than any memory: use a size such as 512MiB"))
+        }
         _ => Ok(bytes as usize),
     }
 }

@@ -43,8 +43,8 @@ pub(crate) fn read_data(header: &Header, mut file: impl Read, there: u64, most: 
     ensure!(
         needed <= most,
         OutOfMemory,
-        help = "use smaller arrays, or allow more memory",
-        "an array of shape {:?} takes {needed} bytes, at most {most} are given to it",
+        help = "use a smaller array, or raise the memory limit",
+        "an array of shape {:?} takes {needed} bytes, but at most {most} may be read",
         header.shape
     );
     match header.item {

@@ -280,7 +280,7 @@ fn archives_that_no_honest_writer_makes_are_refused() {
         ("cut in the middle", whole[..40].to_vec(), "no directory at its end"),
         ("only an end", [&b"PK\x05\x06"[..], &[0; 18]].concat(), "x"),
         ("a directory that is none", changed(&[directory + 2], 9), "damaged"),
-        ("a bomb", bomb, "takes 8388608 bytes, at most 1048576"),
+        ("a bomb", bomb, "takes 8388608 bytes, but at most 1048576"),
         ("a shape of 4 GB and sizes that agree", liar, "are there"),
         ("damaged data", damaged, ""),
         ("an entry with another method", changed(&[8, directory + 10], 99), ""),

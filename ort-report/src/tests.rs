@@ -80,6 +80,13 @@ fn a_plan_is_text() {
     let short = PlanReport { batch_split: None, shortage: Some(shortage), ..report() };
     let text = plan_text(&short, Some(8192));
     assert!(text.contains("it does not fit; raise the limit to 8.1 KiB (8288 bytes)"), "{text}");
+    let shortage = MemoryShortage { needed: 4095, available: 4000, limit: 8192, largest: Vec::new() };
+    let split = PlanReport { batch_split: None, shortage: Some(shortage), ..report() };
+    let text = plan_text(&split, Some(8192));
+    assert!(
+        text.contains("does not fit, even in parts; raise the limit to 8.1 KiB (8287 bytes), which"),
+        "{text}"
+    );
     let open = plan_text(&PlanReport { peak_bytes: None, ..report() }, None);
     assert!(open.contains("4.0 KiB (4096 bytes) known; some value sizes depend on data"), "{open}");
 }

@@ -65,10 +65,17 @@ fn verdict(report: &PlanReport) -> String {
     }
     let least = report.shortage.as_ref().map(MemoryShortage::sufficient_limit);
     let at_least = if report.peak_bytes.is_none() { "at least " } else { "" };
-    least.map_or_else(
-        || "it does not fit".to_owned(),
-        |least| format!("it does not fit; raise the limit to {at_least}{}", bytes(least)),
-    )
+    // The smallest need that was found is below the peak of the whole batch only if it is split.
+    let is_split =
+        report.shortage.as_ref().zip(report.peak_bytes).is_some_and(|(short, peak)| short.needed < peak);
+    let (parts, splits) =
+        if is_split { (", even in parts", ", which suffices for the smallest parts") } else { ("", "") };
+    match least {
+        None => "it does not fit".to_owned(),
+        Some(least) => {
+            format!("it does not fit{parts}; raise the limit to {at_least}{}{splits}", bytes(least))
+        }
+    }
 }
 
 fn bytes(bytes: usize) -> String {

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{Model, Session};
 
 use crate::args::{PrecisionArg, human_bytes, level, threads};
-use crate::output::say;
+use crate::output::{refuse_replacing, say};
 use crate::providers::ProviderArgs;
 
 /// Compiles a model: packs its weights and folds its constants into one file that loads by mapping.
@@ -40,10 +40,7 @@ pub(crate) struct CompileArgs {
 }
 
 pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
-    // Two missing files also have equal (no) paths, hence the check that the output exists.
-    if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
-        bail!("{} would replace the model that is read; give another file to write", args.output.display());
-    }
+    refuse_replacing(&args.input, &args.output)?;
     let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
     let optimizer =
         Optimizer { level: args.opt_level, disabled: args.without_rules.clone(), ..Optimizer::default() };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use ort_report::in_line;
 use ort_runtime::ir::Graph;
@@ -14,7 +14,7 @@ use ort_runtime::{Model, Session};
 
 use crate::args::{level, table};
 use crate::numbers::whole;
-use crate::output::{listed, say};
+use crate::output::{listed, refuse_replacing, say};
 
 /// Writes the optimized model as standard ONNX, and lists the rewrites.
 #[derive(Args)]
@@ -45,10 +45,7 @@ pub(crate) struct OptimizeArgs {
 }
 
 pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
-    // Writing is atomic, so this would succeed and leave no original to go back to.
-    if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
-        bail!("{} would replace the model that is read; give another file to write", args.output.display());
-    }
+    refuse_replacing(&args.input, &args.output)?;
     let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
     let optimizer =
         Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };

@@ -12,7 +12,7 @@ use ort_runtime::{Tensor, Value};
 use crate::args::{ModelArgs, table};
 use crate::arrays::write_npz;
 use crate::inputs::{explained, gather};
-use crate::output::say;
+use crate::output::{refuse_replacing, say};
 
 /// Runs a model once.
 #[derive(Args)]
@@ -25,6 +25,9 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    if let Some(outputs) = &args.outputs {
+        refuse_replacing(&args.model.model, outputs)?;
+    }
     let model = args.model.load()?;
     let inputs = gather(&args.model, &model)?;
     let session = args.model.session(&model)?;

@@ -135,6 +135,14 @@ fn errors_say_what_to_try() {
     );
     let outputs = run(&["run", &path, "--outputs", &text(&folder.path(""))]);
     assert_fails("a folder", &outputs, &["it is a folder; name a file in it"]);
+    for command in [["run", "--outputs"], ["plan", "--svg"], ["profile", "--trace"]] {
+        let [command, flag] = command;
+        assert_fails(
+            command,
+            &run(&[command, &path, flag, &path]),
+            &["would replace the model that is read"],
+        );
+    }
 }
 
 /// Generated indices are 0 or 1, which may be out of range.

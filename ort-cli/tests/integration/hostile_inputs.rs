@@ -152,7 +152,7 @@ const ARRAYS: &[Case] = &[
     (
         "a bomb",
         "run m.onnx --inputs bomb.npz --memory-limit 16MiB",
-        &["takes 67108864 bytes, at most 16777216"],
+        &["takes 67108864 bytes, but at most 16777216"],
     ),
     ("a bomb of another name", "run m.onnx --inputs other.npz", &["the model has no input 'other'"]),
     ("a name that steers", "run m.onnx --inputs steering.npz", &["\\u{1b}[2J", "\\u{202e}"]),

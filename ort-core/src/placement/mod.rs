@@ -29,7 +29,7 @@ pub(crate) use report::{placements, steps};
 pub use scope::Scope;
 
 /// Assigns every node of an inferred graph to a device: the first that claims it, with three
-/// exceptions. Shape arithmetic runs on the host. Control flow runs where its bodies cost least. A
+/// exceptions. Shape arithmetic prefers the host. Control flow runs where its bodies cost least. A
 /// cluster of nodes moves to another device if the transfers saved outweigh the work added.
 ///
 /// A node that no device claims is decomposed one step, and its parts are offered again. If nodes

@@ -98,7 +98,7 @@ pub(super) fn cost_in(
     search.totals.score()
 }
 
-/// Whether a node is shape arithmetic. Such a node stays on the host, which needs its few numbers.
+/// Whether a node is shape arithmetic. Such a node prefers the host, which needs its few numbers.
 fn on_shapes(graph: &Graph, node: &Node) -> bool {
     node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }

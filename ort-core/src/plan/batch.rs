@@ -302,9 +302,9 @@ impl Prover<'_> {
     }
 }
 
-/// Rejects inputs that would let results depend on how the batch is split. Inputs that decide
-/// shapes may depend on the number of items, but data may not. Neither may hold positions of items,
-/// and inputs that decide shapes may not hold items.
+/// Rejects inputs that would let results depend on how the batch is split. An input that decides
+/// shapes may depend on the number of items, but may not hold items. Any other input may hold
+/// items, but may not depend on their number. No input may hold positions of items.
 fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
     for index in cx.given() {
         let is_host = node.spec.input_param(index).is_some_and(|param| param.host);

@@ -96,7 +96,8 @@ fn element(graph: &Graph, id: ValueId) -> Option<Dim> {
     (!element.has_unknown()).then_some(element)
 }
 
-/// Returns the places in a range from 0 to a limit: numbers of items, or indices within each item.
+/// Returns the places that the tensor `0..limit` holds. These are the numbers of the items if
+/// `limit` is the number of items, and indices within each item if `limit` does not depend on it.
 fn counted(limit: Dim, symbol: &Symbol) -> Option<Places> {
     if limit.as_symbol() == Some(symbol) {
         return Some(Places { axis: Some(0), step: Dim::constant(1), below: Dim::constant(1) });

@@ -89,7 +89,8 @@ impl Default for SlabLimits {
     }
 }
 
-/// The bound values of a program. Without a binding and without updates both lists are empty.
+/// The bound values of a program. In a run on host memory without a binding and without updates,
+/// both lists are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
     pub(crate) planning: Planning,

@@ -1,9 +1,9 @@
 //! The boundary of a run: given values and outputs in the memories where the caller has them.
 //!
 //! A program takes given values (inputs and captures) from host memory and leaves its outputs
-//! there. Copy steps move both to and from the devices. A value given in device memory needs no
-//! upload: the plan aliases the device's slot to it. If an output is to stay on a device, the
-//! device's slot becomes the plan's output, and no download is needed.
+//! there. Copy steps move given values to devices, and outputs back to the host. A value given in
+//! device memory needs no upload: the plan aliases the device's slot to it. If an output is to stay
+//! on a device, the device's slot becomes the plan's output, and no download is needed.
 
 #![allow(
     clippy::indexing_slicing,

@@ -64,7 +64,8 @@ pub(crate) enum Storage {
     Own,
     /// The buffer at this index of the run's binding.
     Bound(usize),
-    /// An alias of part of another slot that is not in a slab.
+    /// An alias of part of another slot whose memory is not in a slab. An alias of a slot in a slab
+    /// is a [`Storage::Slab`].
     View { of: SlotId, element_offset: usize },
     /// A constant that follows from the shapes, computed by the planner.
     Folded(Tensor),

@@ -180,8 +180,8 @@ pub(super) struct Planner<'a> {
     pub(super) dtypes: Vec<Option<DType>>,
     pub(super) drafts: Vec<DraftStorage>,
     pub(super) kinds: Vec<ValueKind>,
-    /// The last step that reads each slot. A view extends this step, or the lifetime of the slot's
-    /// group.
+    /// The last step that reads each slot. A read of a view also counts for the slot behind it, or
+    /// for that slot's group (`Group::last`).
     pub(super) last: Vec<usize>,
     /// The step that computes each slot; 0 if no step does.
     pub(super) first: Vec<usize>,

@@ -19,10 +19,11 @@ use crate::tensor::byte_count;
 impl Planner<'_> {
     /// Corrects `nested_own` of scanning steps that run no iteration or a single one.
     ///
-    /// In general, old and new states are live at once. The new states are in the body's buffers,
-    /// and the bytes of the step's outputs stand for the old ones. With a single iteration the old
-    /// states are the step's inputs, and the body's buffers become the outputs. We subtract these
-    /// buffers, because they would count twice. Without iterations the body does not run.
+    /// In general, old and new states are live at once. The new states count as buffers of the
+    /// body. The old ones count as the step's outputs, which have the same sizes. With a single
+    /// iteration the old states are the step's inputs, and the body's buffers become the outputs.
+    /// We subtract these buffers, because they would count twice. Without iterations the body does
+    /// not run.
     pub(super) fn correct_scan_memory(&mut self) {
         for index in 0..self.steps.len() {
             let taken = self.nested_own[index];

@@ -191,7 +191,7 @@ impl Executor {
     }
 
     /// Tries to grant the run. On devices with a limit, constants get the least that they need,
-    /// plus `eighths` eighths of the rest.
+    /// plus `eighths` / 8 of the memory that is then left.
     fn try_grant<C>(
         &self,
         deadline: Option<Instant>,
@@ -293,7 +293,7 @@ impl Executor {
         // Each kernel has a panic guard of its own. This one turns a panic anywhere else in the run
         // into an error, too. On an error the slab is dropped instead of kept.
         let done = guard::call(|| "a run".to_string(), || run(&mut frame, &mut tables.step));
-        done.map_err(with_least_limit)
+        done.map_err(|problem| with_least_limit(problem, self.planning))
     }
 
     /// Frees at least `bytes` of memory that a run can spare, or all of it if there is less. Frees
@@ -339,13 +339,15 @@ impl Executor {
         if needed <= available {
             return Ok(());
         }
-        Err(self.shortage((needed, available), largest_at_peak(plan, &self.compiled.program), None))
+        let largest = largest_at_peak(plan, &self.compiled.program);
+        Err(self.shortage("the run", (needed, available), largest, None))
     }
 
-    /// Returns the error for a run that needs more than is available. `largest` has the largest
-    /// values, and `unsplit` says why the batch was not split.
+    /// Returns the error for a run that needs more than is available. `subject` is the run in
+    /// words, `largest` has its largest values, and `unsplit` says why the batch was not split.
     pub(crate) fn shortage(
         &self,
+        subject: &str,
         (needed, available): (usize, usize),
         mut largest: Vec<(String, usize)>,
         unsplit: Option<String>,
@@ -366,7 +368,7 @@ impl Executor {
             ),
             false => format!("{raise}, or use smaller dimensions{unsplit}"),
         };
-        Error::out_of_memory("the run", shortage).help(advice)
+        Error::out_of_memory(subject, shortage).help(advice)
     }
 
     /// Returns a slab for a run: an idle one that fits and is at most about twice too large, or a
@@ -426,13 +428,17 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
 }
 
 /// Adds to an out-of-memory error the memory that the run needed up to that node.
-fn with_least_limit(problem: Error) -> Error {
+fn with_least_limit(problem: Error, planning: Planning) -> Error {
     let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
-    problem.help_of_run(format!(
-        "raise the memory limit to at least {}, which the run needs up to this node; the sizes of some values are \
-         known only once they are computed, and later ones may need more",
-        exact_bytes(limit)
-    ))
+    let limit = exact_bytes(limit);
+    let raise = format!("raise the memory limit to at least {limit}, which the run needs up to this node");
+    problem.help_of_run(match planning {
+        Planning::Off => format!("{raise}; memory patterns are off, so no run is planned, and later nodes may need more; \
+             turn them on to know the limit"),
+        _ => format!(
+            "{raise}; the sizes of some values are known only once they are computed, and later ones may need more"
+        ),
+    })
 }
 
 /// Whether an allocator failed although every limit had room. The reason is then fragmentation.

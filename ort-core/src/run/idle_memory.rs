@@ -73,8 +73,8 @@ struct All {
 
 impl All {
     /// Whether a run should look for sessions that are due. Looking takes time proportional to the
-    /// number of sessions, so runs look only once per eighth of the shortest time. So memory is
-    /// freed up to an eighth of that time late.
+    /// number of sessions, so runs look only once per eighth of the shortest time. So memory may be
+    /// freed late, by at most an eighth of that time.
     fn looks(&mut self, now: Instant) -> bool {
         let is_time =
             self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= self.shortest / 8);
@@ -205,8 +205,8 @@ fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
     due.map(|kept| kept.release()).sum()
 }
 
-/// Frees the idle memory of each session of this process whose last run ended at least its
-/// [`IdleMemory::after`] ago. Returns the bytes freed. Runs do the same when they end, so only a
+/// Frees the idle memory of the sessions of this process that have had no run for their
+/// [`IdleMemory::after`]. Returns the bytes freed. Runs do the same when they end, so only a
 /// process that may go long without a run needs to call this function.
 pub fn release_idle_memory() -> usize {
     release(&ALL.lock().sessions, Instant::now())

@@ -54,7 +54,7 @@ impl Items {
         self.outer == 1
     }
 
-    /// The shape of a part of `size` of `count` items.
+    /// The shape of a part with `size` items, if the whole batch has `count`.
     fn shape_of(&self, size: usize, count: usize) -> Shape {
         let mut shape = self.shape.clone();
         shape.get_mut(self.axis).into_iter().for_each(|extent| *extent = *extent / count * size);
@@ -192,9 +192,9 @@ impl Executor {
 
     /// Chooses how to run within `available` bytes.
     ///
-    /// All packed weights in memory are more important than a whole batch. The order is: whole with
-    /// all weights packed, the fewest parts with all weights packed, whole with streamed weights,
-    /// the fewest parts with streamed weights.
+    /// It matters more to keep all weights packed than to run the batch whole. The order is: whole
+    /// with all weights packed, the fewest parts with all weights packed, whole with streamed
+    /// weights, the fewest parts with streamed weights.
     fn way<'a>(
         &self,
         asked: RunRequest<'_>,
@@ -207,8 +207,9 @@ impl Executor {
         if fits(&whole, all) {
             return Ok(Strategy::Whole(whole));
         }
-        // For a refusal: the smallest demand that was tried, and its largest values.
-        let mut least = (whole.total(), largest_at_peak(asked.plan, &self.compiled.program));
+        // For a refusal: the smallest demand that was tried, what needs it, and the largest values.
+        let largest = largest_at_peak(asked.plan, &self.compiled.program);
+        let mut least = (whole.total(), "the run".to_string(), largest);
         let rounds = if all == window { &[window][..] } else { &[all, window] };
         for &packed in rounds {
             if fits(&whole, packed) {
@@ -228,12 +229,13 @@ impl Executor {
                     return Ok(Strategy::Split(Box::new(split)));
                 }
                 if split.need.total() < least.0 {
-                    least = (split.need.total(), self.largest_of(&split));
+                    least = (split.need.total(), split.in_words(), self.largest_of(&split));
                 }
             }
         }
-        let needed = least.0.saturating_add(window);
-        Err(self.shortage((needed, available), least.1, self.why_unsplit(asked)))
+        let (needed, subject, largest) = least;
+        let needed = needed.saturating_add(window);
+        Err(self.shortage(&subject, (needed, available), largest, self.why_unsplit(asked)))
     }
 
     /// The largest values of a part, and all outputs at their full size.
@@ -425,6 +427,14 @@ impl Executor {
 impl Split<'_> {
     fn part(&self, size: usize) -> Option<&Part> {
         self.parts.iter().find(|part| part.size == size)
+    }
+
+    /// The run in words, as the subject of a refusal.
+    fn in_words(&self) -> String {
+        match self.sizes.first() {
+            Some(1) => "the run in parts of 1 item".to_string(),
+            size => format!("the run in parts of at most {} items", size.unwrap_or(&0)),
+        }
     }
 }
 

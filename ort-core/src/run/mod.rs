@@ -67,8 +67,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Returns a plan that fits the inputs, and its bindings. The bindings are empty if the inputs
-    /// contradict the shapes that are planned with `bindings`.
+    /// Returns a plan that fits the inputs, and its bindings. If the inputs contradict the shapes
+    /// planned with `bindings`, this is a plan without symbolic sizes, with empty bindings.
     pub(crate) fn plan_fitting(
         &self,
         bindings: Bindings,
@@ -92,7 +92,7 @@ impl Executor {
         }
     }
 
-    /// Returns the bound values of a run without an I/O binding: which inputs are in device memory.
+    /// Describes a run without an I/O binding to the planner: which inputs are in device memory.
     pub(crate) fn given_values(&self, given: &[ValueView<'_>]) -> BoundValues {
         let mut values = self.compiled.program.bound_values(self.planning);
         // An empty list means that every input is in host memory.

@@ -283,7 +283,8 @@ impl Frame<'_> {
     }
 
     /// Makes outputs of unknown size views of an input that owns its memory, if the operator allows
-    /// it. Returns whether it did. If this had to infer the step, `inferred` has the result.
+    /// it. Returns whether it did. If shape inference had to run for this, its result is in
+    /// `inferred` afterwards.
     pub(super) fn dynamic_view(&mut self, step: &Step, inferred: &mut Option<OutputShapes>) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };

@@ -25,8 +25,8 @@ impl Executor {
     /// Returns the plan for these dimensions and the buffers of an I/O binding.
     ///
     /// Workspaces are as large as kernels want if the run and all constants then stay within the
-    /// limits. Otherwise they are as large as the limits allow. If the limits leave nothing,
-    /// workspaces may grow only into bytes that the plan with the smallest workspaces takes anyway.
+    /// limits. Otherwise they are as large as the limits allow. If even the plan with the smallest
+    /// workspaces exceeds the limits, the bytes of that plan become the limits.
     pub(crate) fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         let plan = self.plan_kept(bindings, bound)?;
         // No kernel can run with a smaller workspace than in this plan.

@@ -156,7 +156,8 @@ impl Session {
         Ok(names.zip(values).collect())
     }
 
-    /// [`Self::run_with`], for the outputs alone, in the order of [`Self::outputs`].
+    /// As [`Self::run_with`], but returns the values without their names, in the order of
+    /// [`Self::outputs`].
     pub fn run_values(&self, inputs: &[(&str, Value)], options: &RunOptions<'_>) -> Result<Vec<Value>> {
         // Only a binding has the buffers in which inputs are updated in place.
         ensure!(

@@ -75,7 +75,9 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                     ensure!(
                         copied.is_some(),
                         InvalidGraph,
-                        "size {index} of shape {target:?} is 0, but the input has no such axis to copy"
+                        "axis {index} of the requested shape {target:?} is 0, which copies this axis of the input, but \
+                         the input has rank {}",
+                        input.len()
                     );
                     copied.cloned().unwrap_or(Dim::constant(0))
                 }

@@ -53,8 +53,8 @@ struct Constant {
     resident: Mutex<Option<Tensor>>,
 }
 
-/// A run's share of device memory, by lane: which constants stay resident, and the window for the
-/// rest.
+/// A run's share of the memory of each device with streamable constants (a lane): which constants
+/// stay resident, and the window for the rest.
 #[derive(Default)]
 pub(crate) struct Shares(Vec<ResidencyChoice>);
 
@@ -150,7 +150,7 @@ impl Windows {
 
     /// Chooses which constants stay resident within `free` bytes of the session's budget, beside
     /// what `run` takes on each device. If a device has a limit, its constants get the least that
-    /// they need, plus `eighths` eighths of the rest.
+    /// they need, plus `eighths` / 8 of the memory that is then left.
     ///
     /// # Errors
     ///

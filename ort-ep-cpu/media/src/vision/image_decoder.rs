@@ -266,7 +266,7 @@ fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Resul
     ensure!(
         needed as u64 <= MOST_BYTES,
         InvalidArgument,
-        "decoding a JPEG of {} by {} pixels takes {needed} bytes, at most {MOST_BYTES} are given",
+        "decoding a JPEG of {} by {} pixels takes {needed} bytes, but at most {MOST_BYTES} may be used",
         layout.width,
         layout.height
     );
@@ -294,7 +294,7 @@ fn decode_wavelets(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> R
     ensure!(
         needed <= MOST_BYTES,
         InvalidArgument,
-        "decoding a JPEG 2000 image of {} by {} pixels takes {needed} bytes, at most {MOST_BYTES} are given",
+        "decoding a JPEG 2000 image of {} by {} pixels takes {needed} bytes, but at most {MOST_BYTES} may be used",
         layout.width,
         layout.height
     );
