@@ -39,12 +39,26 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     // Beyond these bounds the result is already infinite or 0. NaN passes through as the second
     // operand.
     let x = s.max_or_second(s.splat(-110.0), s.min_or_second(s.splat(90.0), x));
+    let (power, n) = reduced_exp(s, x);
+    s.scale_by_power_of_two(power, n)
+}
+
+/// Returns `e^x` as a number near 1 and an exponent of two.
+#[inline(always)]
+fn reduced_exp<S: Simd>(s: S, x: S::F32) -> (S::F32, S::F32) {
     let n = s.round_even(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.neg_mul_add(n, s.splat(LN_2_HIGH), x);
     let r = s.neg_mul_add(n, s.splat(LN_2_LOW), r);
     let tail = s.mul(polynomial(s, r, EXP), s.mul(r, r));
-    let power = s.add(s.splat(1.0), s.add(r, tail));
-    s.scale_by_power_of_two(power, n)
+    (s.add(s.splat(1.0), s.add(r, tail)), n)
+}
+
+/// [`exp`] for `x` from -87 to 88, where the result is a normal number, or NaN. Its bits are the
+/// same; it saves the half of the instructions that denormal and infinite results take.
+#[inline(always)]
+fn normal_exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let (power, n) = reduced_exp(s, x);
+    s.from_bits(s.add_i32(s.to_bits(power), s.shl_i32::<23>(s.to_i32(n))))
 }
 
 /// Coefficients of the polynomial for `2^-r`, for `|r| <= 0.5`. The first coefficient is 1, so that
@@ -138,7 +152,8 @@ pub fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let small = s.mul_add(s.mul(polynomial(s, square, TANH), square), x, x);
     // 1 - 2 / (e^2|x| + 1) loses no precision for |x| above 0.625, because the quotient is below
     // 1/2 there.
-    let power = exp(s, s.add(magnitude, magnitude));
+    // From 9.02 on, the result rounds to 1. NaN passes through as the second operand.
+    let power = normal_exp(s, s.min_or_second(s.splat(20.0), s.add(magnitude, magnitude)));
     let quotient = s.div(s.splat(2.0), s.add(power, s.splat(1.0)));
     let large = s.with_sign_of(s.sub(s.splat(1.0), quotient), x);
     s.select(s.lt(magnitude, s.splat(0.625)), small, large)
@@ -178,6 +193,18 @@ pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let denominator = s.add(one, power);
     let numerator = s.select(s.lt(x, s.splat(0.0)), power, one);
     s.div(numerator, denominator)
+}
+
+/// [`sigmoid`] for gates, at most 3 ULP down to -87, and 0 below. It takes two thirds of the
+/// instructions.
+#[inline(always)]
+pub fn gate<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    let exponent = s.neg(s.abs(x));
+    // NaN passes through as the second operand.
+    let power = normal_exp(s, s.max_or_second(s.splat(-87.0), exponent));
+    let power = s.select(s.lt(exponent, s.splat(-87.0)), zero, power);
+    s.div(s.select(s.lt(x, zero), power, one), s.add(one, power))
 }
 
 /// `x * sigmoid(x)`, at most 3.5 ULP if the result is a normal number. NaN at -inf.
