@@ -36,6 +36,7 @@ mod places;
 pub mod pool;
 pub mod pool_indices;
 pub mod random;
+pub mod recurrent;
 pub mod reduce;
 pub mod simd;
 pub mod softmax;

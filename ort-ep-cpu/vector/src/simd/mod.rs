@@ -27,6 +27,7 @@ mod math_tests;
 mod operation_tests;
 pub mod plane;
 mod portable;
+pub mod skinny_gemm;
 pub mod slices;
 pub mod stencil;
 pub mod steps;
