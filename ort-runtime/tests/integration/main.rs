@@ -58,6 +58,7 @@ mod precision;
 mod quantized_inputs;
 mod random_graphs;
 mod random_support;
+mod recurrent_threads;
 mod rewrite_rules;
 mod rewrite_support;
 mod roi_align;

@@ -16,6 +16,11 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// Returns the bound of the clip if the activation is `function` alone.
+    pub(super) fn clip_of(&self, function: Unary) -> Option<Option<f32>> {
+        matches!(&self.steps[..], [step] if *step == function).then_some(self.clip)
+    }
+
     /// Applies the clip and the activation to a row.
     pub(super) fn apply<T: Real>(&self, values: &mut [T]) {
         if let Some(bound) = self.clip {

@@ -6,10 +6,15 @@ use ort_core::ep::{CompileCx, Executable, KernelDef};
 use ort_core::spec::MICROSOFT;
 
 use super::gates::{Gate, gates};
-use super::recurrent::{Cell, Step, directions, make};
+use super::recurrent::make;
+use super::recurrent_layer::directions;
+use super::recurrent_step::{Cell, Step, floats, floats_mut};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_matmul::real::{GemmTarget, Matrix, Real};
+use ort_cpu_vector::elementwise::Unary;
+use ort_cpu_vector::recurrent::LstmCell;
+use ort_cpu_vector::simd::Isa;
 
 cpu_kernels![
     KernelDef {
@@ -63,17 +68,18 @@ impl<T: Real> Cell<T> for Lstm {
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let (hidden, width) = (step.hidden, 4 * step.hidden);
         let states = if step.hides_ended() { &*step.extra } else { &*step.h };
-        let states = Matrix::rows(states, step.active.len(), hidden);
-        T::multiply(
-            step.cpu,
-            states,
-            step.recurrence[0],
-            GemmTarget::accumulate(&mut *step.gates, width),
-            &mut *step.workspace,
-        )?;
+        let states = Matrix::rows(states, step.rows(), hidden);
+        let target = GemmTarget::accumulate(&mut *step.gates, width);
+        step.recurrence[0].multiply(step.cpu, states, target, &mut *step.workspace)?;
         let [f, g, h] = &self.gates[step.direction][..] else { return Ok(()) };
+        if self.fused_step(step, [f, g, h]) {
+            return Ok(());
+        }
         // Ended sequences keep their state.
-        for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
+        for sequence in 0..step.rows() {
+            if !step.is_active(sequence) {
+                continue;
+            }
             let row = &mut step.gates[sequence * width..][..width];
             // Gates are in ONNX order: input, output, forget, cell.
             let (input, row) = row.split_at_mut(hidden);
@@ -108,5 +114,40 @@ impl<T: Real> Cell<T> for Lstm {
             state.iter_mut().zip(&*output).for_each(|(state, output)| *state = *state * *output);
         }
         Ok(())
+    }
+}
+
+impl Lstm {
+    /// Computes the step from the sums of the gates in one pass, if the layer is of `float` and has
+    /// the default activations. Returns whether it is.
+    fn fused_step<T: Real>(&self, step: &mut Step<'_, T>, [f, g, h]: [&Gate; 3]) -> bool {
+        let (Some(clip), Some(_), Some(_)) =
+            (f.clip_of(Unary::Sigmoid), g.clip_of(Unary::Tanh), h.clip_of(Unary::Tanh))
+        else {
+            return false;
+        };
+        for sequence in 0..step.rows() {
+            let (hidden, is_active) = (step.hidden, step.is_active(sequence));
+            let units = sequence * hidden..(sequence + 1) * hidden;
+            let (Some(gates), Some(peepholes)) = (floats(&*step.gates), floats(step.peepholes)) else {
+                return false;
+            };
+            let (Some(c), Some(h)) = (floats_mut(&mut *step.c), floats_mut(&mut *step.h)) else {
+                return false;
+            };
+            // Ended sequences keep their state.
+            if is_active {
+                let cell = LstmCell {
+                    gates: &gates[4 * units.start..4 * units.end],
+                    peepholes,
+                    clip,
+                    input_forget: self.input_forget,
+                    c: &mut c[units.clone()],
+                    h: &mut h[units],
+                };
+                cell.step(Isa::current());
+            }
+        }
+        true
     }
 }

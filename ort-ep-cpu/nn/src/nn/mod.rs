@@ -32,6 +32,8 @@ mod pool_quantized;
 mod pool_reference;
 mod pool_windows;
 mod recurrent;
+mod recurrent_layer;
+mod recurrent_step;
 mod rnn;
 mod rotary;
 

@@ -1,94 +1,27 @@
 //! Recurrent layers: one GEMM for the inputs of all steps, then a cell step by step.
 //!
 //! Weights are floats or 8-bit quantized values. For the latter, each GEMM quantizes inputs or
-//! states dynamically.
-
-use std::borrow::Cow;
+//! states dynamically. A `float` layer runs its directions, and groups of sequences, on threads of
+//! their own: they do not depend on each other, and a barrier in each step would cost more than a
+//! small GEMM.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
-use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, error};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 
+use super::recurrent_layer::{Inputs, Layer, Outputs, RecurrentSizes, directions, pack_skinny, part};
+use super::recurrent_step::{Cell, Recurrence, Step, add, floats, floats_mut};
 use ort_cpu_gemm::{Cpu, RhsSource};
-use ort_cpu_kernel::packed::is_weight;
+use ort_cpu_kernel::packed::{PackedFloats, is_weight};
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
-use ort_cpu_matmul::packed_weight::PackedWeight;
-use ort_cpu_matmul::quantized_gemm::{PackedQuantized, QuantizedRhs, QuantizedWeights};
+use ort_cpu_matmul::quantized_gemm::QuantizedRhs;
 use ort_cpu_matmul::real::{GemmTarget, Matrix, Real, Rhs};
 use ort_cpu_threads::interrupt::spend;
-
-/// The equations of one layer.
-pub(super) trait Cell<T: Real>: Send + Sync {
-    /// Returns how many gates each recurrent GEMM computes, in order.
-    fn parts(&self) -> &'static [usize];
-
-    /// Returns whether the recurrent bias of the last gate is kept apart from the sum of biases.
-    fn keeps_last_bias(&self) -> bool {
-        false
-    }
-
-    /// Advances the states by one step.
-    fn step(&self, step: &mut Step<'_, T>) -> Result<()>;
-}
-
-/// One step of one direction, over a batch.
-pub(super) struct Step<'a, T> {
-    pub(super) cpu: Cpu,
-    pub(super) direction: usize,
-    pub(super) hidden: usize,
-    /// The gates of each sequence: at first the contribution of the input, with biases.
-    pub(super) gates: &'a mut [T],
-    /// The recurrent weights, one matrix for each of [`Cell::parts`].
-    pub(super) recurrence: &'a [Rhs<'a, T>],
-    /// The hidden states.
-    pub(super) h: &'a mut [T],
-    /// The cell states.
-    pub(super) c: &'a mut [T],
-    /// Scratch, as long as `h`.
-    pub(super) extra: &'a mut [T],
-    /// The recurrent bias of the last gate, if it is kept apart.
-    pub(super) last_bias: &'a [T],
-    /// The peepholes; empty if there are none.
-    pub(super) peepholes: &'a [T],
-    /// Which sequences have not ended.
-    pub(super) active: &'a [bool],
-    /// Which sequences had already ended a step earlier.
-    pub(super) ended: &'a [bool],
-    pub(super) workspace: &'a mut [T],
-}
-
-/// The packed weights of one direction.
-struct Packed {
-    input: PackedWeight,
-    recurrence: Vec<PackedWeight>,
-}
-
-/// A recurrent layer.
-pub(super) struct Layer<C> {
-    cell: C,
-    reverse: Vec<bool>,
-    batch_first: bool,
-    /// Whether the weights are quantized. They are then transposed, with scales and zero points
-    /// after the other inputs.
-    is_quantized: bool,
-    packed: Option<Vec<Packed>>,
-    /// The packed quantized weights of inputs and states, by direction.
-    packed_quantized: Option<[Vec<PackedQuantized>; 2]>,
-    hidden: usize,
-}
-
-/// Returns the directions of a node, true for a reverse one.
-pub(super) fn directions(cx: &CompileCx<'_>) -> Result<Vec<bool>> {
-    match cx.attrs().string("direction")? {
-        "forward" => Ok(vec![false]),
-        "reverse" => Ok(vec![true]),
-        "bidirectional" => Ok(vec![false, true]),
-        other => {
-            Err(error!(InvalidGraph, "direction is '{other}', expected forward, reverse or bidirectional"))
-        }
-    }
-}
+use ort_cpu_threads::parallel::{RowBlock, StridedRows};
+use ort_cpu_vector::simd::Isa;
+use ort_cpu_vector::simd::skinny_gemm::SkinnyRhs;
 
 /// Creates a layer. Constant weights are packed if they are quantized or `T` is `float`.
 pub(super) fn make<T: Real, C: Cell<T> + 'static>(
@@ -110,104 +43,9 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
     Ok(Box::new(Runner { layer, element: std::marker::PhantomData::<fn() -> T> }))
 }
 
-impl<T: Real> Step<'_, T> {
-    /// Copies the states to `extra` with zeros for ended sequences, if the states are quantized and
-    /// a sequence has ended. Returns whether it copied.
-    ///
-    /// An ended sequence must not widen the quantization range of the others. ONNX Runtime drops a
-    /// state one step after its last, so we do the same to get the same quantized values.
-    pub(super) fn hides_ended(&mut self) -> bool {
-        let is_quantized = matches!(self.recurrence, [Rhs::Quantized(_), ..]);
-        if !is_quantized || self.hidden == 0 || !self.ended.contains(&true) {
-            return false;
-        }
-        let rows = self.extra.chunks_mut(self.hidden).zip(self.h.chunks(self.hidden));
-        for ((to, from), ended) in rows.zip(self.ended) {
-            match ended {
-                true => to.fill(T::ZERO),
-                false => to.copy_from_slice(from),
-            }
-        }
-        true
-    }
-}
-
-impl<C> Layer<C> {
-    fn pack<T: Real>(
-        &mut self,
-        cx: &mut CompileCx<'_>,
-        weights: TensorView<'_>,
-        recurrence: TensorView<'_>,
-    ) -> Result<()>
-    where
-        C: Cell<T>,
-    {
-        // [directions, gates * hidden, inputs] and [directions, gates * hidden, hidden].
-        let (&[count, rows, inputs], &[r_count, r_rows, hidden]) = (weights.shape(), recurrence.shape())
-        else {
-            return Err(error!(InvalidGraph, "the weights do not have rank 3"));
-        };
-        let parts = self.cell.parts();
-        let gates: usize = parts.iter().sum();
-        let fits = [count, r_count] == [self.reverse.len(); 2] && [rows, r_rows] == [gates * hidden; 2];
-        ensure!(fits, InvalidGraph, "weights of shape {:?} and {:?}", weights.shape(), recurrence.shape());
-        let mut packed = Vec::with_capacity(count);
-        for direction in 0..count {
-            let first = direction * rows * inputs;
-            // ONNX stores gates as rows. Packing reads the transpose.
-            let input = PackedWeight::new(cx, weights, first, [inputs, rows], [1, inputs])?;
-            let (mut parts_packed, mut first) = (Vec::new(), direction * rows * hidden);
-            // The gates of one recurrent GEMM are adjacent rows, so each part is a matrix of its
-            // own.
-            for part in parts {
-                let columns = part * hidden;
-                parts_packed.push(PackedWeight::new(cx, recurrence, first, [hidden, columns], [1, hidden])?);
-                first += columns * hidden;
-            }
-            packed.push(Packed { input, recurrence: parts_packed });
-        }
-        (self.packed, self.hidden) = (Some(packed), hidden);
-        cx.consume(1);
-        cx.consume(2);
-        Ok(())
-    }
-}
-
-impl<C> Layer<C> {
-    /// Packs quantized weights of shape `[directions, inputs, gates]`.
-    fn pack_quantized(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
-        let mut packed = [Vec::new(), Vec::new()];
-        for (view, packed) in weights.into_iter().zip(&mut packed) {
-            let &[count, k, columns] = view.shape() else {
-                return Err(error!(InvalidGraph, "the weights do not have rank 3"));
-            };
-            for direction in 0..count {
-                let first = direction * k * columns;
-                packed.push(PackedQuantized::new(cx, view, first, [k, columns], [columns, 1])?);
-            }
-            // The recurrence comes second, and its k is the hidden size.
-            self.hidden = k;
-        }
-        self.packed_quantized = Some(packed);
-        cx.consume(1);
-        cx.consume(2);
-        Ok(())
-    }
-}
-
 struct Runner<T, C> {
     layer: Layer<C>,
     element: std::marker::PhantomData<fn() -> T>,
-}
-
-/// The sizes of a run.
-#[derive(Clone, Copy)]
-struct RecurrentSizes {
-    steps: usize,
-    batch: usize,
-    inputs: usize,
-    hidden: usize,
-    gates: usize,
 }
 
 impl<T: Real, C: Cell<T>> Runner<T, C> {
@@ -226,8 +64,14 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         Ok(RecurrentSizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
     }
 
-    /// Returns the GEMM workspace, in values.
-    fn gemm_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
+    /// Whether the layer computes in `float`, with recurrent weights that are packed for few rows.
+    fn is_float(&self) -> bool {
+        T::DTYPE == DType::F32 && !self.layer.is_quantized
+    }
+
+    /// Returns the workspace of the GEMM of all inputs, and of the recurrent GEMMs of a group, in
+    /// values.
+    fn gemm_lens(&self, cpu: Cpu, sizes: RecurrentSizes) -> [usize; 2] {
         let RecurrentSizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
         let len = |shape: [usize; 3]| match self.layer.is_quantized {
@@ -235,17 +79,67 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             false => T::workspace_len(cpu, shape, source),
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
-        // The GEMMs run one after the other and share a workspace.
-        parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
+        let recurrent = if self.is_float() { 0 } else { parts.fold(0, usize::max) };
+        [len([steps * batch, gates * hidden, inputs]), recurrent]
     }
 
-    /// Returns the workspace in values: gates of all steps, gates of one step, both states,
-    /// `extra`, two biases, GEMM workspace.
+    /// Returns the values of the recurrent weights of a direction that a run packs: those of
+    /// `float` that are not constant.
+    fn packed_in_run(&self, sizes: RecurrentSizes) -> usize {
+        let RecurrentSizes { hidden, .. } = sizes;
+        let len = |part: &usize| SkinnyRhs::len(Isa::current(), hidden, part * hidden);
+        match self.is_float() && self.layer.packed.is_none() {
+            true => self.layer.cell.parts().iter().map(len).sum(),
+            false => 0,
+        }
+    }
+
+    /// Divides a run among threads.
+    fn division(&self, cpu: Cpu, sizes: RecurrentSizes) -> Division {
+        /// Multiply-adds of a layer that are worth waking threads for.
+        const WORTH_THREADS: usize = 1 << 19;
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
+        let directions = self.layer.reverse.len();
+        let work = [steps, batch, gates * hidden, hidden].into_iter().fold(1, usize::saturating_mul);
+        // Dynamic quantization takes the range of a whole batch, and GEMMs in `double` are split
+        // themselves.
+        if cpu.threads == 1 || !self.is_float() || work < WORTH_THREADS {
+            return Division { at_once: 1, rows: batch.max(1), takers: 1 };
+        }
+        let groups = (cpu.threads / directions).clamp(1, batch.max(1));
+        let rows = batch.div_ceil(groups).max(1);
+        let takers = (directions * batch.div_ceil(rows)).clamp(1, cpu.threads);
+        Division { at_once: directions, rows, takers }
+    }
+
+    /// Returns the scratch of a group of sequences in values: gates of one step, both states,
+    /// `extra`, GEMM workspace.
+    fn group_len(&self, sizes: RecurrentSizes, division: Division, gemm_len: usize) -> usize {
+        division.rows.saturating_mul((sizes.gates + 3) * sizes.hidden).saturating_add(gemm_len)
+    }
+
+    /// Returns the workspace in values: for each direction at once the gates of all steps, two
+    /// biases and the weights that are packed in the run, then the GEMM of the inputs or the
+    /// groups.
     fn workspace_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
         let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
-        let per_sequence = hidden * (gates * (steps + 1) + 3);
-        per_sequence.saturating_mul(batch) + 2 * gates * hidden + self.gemm_len(cpu, sizes)
+        let (division, [gemm_len, recurrent_len]) = (self.division(cpu, sizes), self.gemm_lens(cpu, sizes));
+        let per_direction = (gates * hidden).saturating_mul(steps.saturating_mul(batch).saturating_add(2));
+        let per_direction = per_direction.saturating_add(self.packed_in_run(sizes));
+        let groups = self.group_len(sizes, division, recurrent_len).saturating_mul(division.takers);
+        division.at_once.saturating_mul(per_direction).saturating_add(gemm_len.max(groups))
     }
+}
+
+/// How a run is divided among threads.
+#[derive(Clone, Copy)]
+struct Division {
+    /// The directions that run at once.
+    at_once: usize,
+    /// The sequences of a group, which one thread advances.
+    rows: usize,
+    /// The threads that take groups.
+    takers: usize,
 }
 
 impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
@@ -261,116 +155,251 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
         let inputs = Inputs::<T>::new(cx, sizes, &self.layer)?;
         let workspace = scratch::<T>(cx.workspace()?)?;
         let mut outputs = Outputs::<T>::new(cx)?;
+        if sizes.hidden == 0 {
+            return Ok(());
+        }
         // Steps past the end of a sequence are zero.
-        if let Some(y) = &mut outputs.y {
+        if let Some(y) = outputs.y.as_mut().filter(|_| inputs.lengths.iter().any(|len| *len < sizes.steps)) {
             y.fill(T::ZERO);
         }
-        for direction in 0..self.layer.reverse.len() {
-            self.run_direction(cpu, direction, sizes, &inputs, &mut outputs, workspace)?;
+        let division = self.division(cpu, sizes);
+        for first in (0..self.layer.reverse.len()).step_by(division.at_once) {
+            let run = LayerRun { runner: self, cpu, sizes, inputs: &inputs, division };
+            run.run_directions(first, &mut outputs, workspace)?;
             cx.check()?;
         }
         Ok(())
     }
 }
 
-/// The inputs as slices; a missing input is empty.
-struct Inputs<'a, T: Clone> {
-    x: &'a [T],
-    /// Empty if they are packed. Constants may be unaligned, hence the `Cow`.
-    weights: Cow<'a, [T]>,
-    recurrence: Cow<'a, [T]>,
+/// A run of a layer.
+struct LayerRun<'a, T: Real, C> {
+    runner: &'a Runner<T, C>,
+    cpu: Cpu,
+    sizes: RecurrentSizes,
+    inputs: &'a Inputs<'a, T>,
+    division: Division,
+}
+
+/// What the steps of a direction read.
+struct Prepared<'a, T> {
+    direction: usize,
+    /// The contribution of the input to all gates, in the layout of the input: [steps, batch,
+    /// width], or [batch, steps, width].
+    gates: &'a [T],
     bias: &'a [T],
-    h: &'a [T],
-    c: &'a [T],
-    peepholes: &'a [T],
-    /// The weights of inputs and states if they are quantized; the two above are then empty.
-    quantized: Option<[QuantizedWeights<'a>; 2]>,
-    /// The length of each sequence.
-    lengths: Vec<usize>,
+    last_bias: &'a [T],
+    recurrence: SmallVec<[Recurrence<'a, T>; 2]>,
 }
 
-impl<'a, T: Real> Inputs<'a, T> {
-    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: RecurrentSizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
-        let RecurrentSizes { steps, batch, hidden, gates, inputs } = sizes;
-        let (directions, is_quantized) = (layer.reverse.len(), layer.is_quantized);
-        let weights = |index: usize, rows: usize, scales: usize| {
-            let shape = [directions, rows, gates * hidden];
-            let (scales, zeros) = (cx.input(scales)?, cx.input(scales + 1)?);
-            match &layer.packed_quantized {
-                Some(packed) => QuantizedWeights::packed(&packed[index - 1], shape, scales, zeros),
-                None => QuantizedWeights::new(cx.input(index)?, shape, scales, zeros),
-            }
-        };
-        let quantized =
-            // ONNX Runtime's order: scale and zero point of the weights, then of the recurrence.
-            if is_quantized { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
-        let slice = |index: usize, len: usize| -> Result<&'a [T]> {
-            let Some(view) = cx.find_input(index) else { return Ok(&[]) };
-            let values = view.as_slice::<T>()?;
-            ensure!(values.len() == len, InvalidArgument, "input {index} has shape {:?}", view.shape());
-            Ok(values)
-        };
-        // Other nodes may read the weights too, so packed ones may still be present.
-        let is_packed = is_quantized || layer.packed.is_some();
-        let matrix = |index: usize, columns: usize| -> Result<Cow<'a, [T]>> {
-            let Some(view) = cx.find_input(index).filter(|_| !is_packed) else {
-                return Ok(Cow::Borrowed(&[]));
-            };
-            let values = view.to_cow::<T>()?;
-            let fits = values.len() == directions * gates * hidden * columns;
-            ensure!(fits, InvalidArgument, "input {index} has shape {:?}", view.shape());
-            Ok(values)
-        };
-        let lengths = match cx.find_input(4) {
-            // Without lengths, all sequences last for all steps.
-            None => vec![steps; batch],
-            Some(view) => {
-                let lengths = view.to_ints()?;
-                let fits =
-                    lengths.len() == batch && lengths.iter().all(|len| (0..=steps as i64).contains(len));
-                ensure!(
-                    fits,
-                    InvalidArgument,
-                    "sequence_lens is {lengths:?}, expected {batch} lengths from 0 to {steps}"
-                );
-                lengths.into_iter().map(|len| len as usize).collect()
-            }
-        };
-        // Both layouts of a state have the same number of elements.
-        let state = directions * batch * hidden;
-        Ok(Inputs {
-            x: cx.input(0)?.as_slice()?,
-            weights: matrix(1, inputs)?,
-            recurrence: matrix(2, hidden)?,
-            bias: slice(3, directions * 2 * gates * hidden)?,
-            h: slice(5, state)?,
-            c: slice(6, state)?,
-            peepholes: slice(7, directions * 3 * hidden)?,
-            quantized,
-            lengths,
-        })
-    }
-}
-
-/// The outputs that the run must write.
-struct Outputs<'a, T> {
-    y: Option<&'a mut [T]>,
+/// What the groups of sequences leave at their end.
+struct Finals<'a, T> {
     h: Option<&'a mut [T]>,
     c: Option<&'a mut [T]>,
+    result: Result<()>,
 }
 
-impl<'a, T: Real> Outputs<'a, T> {
-    fn new(cx: &mut RunCx<'a>) -> Result<Outputs<'a, T>> {
-        let mut slice =
-            |index| if cx.wants(index) { cx.output(index)?.as_mut_slice().map(Some) } else { Ok(None) };
-        Ok(Outputs { y: slice(0)?, h: slice(1)?, c: slice(2)? })
+impl<'a, T: Real, C: Cell<T>> LayerRun<'a, T, C> {
+    /// Runs the directions that run at once, from `first` on.
+    fn run_directions(&self, first: usize, outputs: &mut Outputs<'_, T>, workspace: &mut [T]) -> Result<()> {
+        let RecurrentSizes { steps, batch, hidden, .. } = self.sizes;
+        let (Division { at_once, rows, takers }, mut rest) = (self.division, workspace);
+        let mut prepared = SmallVec::<[Prepared<'_, T>; 2]>::new();
+        for direction in first..first + at_once {
+            prepared.push(self.prepare(direction, &mut rest)?);
+        }
+        let directions = self.runner.layer.reverse.len();
+        // The strides of direction, sequence and step: [batch, steps, directions, hidden], or
+        // [steps, directions, batch, hidden].
+        let strides = match self.runner.layer.batch_first {
+            true => [hidden, steps * directions * hidden, directions * hidden],
+            false => [batch * hidden, hidden, directions * batch * hidden],
+        };
+        let y = outputs.y.as_deref_mut().filter(|y| !y.is_empty());
+        let y = match y.and_then(|y| y.get_mut(first * strides[0]..)) {
+            Some(y) => StridedRows::new(y, [at_once, batch, steps], strides, hidden),
+            // Without rows to write, the groups run all the same.
+            None => StridedRows::new(&mut [], [at_once, batch, 1], [0; 3], 0),
+        };
+        let y = y.ok_or_else(|| error!(Fail, "the output does not have its shape"))?;
+        let [_, gemm_len] = self.runner.gemm_lens(self.cpu, self.sizes);
+        let group_len = self.runner.group_len(self.sizes, self.division, gemm_len);
+        let (h, c) = (outputs.h.as_deref_mut(), outputs.c.as_deref_mut());
+        let finals = Mutex::new(Finals { h, c, result: Ok(()) });
+        y.for_each_block(takers, [rows, steps.max(1)], (rest, group_len), |block, scratch| {
+            if let Err(error) = self.run_group(&prepared[block.outer], block, scratch, &finals) {
+                finals.lock().result = Err(error);
+            }
+        });
+        finals.into_inner().result
     }
-}
 
-/// Returns the part of a slice that belongs to one direction; empty if the slice is.
-fn part<T>(values: &[T], direction: usize, directions: usize) -> &[T] {
-    let len = values.len() / directions;
-    &values[direction * len..(direction + 1) * len]
+    /// Multiplies the inputs of all steps of a direction, and takes what its steps read from the
+    /// workspace.
+    fn prepare<'b>(&self, direction: usize, rest: &mut &'b mut [T]) -> Result<Prepared<'b, T>>
+    where
+        'a: 'b,
+    {
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = self.sizes;
+        let (layer, width) = (&self.runner.layer, gates * hidden);
+        let all_gates = take(rest, steps * batch * width)?;
+        let (bias, last_bias) = (take(rest, width)?, take(rest, width)?);
+        let directions = layer.reverse.len();
+        self.runner.biases(part(self.inputs.bias, direction, directions), hidden, bias, last_bias);
+        let packed = take(rest, self.runner.packed_in_run(self.sizes))?;
+        let recurrence = self.recurrence(direction, packed)?;
+        let longest = self.inputs.lengths.iter().copied().max().unwrap_or(0);
+        // Steps past the end of all sequences must not widen the quantization range. Only
+        // time-major rows can be cut off.
+        let rows = if layer.batch_first { steps } else { longest } * batch;
+        let rows = Matrix::rows(self.inputs.x, rows, self.sizes.inputs);
+        // One GEMM serves the inputs of all steps. Only the recurrent part depends on the step
+        // before.
+        let target = GemmTarget::write(&mut *all_gates, width);
+        T::multiply(self.cpu, rows, self.input_weights(direction), target, rest)?;
+        Ok(Prepared { direction, gates: all_gates, bias, last_bias, recurrence })
+    }
+
+    /// Runs all steps of a group of sequences in one direction.
+    fn run_group(
+        &self,
+        prepared: &Prepared<'_, T>,
+        mut block: RowBlock<'_, T>,
+        scratch: &mut [T],
+        finals: &Mutex<Finals<'_, T>>,
+    ) -> Result<()> {
+        let (sizes, inputs, direction) = (self.sizes, self.inputs, prepared.direction);
+        let RecurrentSizes { batch, hidden, gates, .. } = sizes;
+        let (width, sequences, mut rest) = (gates * hidden, block.ranges[0].clone(), scratch);
+        let rows = sequences.len();
+        let step_gates = take(&mut rest, rows * width)?;
+        let [h, c, extra] = [(); 3].map(|()| take(&mut rest, rows * hidden));
+        let (h, c, extra) = (h?, c?, extra?);
+        let is_reverse = self.runner.layer.reverse[direction];
+        let lengths = &inputs.lengths[sequences.clone()];
+        let state_row = |sequence: usize| self.runner.state_row(direction, sequence, batch) * hidden;
+        for (states, from) in [(&mut *h, inputs.h), (&mut *c, inputs.c)] {
+            for (sequence, state) in sequences.clone().zip(states.chunks_mut(hidden)) {
+                match from.get(state_row(sequence)..).and_then(|rest| rest.get(..hidden)) {
+                    Some(from) => state.copy_from_slice(from),
+                    // The standard: an initial state that is not given is 0.
+                    None => state.fill(T::ZERO),
+                }
+            }
+        }
+        // All threads split the steps of a group that runs alone.
+        let cpu = if self.division.takers > 1 { Cpu { threads: 1, ..self.cpu } } else { self.cpu };
+        for index in 0..lengths.iter().copied().max().unwrap_or(0) {
+            // An activation costs as much as several simple operations.
+            spend(4 * rows * width);
+            let time = |length: usize| match is_reverse {
+                // In reverse, a sequence starts at its own last step, not at that of the batch.
+                true => length.checked_sub(index + 1),
+                false => Some(index).filter(|index| *index < length),
+            };
+            for ((sequence, length), to) in sequences.clone().zip(lengths).zip(step_gates.chunks_mut(width)) {
+                // An ended sequence may read any row, because its gates are not used.
+                let row = self.row(time(*length).unwrap_or(0), sequence);
+                let from = &prepared.gates[row * width..][..width];
+                add(from, prepared.bias, to);
+            }
+            self.runner.layer.cell.step(&mut Step {
+                cpu,
+                direction,
+                hidden,
+                gates: &mut *step_gates,
+                recurrence: &prepared.recurrence,
+                h: &mut *h,
+                c: &mut *c,
+                extra: &mut *extra,
+                last_bias: &prepared.last_bias[..hidden],
+                peepholes: part(inputs.peepholes, direction, self.runner.layer.reverse.len()),
+                lengths,
+                index,
+                workspace: &mut *rest,
+            })?;
+            for ((sequence, length), h) in sequences.clone().zip(lengths).zip(h.chunks(hidden)) {
+                let Some(time) = time(*length) else { continue };
+                let y = block.row([sequence, time]);
+                // An output that is not wanted has empty rows.
+                if !y.is_empty() {
+                    y.copy_from_slice(h);
+                }
+            }
+        }
+        // Cells keep the states of ended sequences, so these are the last valid ones.
+        let mut finals = finals.lock();
+        let finals = &mut *finals;
+        for (states, to) in [(&*h, &mut finals.h), (&*c, &mut finals.c)] {
+            let Some(to) = to else { continue };
+            for (sequence, state) in sequences.clone().zip(states.chunks(hidden)) {
+                to[state_row(sequence)..][..hidden].copy_from_slice(state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the row of the input for a time of a sequence.
+    fn row(&self, time: usize, sequence: usize) -> usize {
+        let RecurrentSizes { steps, batch, .. } = self.sizes;
+        if self.runner.layer.batch_first { sequence * steps + time } else { time * batch + sequence }
+    }
+
+    fn input_weights(&self, direction: usize) -> Rhs<'a, T> {
+        let RecurrentSizes { hidden, gates, inputs: size, .. } = self.sizes;
+        let layer = &self.runner.layer;
+        if let Some(packed) = &layer.packed {
+            return Rhs::Packed(&packed[direction].input);
+        }
+        if let Some([input, _]) = &self.inputs.quantized {
+            return Rhs::Quantized(input.at(direction));
+        }
+        let values = part(&self.inputs.weights, direction, layer.reverse.len());
+        // ONNX stores gates as rows. The GEMM reads the transpose in place.
+        Rhs::Plain(Matrix::transposed(values, size, gates * hidden))
+    }
+
+    /// Returns the recurrent weights of a direction. Those of `float` that are not constant are
+    /// packed in `packed`.
+    fn recurrence<'b>(
+        &self,
+        direction: usize,
+        packed: &'b mut [T],
+    ) -> Result<SmallVec<[Recurrence<'b, T>; 2]>>
+    where
+        'a: 'b,
+    {
+        let (layer, hidden) = (&self.runner.layer, self.sizes.hidden);
+        let parts = layer.cell.parts().iter().map(|part| [hidden, part * hidden]);
+        let skinny = |shape, values: &'b [f32]| {
+            let rhs = SkinnyRhs::new(Isa::current(), shape, values);
+            rhs.map(Recurrence::Skinny).ok_or_else(|| error!(Fail, "packed weights have another length"))
+        };
+        if let Some(constant) = &layer.packed {
+            let values = constant[direction].recurrence.iter().map(PackedFloats::values);
+            return parts.zip(values).map(|(shape, values)| skinny(shape, values)).collect();
+        }
+        if let Some([_, recurrence]) = &self.inputs.quantized {
+            return Ok(smallvec::smallvec![Recurrence::Rhs(Rhs::Quantized(recurrence.at(direction)))]);
+        }
+        let values = part(&self.inputs.recurrence, direction, layer.reverse.len());
+        let firsts = parts.clone().scan(0, |first, shape| Some(std::mem::replace(first, *first + shape[1])));
+        let (mut rest, mut recurrence) = (packed, SmallVec::new());
+        for (shape, first) in parts.zip(firsts) {
+            let values = &values[first * hidden..][..shape[1] * hidden];
+            if !self.runner.is_float() {
+                recurrence.push(Recurrence::Rhs(Rhs::Plain(Matrix::transposed(values, hidden, shape[1]))));
+                continue;
+            }
+            let to = take(&mut rest, SkinnyRhs::len(Isa::current(), hidden, shape[1]))?;
+            let (Some(values), Some(to)) = (floats(values), floats_mut(to)) else {
+                return Err(error!(Fail, "packed weights are of float"));
+            };
+            pack_skinny(values, 0, shape, to)?;
+            recurrence.push(skinny(shape, to)?);
+        }
+        Ok(recurrence)
+    }
 }
 
 impl<T: Real, C: Cell<T>> Runner<T, C> {
@@ -381,113 +410,6 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             true => sequence * self.layer.reverse.len() + direction,
             false => direction * batch + sequence,
         }
-    }
-
-    fn load_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: &mut [T]) {
-        let RecurrentSizes { batch, hidden, .. } = sizes;
-        // The standard: an initial state that is not given is 0.
-        to.fill(T::ZERO);
-        if from.is_empty() || hidden == 0 {
-            return;
-        }
-        for (sequence, to) in to.chunks_mut(hidden).enumerate() {
-            to.copy_from_slice(&from[self.state_row(direction, sequence, batch) * hidden..][..hidden]);
-        }
-    }
-
-    fn store_states(&self, from: &[T], direction: usize, sizes: RecurrentSizes, to: Option<&mut &mut [T]>) {
-        let RecurrentSizes { batch, hidden, .. } = sizes;
-        let Some(to) = to.filter(|_| hidden > 0) else { return };
-        for (sequence, from) in from.chunks(hidden).enumerate() {
-            to[self.state_row(direction, sequence, batch) * hidden..][..hidden].copy_from_slice(from);
-        }
-    }
-
-    fn run_direction(
-        &self,
-        cpu: Cpu,
-        direction: usize,
-        sizes: RecurrentSizes,
-        inputs: &Inputs<'_, T>,
-        outputs: &mut Outputs<'_, T>,
-        workspace: &mut [T],
-    ) -> Result<()> {
-        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
-        let (directions, width) = (self.layer.reverse.len(), gates * hidden);
-        let mut rest = workspace;
-        // In the layout of the input: [steps, batch, width], or [batch, steps, width].
-        let all_gates = take(&mut rest, steps * batch * width)?;
-        let step_gates = take(&mut rest, batch * width)?;
-        let [h, c, extra] = [(); 3].map(|()| take(&mut rest, batch * hidden));
-        let (h, c, extra) = (h?, c?, extra?);
-        let (bias, last_bias) = (take(&mut rest, width)?, take(&mut rest, width)?);
-        self.biases(part(inputs.bias, direction, directions), hidden, bias, last_bias);
-        let weights = self.weights(direction, sizes, inputs);
-        let longest = inputs.lengths.iter().copied().max().unwrap_or(0);
-        // Steps past the end of all sequences must not widen the quantization range. Only
-        // time-major rows can be cut off.
-        let rows = if self.layer.batch_first { steps } else { longest } * batch;
-        let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
-        // One GEMM serves the inputs of all steps. Only the recurrent part depends on the step
-        // before.
-        T::multiply(cpu, rows, weights.input, GemmTarget::write(all_gates, width), rest)?;
-        self.load_states(inputs.h, direction, sizes, h);
-        self.load_states(inputs.c, direction, sizes, c);
-        let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);
-        for index in 0..longest {
-            // An activation costs as much as several simple operations.
-            spend(4 * batch * width);
-            let time = |sequence: usize| match self.layer.reverse[direction] {
-                // In reverse, a sequence starts at its own last step, not at that of the batch.
-                true => inputs.lengths[sequence].checked_sub(index + 1),
-                false => Some(index).filter(|index| *index < inputs.lengths[sequence]),
-            };
-            for sequence in 0..batch {
-                let to = &mut step_gates[sequence * width..][..width];
-                let time = time(sequence);
-                // Before `active` changes, it tells about the step before.
-                ended[sequence] = !active[sequence];
-                active[sequence] = time.is_some();
-                // An ended sequence may read any row, because its gates are not used.
-                let row = self.row(time.unwrap_or(0), sequence, sizes);
-                let from = &all_gates[row * width..][..width];
-                to.iter_mut().zip(from).zip(&*bias).for_each(|((to, from), bias)| *to = *from + *bias);
-            }
-            self.layer.cell.step(&mut Step {
-                cpu,
-                direction,
-                hidden,
-                gates: &mut *step_gates,
-                recurrence: &weights.recurrence,
-                h: &mut *h,
-                c: &mut *c,
-                extra: &mut *extra,
-                last_bias: &last_bias[..hidden],
-                peepholes: part(inputs.peepholes, direction, directions),
-                active: &active,
-                ended: &ended,
-                workspace: &mut *rest,
-            })?;
-            let Some(y) = &mut outputs.y else { continue };
-            for sequence in 0..batch {
-                let Some(time) = time(sequence) else { continue };
-                // [batch, steps, directions, hidden], or [steps, directions, batch, hidden].
-                let row = match self.layer.batch_first {
-                    true => self.row(time, sequence, sizes) * directions + direction,
-                    false => (time * directions + direction) * batch + sequence,
-                };
-                y[row * hidden..][..hidden].copy_from_slice(&h[sequence * hidden..][..hidden]);
-            }
-        }
-        // Cells keep the states of ended sequences, so these are the last valid ones.
-        self.store_states(h, direction, sizes, outputs.h.as_mut());
-        self.store_states(c, direction, sizes, outputs.c.as_mut());
-        Ok(())
-    }
-
-    /// Returns the row of the input for a time of a sequence.
-    fn row(&self, time: usize, sequence: usize, sizes: RecurrentSizes) -> usize {
-        if self.layer.batch_first { sequence * sizes.steps + time } else { time * sizes.batch + sequence }
     }
 
     /// Sums both biases of each gate. The recurrent bias of the last gate is kept apart if the cell
@@ -507,38 +429,4 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         bias[..apart].iter_mut().zip(recurrent).for_each(|(bias, recurrent)| *bias = *bias + *recurrent);
         last_bias[..width - apart].copy_from_slice(&recurrent[apart..]);
     }
-
-    fn weights<'b>(
-        &'b self,
-        direction: usize,
-        sizes: RecurrentSizes,
-        inputs: &'b Inputs<'b, T>,
-    ) -> Weights<'b, T> {
-        if let Some(packed) = &self.layer.packed {
-            let packed = &packed[direction];
-            let recurrence = packed.recurrence.iter().map(Rhs::Packed).collect();
-            return Weights { input: Rhs::Packed(&packed.input), recurrence };
-        }
-        if let Some([input, recurrence]) = &inputs.quantized {
-            let recurrence = vec![Rhs::Quantized(recurrence.at(direction))];
-            return Weights { input: Rhs::Quantized(input.at(direction)), recurrence };
-        }
-        let RecurrentSizes { hidden, gates, inputs: size, .. } = sizes;
-        let directions = self.layer.reverse.len();
-        let values = part(&inputs.weights, direction, directions);
-        // ONNX stores gates as rows. The GEMM reads the transpose in place.
-        let input = Rhs::Plain(Matrix::transposed(values, size, gates * hidden));
-        let (mut recurrence, mut rest) = (Vec::new(), part(&inputs.recurrence, direction, directions));
-        for part in self.layer.cell.parts() {
-            let (values, others) = rest.split_at((part * hidden * hidden).min(rest.len()));
-            recurrence.push(Rhs::Plain(Matrix::transposed(values, hidden, part * hidden)));
-            rest = others;
-        }
-        Weights { input, recurrence }
-    }
-}
-
-struct Weights<'a, T> {
-    input: Rhs<'a, T>,
-    recurrence: Vec<Rhs<'a, T>>,
 }

@@ -5,7 +5,9 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef};
 
 use super::gates::{Gate, gates};
-use super::recurrent::{Cell, Step, directions, make};
+use super::recurrent::make;
+use super::recurrent_layer::directions;
+use super::recurrent_step::{Cell, Step};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_matmul::real::{GemmTarget, Matrix, Real};
@@ -44,17 +46,15 @@ impl<T: Real> Cell<T> for Rnn {
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let hidden = step.hidden;
         // `Ht = f(Xt * W' + Ht-1 * R' + biases)`; the gates hold all but the recurrent product.
-        let states = Matrix::rows(&*step.h, step.active.len(), hidden);
-        T::multiply(
-            step.cpu,
-            states,
-            step.recurrence[0],
-            GemmTarget::accumulate(&mut *step.gates, hidden),
-            &mut *step.workspace,
-        )?;
+        let states = Matrix::rows(&*step.h, step.rows(), hidden);
+        let target = GemmTarget::accumulate(&mut *step.gates, hidden);
+        step.recurrence[0].multiply(step.cpu, states, target, &mut *step.workspace)?;
         let [f] = &self.gates[step.direction][..] else { return Ok(()) };
         // Ended sequences keep their state.
-        for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
+        for sequence in 0..step.rows() {
+            if !step.is_active(sequence) {
+                continue;
+            }
             let row = &mut step.gates[sequence * hidden..][..hidden];
             f.apply(row);
             step.h[sequence * hidden..][..hidden].copy_from_slice(row);
