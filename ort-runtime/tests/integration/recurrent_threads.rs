@@ -10,6 +10,7 @@ struct Case {
     direction: &'static str,
     is_constant: bool,
     batch_first: bool,
+    has_lengths: bool,
     steps: usize,
     batch: usize,
     hidden: usize,
@@ -44,7 +45,7 @@ impl Case {
         let mut b = GraphBuilder::new("layer");
         let axes = if self.batch_first { ["n", "s", "10"] } else { ["s", "n", "10"] };
         let x = b.input("x", DType::F32, &axes);
-        let lengths = b.input("lengths", DType::I32, &["n"]);
+        let lengths = self.has_lengths.then(|| b.input("lengths", DType::I32, &["n"]));
         let mut given: Vec<Option<ValueId>> = vec![Some(x)];
         for (index, shape) in self.weights().iter().enumerate() {
             let id = match self.is_constant {
@@ -57,7 +58,7 @@ impl Case {
             };
             given.push(Some(id));
         }
-        given.push(Some(lengths));
+        given.push(lengths);
         let attrs = [
             ("hidden_size", Attribute::Int(self.hidden as i64)),
             ("direction", Attribute::String(self.direction.into())),
@@ -83,10 +84,10 @@ impl Case {
         // Every third sequence is shorter.
         let length = |row: usize| if row % 3 == 2 { self.steps.div_ceil(2) } else { self.steps };
         let lengths = (first..first + count).map(|row| length(row) as i32).collect::<Vec<i32>>();
-        let mut inputs: Vec<(&'static str, Value)> = vec![
-            ("x", Tensor::from_vec(&shape, x)?.into()),
-            ("lengths", Tensor::from_vec(&[count], lengths)?.into()),
-        ];
+        let mut inputs: Vec<(&'static str, Value)> = vec![("x", Tensor::from_vec(&shape, x)?.into())];
+        if self.has_lengths {
+            inputs.push(("lengths", Tensor::from_vec(&[count], lengths)?.into()));
+        }
         if !self.is_constant {
             for (index, shape) in self.weights().iter().enumerate() {
                 inputs.push((["w", "r", "b"][index], fractions(shape, index)?.into()));
@@ -123,6 +124,7 @@ fn threads_and_batches_leave_the_bits_alone() -> Result<()> {
         direction: "bidirectional",
         is_constant: true,
         batch_first: false,
+        has_lengths: false,
         steps: 80,
         batch: 2,
         hidden: 33,
@@ -131,9 +133,14 @@ fn threads_and_batches_leave_the_bits_alone() -> Result<()> {
         for case in [
             plain,
             Case { batch: 9, ..plain },
-            Case { batch: 3, batch_first: true, hidden: 130, ..plain },
-            Case { batch: 3, direction: "reverse", hidden: 130, ..plain },
+            Case { batch: 9, has_lengths: true, ..plain },
+            Case { batch: 3, batch_first: true, has_lengths: true, hidden: 130, ..plain },
+            Case { batch: 1, batch_first: true, steps: 300, hidden: 66, ..plain },
+            Case { batch: 3, direction: "reverse", has_lengths: true, hidden: 130, ..plain },
             Case { batch: 5, is_constant: false, direction: "forward", hidden: 66, ..plain },
+            // Several chunks of steps.
+            Case { batch: 9, hidden: 256, ..plain },
+            Case { batch: 9, hidden: 130, direction: "reverse", ..plain },
             // A step of a single sequence that is long enough for a region of its own.
             Case { batch: 1, steps: 3, direction: "forward", hidden: 520, ..plain },
         ] {

@@ -1,9 +1,11 @@
-//! Recurrent layers: one GEMM for the inputs of all steps, then a cell step by step.
+//! Recurrent layers: one GEMM for the inputs of a chunk of steps, then a cell step by step.
 //!
 //! Weights are floats or 8-bit quantized values. For the latter, each GEMM quantizes inputs or
 //! states dynamically. A `float` layer runs its directions, and groups of sequences, on threads of
 //! their own: they do not depend on each other, and a barrier in each step would cost more than a
 //! small GEMM.
+
+use std::ops::Range;
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
@@ -32,8 +34,16 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
     let batch_first = cx.attrs().find_int("layout").is_some_and(|layout| layout != 0);
     let is_quantized = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
     let can_pack = T::DTYPE == DType::F32 && is_weight(cx.node.dtype(1));
-    let mut layer =
-        Layer { cell, reverse, batch_first, is_quantized, packed: None, packed_quantized: None, hidden: 0 };
+    let mut layer = Layer {
+        cell,
+        reverse,
+        batch_first,
+        is_quantized,
+        packed: None,
+        packed_quantized: None,
+        hidden: 0,
+        has_lengths: cx.node.dtype(4).is_some(),
+    };
     if let (true, Some(weights), Some(recurrence)) = (can_pack, cx.constant(1), cx.constant(2)) {
         layer.pack(cx, weights, recurrence)?;
     }
@@ -69,10 +79,10 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         T::DTYPE == DType::F32 && !self.layer.is_quantized
     }
 
-    /// Returns the workspace of the GEMM of all inputs, and of the recurrent GEMMs of a group, in
-    /// values.
-    fn gemm_lens(&self, cpu: Cpu, sizes: RecurrentSizes) -> [usize; 2] {
-        let RecurrentSizes { steps, batch, inputs, hidden, gates } = sizes;
+    /// Returns the workspace of the GEMM of the inputs of a chunk, and of the recurrent GEMMs of a
+    /// group, in values.
+    fn gemm_lens(&self, cpu: Cpu, sizes: RecurrentSizes, division: Division) -> [usize; 2] {
+        let RecurrentSizes { batch, inputs, hidden, gates, .. } = sizes;
         let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
         let len = |shape: [usize; 3]| match self.layer.is_quantized {
             true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
@@ -80,7 +90,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
         let recurrent = if self.is_float() { 0 } else { parts.fold(0, usize::max) };
-        [len([steps * batch, gates * hidden, inputs]), recurrent]
+        [len([division.steps * batch, gates * hidden, inputs]), recurrent]
     }
 
     /// Returns the values of the recurrent weights of a direction that a run packs: those of
@@ -100,16 +110,37 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         const WORTH_THREADS: usize = 1 << 19;
         let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
         let directions = self.layer.reverse.len();
+        let steps_at_once = self.steps_at_once(sizes);
         let work = [steps, batch, gates * hidden, hidden].into_iter().fold(1, usize::saturating_mul);
         // Dynamic quantization takes the range of a whole batch, and GEMMs in `double` are split
         // themselves.
         if cpu.threads == 1 || !self.is_float() || work < WORTH_THREADS {
-            return Division { at_once: 1, rows: batch.max(1), takers: 1 };
+            return Division { directions: 1, steps: steps_at_once, rows: batch.max(1), takers: 1 };
         }
         let groups = (cpu.threads / directions).clamp(1, batch.max(1));
         let rows = batch.div_ceil(groups).max(1);
         let takers = (directions * batch.div_ceil(rows)).clamp(1, cpu.threads);
-        Division { at_once: directions, rows, takers }
+        Division { directions, steps: steps_at_once, rows, takers }
+    }
+
+    /// Returns the steps of a chunk, whose inputs one GEMM multiplies.
+    fn steps_at_once(&self, sizes: RecurrentSizes) -> usize {
+        /// Enough rows for a GEMM to reuse its weights: a multiple of the heights of all tiles.
+        const ROWS: usize = 96;
+        /// Gates that stay in cache beside the recurrent weights, and that repay a parallel region.
+        const GATES: usize = 1 << 16;
+        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
+        let layer = &self.layer;
+        // A GEMM that packs its weights would pack them for each chunk. Sequences of different
+        // lengths are not at the same time of a reverse direction.
+        let is_one = !self.is_float() || layer.packed.is_none() || layer.has_lengths;
+        // The rows of a chunk must be adjacent.
+        if is_one || (layer.batch_first && batch > 1) {
+            return steps;
+        }
+        let rows = ROWS.max(GATES / (gates * hidden).max(1));
+        let most = rows.div_ceil(batch.max(1));
+        steps.div_ceil(steps.div_ceil(most).max(1))
     }
 
     /// Returns the scratch of a group of sequences in values: gates of one step, both states,
@@ -118,24 +149,29 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         division.rows.saturating_mul((sizes.gates + 3) * sizes.hidden).saturating_add(gemm_len)
     }
 
-    /// Returns the workspace in values: for each direction at once the gates of all steps, two
-    /// biases and the weights that are packed in the run, then the GEMM of the inputs or the
-    /// groups.
+    /// Returns the workspace in values: for each direction at once both states, two biases, the
+    /// weights that are packed in the run and the gates of a chunk, then the GEMM of the inputs or
+    /// the groups.
     fn workspace_len(&self, cpu: Cpu, sizes: RecurrentSizes) -> usize {
-        let RecurrentSizes { steps, batch, hidden, gates, .. } = sizes;
-        let (division, [gemm_len, recurrent_len]) = (self.division(cpu, sizes), self.gemm_lens(cpu, sizes));
-        let per_direction = (gates * hidden).saturating_mul(steps.saturating_mul(batch).saturating_add(2));
-        let per_direction = per_direction.saturating_add(self.packed_in_run(sizes));
+        let RecurrentSizes { batch, hidden, gates, .. } = sizes;
+        let division = self.division(cpu, sizes);
+        let [gemm_len, recurrent_len] = self.gemm_lens(cpu, sizes, division);
+        let per_direction = (gates * hidden)
+            .saturating_mul(division.steps.saturating_mul(batch).saturating_add(2))
+            .saturating_add((2 * hidden).saturating_mul(batch))
+            .saturating_add(self.packed_in_run(sizes));
         let groups = self.group_len(sizes, division, recurrent_len).saturating_mul(division.takers);
-        division.at_once.saturating_mul(per_direction).saturating_add(gemm_len.max(groups))
+        division.directions.saturating_mul(per_direction).saturating_add(gemm_len.max(groups))
     }
 }
 
-/// How a run is divided among threads.
+/// How a run is divided, into chunks of steps and among threads.
 #[derive(Clone, Copy)]
 struct Division {
     /// The directions that run at once.
-    at_once: usize,
+    directions: usize,
+    /// The steps of a chunk.
+    steps: usize,
     /// The sequences of a group, which one thread advances.
     rows: usize,
     /// The threads that take groups.
@@ -163,7 +199,7 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
             y.fill(T::ZERO);
         }
         let division = self.division(cpu, sizes);
-        for first in (0..self.layer.reverse.len()).step_by(division.at_once) {
+        for first in (0..self.layer.reverse.len()).step_by(division.directions) {
             let run = LayerRun { runner: self, cpu, sizes, inputs: &inputs, division };
             run.run_directions(first, &mut outputs, workspace)?;
             cx.check()?;
@@ -181,129 +217,170 @@ struct LayerRun<'a, T: Real, C> {
     division: Division,
 }
 
-/// What the steps of a direction read.
+/// What all steps of a direction read.
 struct Prepared<'a, T> {
     direction: usize,
-    /// The contribution of the input to all gates, in the layout of the input: [steps, batch,
-    /// width], or [batch, steps, width].
-    gates: &'a [T],
     bias: &'a [T],
     last_bias: &'a [T],
     recurrence: SmallVec<[Recurrence<'a, T>; 2]>,
 }
 
-/// What the groups of sequences leave at their end.
-struct Finals<'a, T> {
-    h: Option<&'a mut [T]>,
-    c: Option<&'a mut [T]>,
-    result: Result<()>,
+/// A chunk of the steps of a direction.
+struct Chunk<'a, T> {
+    /// The steps, counted from the first one of the direction.
+    steps: Range<usize>,
+    /// The first time of the chunk.
+    first_time: usize,
+    /// The contribution of the input to all gates, in the layout of the input: [steps, batch,
+    /// width], or [batch, steps, width].
+    gates: &'a [T],
 }
 
 impl<'a, T: Real, C: Cell<T>> LayerRun<'a, T, C> {
     /// Runs the directions that run at once, from `first` on.
     fn run_directions(&self, first: usize, outputs: &mut Outputs<'_, T>, workspace: &mut [T]) -> Result<()> {
         let RecurrentSizes { steps, batch, hidden, .. } = self.sizes;
-        let (Division { at_once, rows, takers }, mut rest) = (self.division, workspace);
+        let (count, mut rest) = (self.division.directions, workspace);
+        let states = take(&mut rest, 2 * count * batch * hidden)?;
+        self.load_states(first, states);
+        let states = Mutex::new(states);
         let mut prepared = SmallVec::<[Prepared<'_, T>; 2]>::new();
-        for direction in first..first + at_once {
+        for direction in first..first + count {
             prepared.push(self.prepare(direction, &mut rest)?);
         }
-        let directions = self.runner.layer.reverse.len();
+        for start in (0..steps.max(1)).step_by(self.division.steps.max(1)) {
+            let chunk_steps = start..(start + self.division.steps).min(steps);
+            let mut free = &mut *rest;
+            let mut chunks = SmallVec::<[Chunk<'_, T>; 2]>::new();
+            for direction in first..first + count {
+                chunks.push(self.multiply_inputs(direction, chunk_steps.clone(), &mut free)?);
+            }
+            self.run_chunk(&prepared, &chunks, outputs.y.as_deref_mut(), free, &states)?;
+        }
+        self.store_states(first, states.into_inner(), outputs);
+        Ok(())
+    }
+
+    /// Runs the steps of a chunk of all directions at once, in groups of sequences.
+    fn run_chunk(
+        &self,
+        prepared: &[Prepared<'_, T>],
+        chunks: &[Chunk<'_, T>],
+        y: Option<&mut [T]>,
+        scratch: &mut [T],
+        states: &Mutex<&mut [T]>,
+    ) -> Result<()> {
+        let RecurrentSizes { steps, batch, hidden, .. } = self.sizes;
+        let (layer, Division { rows, takers, .. }) = (&self.runner.layer, self.division);
+        let directions = layer.reverse.len();
         // The strides of direction, sequence and step: [batch, steps, directions, hidden], or
         // [steps, directions, batch, hidden].
-        let strides = match self.runner.layer.batch_first {
+        let strides = match layer.batch_first {
             true => [hidden, steps * directions * hidden, directions * hidden],
             false => [batch * hidden, hidden, directions * batch * hidden],
         };
-        let y = outputs.y.as_deref_mut().filter(|y| !y.is_empty());
-        let y = match y.and_then(|y| y.get_mut(first * strides[0]..)) {
-            Some(y) => StridedRows::new(y, [at_once, batch, steps], strides, hidden),
+        let first = prepared.first().map_or(0, |prepared| prepared.direction);
+        let y = y.filter(|y| !y.is_empty()).and_then(|y| y.get_mut(first * strides[0]..));
+        let y = match y {
+            Some(y) => StridedRows::new(y, [prepared.len(), batch, steps], strides, hidden),
             // Without rows to write, the groups run all the same.
-            None => StridedRows::new(&mut [], [at_once, batch, 1], [0; 3], 0),
+            None => StridedRows::new(&mut [], [prepared.len(), batch, 1], [0; 3], 0),
         };
         let y = y.ok_or_else(|| error!(Fail, "the output does not have its shape"))?;
-        let [_, gemm_len] = self.runner.gemm_lens(self.cpu, self.sizes);
+        let [_, gemm_len] = self.runner.gemm_lens(self.cpu, self.sizes, self.division);
         let group_len = self.runner.group_len(self.sizes, self.division, gemm_len);
-        let (h, c) = (outputs.h.as_deref_mut(), outputs.c.as_deref_mut());
-        let finals = Mutex::new(Finals { h, c, result: Ok(()) });
-        y.for_each_block(takers, [rows, steps.max(1)], (rest, group_len), |block, scratch| {
-            if let Err(error) = self.run_group(&prepared[block.outer], block, scratch, &finals) {
-                finals.lock().result = Err(error);
+        let result = Mutex::new(Ok(()));
+        y.for_each_block(takers, [rows, steps.max(1)], (scratch, group_len), |block, scratch| {
+            let (prepared, chunk) = (&prepared[block.outer], &chunks[block.outer]);
+            if let Err(error) = self.run_group(prepared, chunk, block, scratch, states) {
+                *result.lock() = Err(error);
             }
         });
-        finals.into_inner().result
+        result.into_inner()
     }
 
-    /// Multiplies the inputs of all steps of a direction, and takes what its steps read from the
-    /// workspace.
+    /// Takes what all steps of a direction read from the workspace.
     fn prepare<'b>(&self, direction: usize, rest: &mut &'b mut [T]) -> Result<Prepared<'b, T>>
     where
         'a: 'b,
     {
-        let RecurrentSizes { steps, batch, hidden, gates, .. } = self.sizes;
-        let (layer, width) = (&self.runner.layer, gates * hidden);
-        let all_gates = take(rest, steps * batch * width)?;
+        let RecurrentSizes { hidden, gates, .. } = self.sizes;
+        let width = gates * hidden;
         let (bias, last_bias) = (take(rest, width)?, take(rest, width)?);
-        let directions = layer.reverse.len();
-        self.runner.biases(part(self.inputs.bias, direction, directions), hidden, bias, last_bias);
+        let given = part(self.inputs.bias, direction, self.runner.layer.reverse.len());
+        self.runner.biases(given, hidden, bias, last_bias);
         let packed = take(rest, self.runner.packed_in_run(self.sizes))?;
         let recurrence = self.recurrence(direction, packed)?;
+        Ok(Prepared { direction, bias, last_bias, recurrence })
+    }
+
+    /// Multiplies the inputs of a chunk in one GEMM. Only the recurrent part depends on the step
+    /// before.
+    fn multiply_inputs<'b>(
+        &self,
+        direction: usize,
+        steps: Range<usize>,
+        free: &mut &'b mut [T],
+    ) -> Result<Chunk<'b, T>> {
+        let RecurrentSizes { batch, inputs, hidden, gates, .. } = self.sizes;
+        let (layer, width) = (&self.runner.layer, gates * hidden);
+        // A chunk that is not the whole has sequences of one length.
+        let first_time = match layer.reverse[direction] {
+            true => self.sizes.steps - steps.end,
+            false => steps.start,
+        };
         let longest = self.inputs.lengths.iter().copied().max().unwrap_or(0);
         // Steps past the end of all sequences must not widen the quantization range. Only
         // time-major rows can be cut off.
-        let rows = if layer.batch_first { steps } else { longest } * batch;
-        let rows = Matrix::rows(self.inputs.x, rows, self.sizes.inputs);
-        // One GEMM serves the inputs of all steps. Only the recurrent part depends on the step
-        // before.
-        let target = GemmTarget::write(&mut *all_gates, width);
-        T::multiply(self.cpu, rows, self.input_weights(direction), target, rest)?;
-        Ok(Prepared { direction, gates: all_gates, bias, last_bias, recurrence })
+        let rows = if layer.batch_first { steps.len() } else { steps.len().min(longest) } * batch;
+        let x = self.inputs.x.get(first_time * batch * inputs..).unwrap_or(&[]);
+        let to = take(free, steps.len() * batch * width)?;
+        let target = GemmTarget::write(&mut *to, width);
+        T::multiply(self.cpu, Matrix::rows(x, rows, inputs), self.input_weights(direction), target, free)?;
+        Ok(Chunk { steps, first_time, gates: to })
     }
 
-    /// Runs all steps of a group of sequences in one direction.
+    /// Runs the steps of a chunk for a group of sequences in one direction.
     fn run_group(
         &self,
         prepared: &Prepared<'_, T>,
+        chunk: &Chunk<'_, T>,
         mut block: RowBlock<'_, T>,
         scratch: &mut [T],
-        finals: &Mutex<Finals<'_, T>>,
+        states: &Mutex<&mut [T]>,
     ) -> Result<()> {
-        let (sizes, inputs, direction) = (self.sizes, self.inputs, prepared.direction);
-        let RecurrentSizes { batch, hidden, gates, .. } = sizes;
+        let (layer, direction) = (&self.runner.layer, prepared.direction);
+        let RecurrentSizes { batch, hidden, gates, .. } = self.sizes;
         let (width, sequences, mut rest) = (gates * hidden, block.ranges[0].clone(), scratch);
         let rows = sequences.len();
         let step_gates = take(&mut rest, rows * width)?;
         let [h, c, extra] = [(); 3].map(|()| take(&mut rest, rows * hidden));
         let (h, c, extra) = (h?, c?, extra?);
-        let is_reverse = self.runner.layer.reverse[direction];
-        let lengths = &inputs.lengths[sequences.clone()];
-        let state_row = |sequence: usize| self.runner.state_row(direction, sequence, batch) * hidden;
-        for (states, from) in [(&mut *h, inputs.h), (&mut *c, inputs.c)] {
-            for (sequence, state) in sequences.clone().zip(states.chunks_mut(hidden)) {
-                match from.get(state_row(sequence)..).and_then(|rest| rest.get(..hidden)) {
-                    Some(from) => state.copy_from_slice(from),
-                    // The standard: an initial state that is not given is 0.
-                    None => state.fill(T::ZERO),
-                }
-            }
+        let lengths = &self.inputs.lengths[sequences.clone()];
+        let first_h = (block.outer * batch + sequences.start) * hidden;
+        let first_c = first_h + self.division.directions * batch * hidden;
+        {
+            let states = states.lock();
+            h.copy_from_slice(&states[first_h..][..rows * hidden]);
+            c.copy_from_slice(&states[first_c..][..rows * hidden]);
         }
         // All threads split the steps of a group that runs alone.
         let cpu = if self.division.takers > 1 { Cpu { threads: 1, ..self.cpu } } else { self.cpu };
-        for index in 0..lengths.iter().copied().max().unwrap_or(0) {
+        let end = lengths.iter().copied().max().unwrap_or(0).min(chunk.steps.end);
+        for index in chunk.steps.start..end {
             // An activation costs as much as several simple operations.
             spend(4 * rows * width);
-            let time = |length: usize| match is_reverse {
+            let time = |length: usize| match layer.reverse[direction] {
                 // In reverse, a sequence starts at its own last step, not at that of the batch.
                 true => length.checked_sub(index + 1),
                 false => Some(index).filter(|index| *index < length),
             };
             for ((sequence, length), to) in sequences.clone().zip(lengths).zip(step_gates.chunks_mut(width)) {
                 // An ended sequence may read any row, because its gates are not used.
-                let row = self.row(time(*length).unwrap_or(0), sequence);
-                let from = &prepared.gates[row * width..][..width];
-                add(from, prepared.bias, to);
+                let row = self.row(time(*length).map_or(0, |time| time - chunk.first_time), sequence);
+                add(&chunk.gates[row * width..][..width], prepared.bias, to);
             }
-            self.runner.layer.cell.step(&mut Step {
+            layer.cell.step(&mut Step {
                 cpu,
                 direction,
                 hidden,
@@ -313,7 +390,7 @@ impl<'a, T: Real, C: Cell<T>> LayerRun<'a, T, C> {
                 c: &mut *c,
                 extra: &mut *extra,
                 last_bias: &prepared.last_bias[..hidden],
-                peepholes: part(inputs.peepholes, direction, self.runner.layer.reverse.len()),
+                peepholes: part(self.inputs.peepholes, direction, layer.reverse.len()),
                 lengths,
                 index,
                 workspace: &mut *rest,
@@ -327,22 +404,52 @@ impl<'a, T: Real, C: Cell<T>> LayerRun<'a, T, C> {
                 }
             }
         }
-        // Cells keep the states of ended sequences, so these are the last valid ones.
-        let mut finals = finals.lock();
-        let finals = &mut *finals;
-        for (states, to) in [(&*h, &mut finals.h), (&*c, &mut finals.c)] {
-            let Some(to) = to else { continue };
-            for (sequence, state) in sequences.clone().zip(states.chunks(hidden)) {
-                to[state_row(sequence)..][..hidden].copy_from_slice(state);
-            }
-        }
+        let mut states = states.lock();
+        states[first_h..][..rows * hidden].copy_from_slice(h);
+        states[first_c..][..rows * hidden].copy_from_slice(c);
         Ok(())
     }
 
-    /// Returns the row of the input for a time of a sequence.
+    /// Returns the row of a chunk for a time of a sequence, counted from its first time.
     fn row(&self, time: usize, sequence: usize) -> usize {
         let RecurrentSizes { steps, batch, .. } = self.sizes;
         if self.runner.layer.batch_first { sequence * steps + time } else { time * batch + sequence }
+    }
+
+    /// Loads the initial states of the directions at once, first all hidden states, then all cell
+    /// states.
+    fn load_states(&self, first: usize, states: &mut [T]) {
+        let inputs = [self.inputs.h, self.inputs.c];
+        // The standard: an initial state that is not given is 0.
+        states.fill(T::ZERO);
+        for ((from, place), to) in self.places(first).zip(states.chunks_mut(self.sizes.hidden)) {
+            if let Some(from) = inputs[from].get(place..).and_then(|rest| rest.get(..to.len())) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Stores the last states, which are the last valid ones: cells keep those of ended sequences.
+    fn store_states(&self, first: usize, states: &[T], outputs: &mut Outputs<'_, T>) {
+        let mut outputs = [outputs.h.as_deref_mut(), outputs.c.as_deref_mut()];
+        for ((to, place), from) in self.places(first).zip(states.chunks(self.sizes.hidden)) {
+            if let Some(to) = &mut outputs[to] {
+                to[place..][..from.len()].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Returns for each state of the directions at once whether it is hidden (0) or a cell's (1),
+    /// and its place in the tensor of that kind.
+    fn places(&self, first: usize) -> impl Iterator<Item = (usize, usize)> {
+        let RecurrentSizes { batch, hidden, .. } = self.sizes;
+        let directions = first..first + self.division.directions;
+        (0..2).flat_map(move |kind| {
+            directions.clone().flat_map(move |direction| {
+                let place = move |sequence| self.runner.state_row(direction, sequence, batch) * hidden;
+                (0..batch).map(move |sequence| (kind, place(sequence)))
+            })
+        })
     }
 
     fn input_weights(&self, direction: usize) -> Rhs<'a, T> {

@@ -35,6 +35,8 @@ pub(super) struct Layer<C> {
     /// The packed quantized weights of inputs and states, by direction.
     pub(super) packed_quantized: Option<[Vec<PackedQuantized>; 2]>,
     pub(super) hidden: usize,
+    /// Whether sequences may have lengths of their own.
+    pub(super) has_lengths: bool,
 }
 
 /// Returns the directions of a node, true for a reverse one.
