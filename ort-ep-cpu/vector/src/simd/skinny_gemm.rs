@@ -1,10 +1,10 @@
 //! Skinny GEMM: a few rows times a packed matrix, added to the result.
 //!
 //! A step of a recurrent layer multiplies one row per sequence, so it is bound by reading the
-//! weights. They are packed in panels of [`VECTORS`] vectors of columns. A panel is read once, from
-//! front to back, for up to four rows. Each accumulator takes one multiply-add per k step, in
-//! order. So an element's bits depend neither on the number of rows nor on the columns that a call
-//! covers.
+//! weights. They are packed in panels of [`VECTORS`] vectors of columns. A panel is read once for
+//! up to four rows, or for six if there are 16 registers. Each accumulator takes one multiply-add
+//! per k step, in order. So an element's bits depend neither on the number of rows nor on the
+//! columns that a call covers.
 
 use super::{Isa, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
@@ -25,9 +25,10 @@ pub struct SkinnyRhs<'a> {
 }
 
 impl<'a> SkinnyRhs<'a> {
-    /// Returns the packed length of a matrix.
+    /// Returns the packed length of a matrix. It saturates, so that no slice has a length that
+    /// overflows.
     pub fn len(isa: Isa, k: usize, columns: usize) -> usize {
-        columns.next_multiple_of(lanes(isa)) * k
+        columns.checked_next_multiple_of(lanes(isa)).unwrap_or(usize::MAX).saturating_mul(k)
     }
 
     /// Packs a matrix whose element in row `i` of column `j` is `element(i, j)`.
@@ -50,7 +51,7 @@ impl<'a> SkinnyRhs<'a> {
         }
     }
 
-    /// Views a packed matrix of `shape` (k, columns). `None` if the length is another.
+    /// Views a packed matrix of `shape` (k, columns). `None` if `values` is shorter.
     pub fn new(isa: Isa, [k, columns]: [usize; 2], values: &'a [f32]) -> Option<SkinnyRhs<'a>> {
         let len = Self::len(isa, k, columns);
         Some(SkinnyRhs { isa, values: values.get(..len)?, k, columns })
@@ -87,7 +88,8 @@ impl<'a> SkinnyRhs<'a> {
             return;
         }
         assert!(stride >= self.columns || rows == 1, "the rows of a result overlap");
-        assert!(lhs.len() >= rows * self.k && to.len() >= (rows - 1) * stride + self.columns, "whole rows");
+        let result = (rows - 1).saturating_mul(stride).saturating_add(self.columns);
+        assert!(lhs.len() >= rows.saturating_mul(self.k) && to.len() >= result, "whole rows");
         assert!(self.values.len() >= Self::len(self.isa, self.k, self.columns), "whole panels");
         dispatch(self.isa, MultiplyAdd { rhs: *self, lhs, rows, to, stride });
     }
@@ -118,8 +120,9 @@ impl SimdOp for MultiplyAdd<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let MultiplyAdd { rhs: SkinnyRhs { values, k, columns, .. }, lhs, rows, to, stride } = self;
-        // Accumulators, a vector of B and the factors of all rows must fit the registers.
-        let most_rows = if S::REGISTERS >= 32 { 4 } else { 3 };
+        let is_wide = S::REGISTERS >= 32;
+        // Accumulators, and the factors of all rows or the vectors of B, must fit the registers.
+        let most_rows = if is_wide { 4 } else { 6 };
         let mut first = 0;
         while first < columns {
             let left = columns - first;
@@ -130,7 +133,8 @@ impl SimdOp for MultiplyAdd<'_> {
             let width = if is_pair { 2 * width } else { width };
             let mut row = 0;
             while row < rows {
-                let group = (rows - row).min(most_rows);
+                // Groups of nearly equal height, for the same reason.
+                let group = (rows - row).div_ceil((rows - row).div_ceil(most_rows));
                 spend(group * width * k / UNIT_TERMS);
                 // SAFETY: `multiply_add` checked the lengths: every row of `lhs` has `k` values,
                 // `to` holds `columns` values of each row, and the panels of the columns from
@@ -140,6 +144,7 @@ impl SimdOp for MultiplyAdd<'_> {
                         k,
                         lhs: lhs.as_ptr().add(row * k),
                         rhs: values.as_ptr().add(first * k),
+                        step: if is_whole { VECTORS * S::LANES } else { S::LANES },
                         to: to.as_mut_ptr().add(row * stride + first),
                         stride,
                         columns: width,
@@ -149,11 +154,16 @@ impl SimdOp for MultiplyAdd<'_> {
                         (true, 1) => tile.compute::<S, 1, VECTORS, 1>(s),
                         (true, 2) => tile.compute::<S, 2, VECTORS, 1>(s),
                         (true, 3) => tile.compute::<S, 3, VECTORS, 1>(s),
-                        (true, _) => tile.compute::<S, 4, VECTORS, 1>(s),
+                        (true, 4) if is_wide => tile.compute::<S, 4, VECTORS, 1>(s),
+                        (true, 4) => tile.halves::<S, 4>(s),
+                        (true, 5) => tile.halves::<S, 5>(s),
+                        (true, _) => tile.halves::<S, 6>(s),
                         (false, 1) => tile.compute::<S, 1, 1, 1>(s),
                         (false, 2) => tile.compute::<S, 2, 1, 1>(s),
                         (false, 3) => tile.compute::<S, 3, 1, 1>(s),
-                        (false, _) => tile.compute::<S, 4, 1, 1>(s),
+                        (false, 4) => tile.compute::<S, 4, 1, 1>(s),
+                        (false, 5) => tile.compute::<S, 5, 1, 1>(s),
+                        (false, _) => tile.compute::<S, 6, 1, 1>(s),
                     }
                 }
                 row += group;
@@ -164,17 +174,38 @@ impl SimdOp for MultiplyAdd<'_> {
 }
 
 /// Some rows of the result in some adjacent panels.
+#[derive(Clone, Copy)]
 struct Tile {
     k: usize,
     lhs: *const f32,
     rhs: *const f32,
+    /// Values of a panel in a k step.
+    step: usize,
     to: *mut f32,
     stride: usize,
     columns: usize,
 }
 
 impl Tile {
-    /// Computes `ROWS` rows in `PANELS` panels of `WIDTH` vectors.
+    /// Computes `ROWS` rows in the two halves of a panel. 16 registers hold the accumulators of six
+    /// rows and two vectors, but no more than three rows of a whole panel.
+    ///
+    /// # Safety
+    ///
+    /// As [`Tile::compute`] for one whole panel.
+    #[inline(always)]
+    unsafe fn halves<S: Simd, const ROWS: usize>(&self, s: S) {
+        const HALF: usize = VECTORS / 2;
+        let columns = HALF * S::LANES;
+        // SAFETY: both halves are inside the panel.
+        unsafe {
+            Tile { columns, ..*self }.compute::<S, ROWS, HALF, 1>(s);
+            let (rhs, to) = (self.rhs.add(columns), self.to.add(columns));
+            Tile { rhs, to, columns, ..*self }.compute::<S, ROWS, HALF, 1>(s);
+        }
+    }
+
+    /// Computes `ROWS` rows in `PANELS` panels, `WIDTH` vectors of each.
     ///
     /// # Safety
     ///
@@ -186,21 +217,41 @@ impl Tile {
         // offsets.
         unsafe {
             let mut sums = [[[s.splat(0.0); WIDTH]; PANELS]; ROWS];
-            let step = WIDTH * S::LANES;
             for term in 0..self.k {
-                let mut values = [[s.splat(0.0); WIDTH]; PANELS];
-                for panel in 0..PANELS {
-                    for vector in 0..WIDTH {
-                        let at = (panel * self.k + term) * step + vector * S::LANES;
-                        values[panel][vector] = s.load_ptr(self.rhs.add(at));
+                let value = |panel: usize, vector: usize| {
+                    let at = (panel * self.k + term) * self.step + vector * S::LANES;
+                    s.load_ptr(self.rhs.add(at))
+                };
+                let factor = |row: usize| s.splat(*self.lhs.add(row * self.k + term));
+                // The fewer of both stay in registers beside the accumulators.
+                if ROWS < WIDTH {
+                    let mut factors = [s.splat(0.0); ROWS];
+                    for row in 0..ROWS {
+                        factors[row] = factor(row);
                     }
-                }
-                for row in 0..ROWS {
-                    let factor = s.splat(*self.lhs.add(row * self.k + term));
                     for panel in 0..PANELS {
                         for vector in 0..WIDTH {
-                            let sum = &mut sums[row][panel][vector];
-                            *sum = s.mul_add(factor, values[panel][vector], *sum);
+                            let value = value(panel, vector);
+                            for row in 0..ROWS {
+                                let sum = &mut sums[row][panel][vector];
+                                *sum = s.mul_add(factors[row], value, *sum);
+                            }
+                        }
+                    }
+                } else {
+                    let mut values = [[s.splat(0.0); WIDTH]; PANELS];
+                    for panel in 0..PANELS {
+                        for vector in 0..WIDTH {
+                            values[panel][vector] = value(panel, vector);
+                        }
+                    }
+                    for row in 0..ROWS {
+                        let factor = factor(row);
+                        for panel in 0..PANELS {
+                            for vector in 0..WIDTH {
+                                let sum = &mut sums[row][panel][vector];
+                                *sum = s.mul_add(factor, values[panel][vector], *sum);
+                            }
                         }
                     }
                 }
@@ -208,7 +259,7 @@ impl Tile {
             for row in 0..ROWS {
                 for panel in 0..PANELS {
                     for vector in 0..WIDTH {
-                        let at = panel * step + vector * S::LANES;
+                        let at = (panel * WIDTH + vector) * S::LANES;
                         let (to, sum) = (self.to.add(row * self.stride + at), sums[row][panel][vector]);
                         let count = self.columns - at;
                         if count >= S::LANES {
@@ -240,7 +291,7 @@ mod tests {
                 let mut packed = vec![f32::NAN; SkinnyRhs::len(isa, k, columns)];
                 SkinnyRhs::pack(isa, [k, columns], |row, column| weights[column * k + row], &mut packed);
                 let rhs = SkinnyRhs::new(isa, [k, columns], &packed).expect("the length fits");
-                for rows in [0, 1, 2, 3, 4, 5, 9] {
+                for rows in [0, 1, 2, 3, 4, 5, 6, 7, 9, 13] {
                     let (lhs, stride) = (numbers(rows * k, 2), columns + 3);
                     let old = numbers(rows * stride, 3);
                     let mut whole = old.clone();
@@ -265,7 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn other_lengths_are_refused() {
+    fn short_matrices_are_refused() {
         assert!(SkinnyRhs::new(Isa::Scalar, [3, 5], &[0.0; 23]).is_none());
+        assert!(SkinnyRhs::new(Isa::Scalar, [usize::MAX, 5], &[0.0; 23]).is_none());
     }
 }
