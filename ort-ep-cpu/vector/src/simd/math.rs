@@ -180,8 +180,9 @@ pub fn erf<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let small = s.mul_add(polynomial(s, square, ERF_SMALL), x, x);
     // From 3.92 on, the result rounds to 1. NaN passes through as the second operand.
     let magnitude = s.min_or_second(s.splat(4.0), s.abs(x));
+    // From -18 to 0.
     let exponent = s.mul_add(polynomial(s, magnitude, ERF_LARGE), magnitude, s.neg(magnitude));
-    let large = s.with_sign_of(s.sub(s.splat(1.0), exp(s, exponent)), x);
+    let large = s.with_sign_of(s.sub(s.splat(1.0), normal_exp(s, exponent)), x);
     s.select(s.lt(magnitude, s.splat(0.925)), small, large)
 }
 
