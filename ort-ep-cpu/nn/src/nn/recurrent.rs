@@ -79,18 +79,29 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         T::DTYPE == DType::F32 && !self.layer.is_quantized
     }
 
+    /// Returns the workspace of a GEMM of this shape (rows, columns, k), in values.
+    fn gemm_len(&self, cpu: Cpu, shape: [usize; 3]) -> usize {
+        let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
+        match self.layer.is_quantized {
+            true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
+            false => T::workspace_len(cpu, shape, source),
+        }
+    }
+
     /// Returns the workspace of the GEMM of the inputs of a chunk, and of the recurrent GEMMs of a
     /// group, in values.
     fn gemm_lens(&self, cpu: Cpu, sizes: RecurrentSizes, division: Division) -> [usize; 2] {
-        let RecurrentSizes { batch, inputs, hidden, gates, .. } = sizes;
-        let source = if self.layer.packed.is_some() { RhsSource::Packed } else { RhsSource::Strided };
-        let len = |shape: [usize; 3]| match self.layer.is_quantized {
-            true => QuantizedRhs::workspace_len(cpu, shape, self.layer.packed_quantized.is_some()),
-            false => T::workspace_len(cpu, shape, source),
+        let RecurrentSizes { steps, batch, inputs, hidden, gates } = sizes;
+        let of_chunk = |steps: usize| self.gemm_len(cpu, [steps * batch, gates * hidden, inputs]);
+        // The last chunk may be shorter, and a GEMM of fewer rows may need more.
+        let last = match steps % division.steps.max(1) {
+            0 => 0,
+            rest => of_chunk(rest),
         };
-        let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
+        let parts = self.layer.cell.parts().iter();
+        let parts = parts.map(|part| self.gemm_len(cpu, [batch, part * hidden, hidden]));
         let recurrent = if self.is_float() { 0 } else { parts.fold(0, usize::max) };
-        [len([division.steps * batch, gates * hidden, inputs]), recurrent]
+        [of_chunk(division.steps).max(last), recurrent]
     }
 
     /// Returns the values of the recurrent weights of a direction that a run packs: those of
@@ -332,9 +343,13 @@ impl<'a, T: Real, C: Cell<T>> LayerRun<'a, T, C> {
         let longest = self.inputs.lengths.iter().copied().max().unwrap_or(0);
         // Steps past the end of all sequences must not widen the quantization range. Only
         // time-major rows can be cut off.
-        let rows = if layer.batch_first { steps.len() } else { steps.len().min(longest) } * batch;
+        let cut = if layer.batch_first { steps.len() } else { steps.len().min(longest) } * batch;
         let x = self.inputs.x.get(first_time * batch * inputs..).unwrap_or(&[]);
         let to = take(free, steps.len() * batch * width)?;
+        // A GEMM of fewer rows may need more workspace than is declared. That of quantized weights
+        // never does.
+        let is_fit = self.runner.gemm_len(self.cpu, [cut, width, inputs]) <= free.len();
+        let rows = if is_fit { cut } else { steps.len() * batch };
         let target = GemmTarget::write(&mut *to, width);
         T::multiply(self.cpu, Matrix::rows(x, rows, inputs), self.input_weights(direction), target, free)?;
         Ok(Chunk { steps, first_time, gates: to })
