@@ -204,7 +204,7 @@ fn threads_and_batches_leave_the_bits_alone() -> Result<()> {
     Ok(())
 }
 
-/// With less memory than the plan of a layer a run is refused, and the limit that the error names is
+/// With less memory than the plan of a layer, a run is refused. The limit that the error names is
 /// enough.
 #[test]
 fn a_layer_stays_in_its_memory_limit() -> Result<()> {
