@@ -20,8 +20,15 @@ use super::{Isa, Simd, SimdOp, dispatch, math};
 /// Queries in a panel, which is also the row stride of a panel.
 pub const WIDTH: usize = 48;
 
-/// The maximum number of vectors in a row of a register tile.
+/// Vectors of columns whose softmax runs at once.
 const VECTORS: usize = 3;
+
+/// Returns the maximum number of vectors and of rows in a register tile. The accumulators, the
+/// vectors of the panel and a factor must fit the registers.
+#[inline(always)]
+fn tile_size<S: Simd>() -> [usize; 2] {
+    if S::REGISTERS >= 32 { [3, 8] } else { [2, 6] }
+}
 
 /// A matmul whose right operand is a panel. k steps are elements: `f32` values or bf16 pairs.
 #[derive(Debug, Clone, Copy)]
@@ -70,11 +77,12 @@ impl StepsOp for Multiply<'_> {
     #[inline(always)]
     fn run<T: Steps>(self, t: T) {
         let vectors = self.product.columns.div_ceil(T::Base::LANES);
-        for first in (0..vectors).step_by(VECTORS) {
+        let [most, _] = tile_size::<T::Base>();
+        for first in (0..vectors).step_by(most) {
             let at = first * T::Base::LANES;
             // SAFETY: `multiply` checked these rows and columns.
             unsafe {
-                match vectors - first {
+                match (vectors - first).min(most) {
                     1 => self.rows::<T, 1>(t, at),
                     2 => self.rows::<T, 2>(t, at),
                     _ => self.rows::<T, 3>(t, at),
@@ -92,13 +100,17 @@ impl Multiply<'_> {
     #[inline(always)]
     unsafe fn rows<T: Steps, const N: usize>(&self, t: T, at: usize) {
         let rows = self.product.shape[0];
+        let [_, most] = tile_size::<T::Base>();
         let mut row = 0;
         // SAFETY: each tile has only rows that are left.
         unsafe {
-            // Eight rows of three vectors need 24 accumulator registers.
-            while T::Base::REGISTERS >= 32 && row + 8 <= rows {
+            while most == 8 && row + 8 <= rows {
                 self.tile::<T, 8, N>(t, row, at);
                 row += 8;
+            }
+            while most == 6 && row + 6 <= rows {
+                self.tile::<T, 6, N>(t, row, at);
+                row += 6;
             }
             while row + 4 <= rows {
                 self.tile::<T, 4, N>(t, row, at);
