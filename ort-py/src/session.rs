@@ -156,7 +156,8 @@ impl Built {
         let profile = self.profile();
         let shrink_arenas = build::shrinkage(py, options)?;
         let done = interruptibly(py, cancel, |cancel| {
-            self.session.run_values(given, &RunOptions { cancel, deadline: None, profile, shrink_arenas })
+            self.session
+                .run_values(given, &RunOptions { cancel, profile, shrink_arenas, ..RunOptions::default() })
         })?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
@@ -351,8 +352,12 @@ impl InferenceSession {
         let token = CancelToken::of_options(run_options)?;
         let cancel = built.token(token.as_ref());
         let profile = built.profile();
-        let run =
-            RunOptions { cancel, deadline: None, profile, shrink_arenas: build::shrinkage(py, run_options)? };
+        let run = RunOptions {
+            cancel,
+            profile,
+            shrink_arenas: build::shrinkage(py, run_options)?,
+            ..RunOptions::default()
+        };
         match adapters.filter(|adapters| !adapters.is_empty()) {
             Some(adapters) => binding.run_with_adapters(&adapters, &built.session, run),
             None => binding.run(py, &built.session, run),

@@ -15,18 +15,18 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Buffer, Category, DeviceId};
 use smallvec::SmallVec;
 
-use super::Profile;
 use super::inputs::Given;
 use super::profile::{EventMemory, EventTensor, Seen};
 use super::streaming::{Streaming, WindowCursor};
 use super::tables::StepTables;
 use super::target::Target;
 use super::views::{DeviceSlab, Sources, device_view, view_of};
+use super::{Profile, ValueObserver};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
 use crate::ep::{Device, RunControl};
 use crate::plan::{Action, PlanCaches, Planning, RunPlan, Storage};
-use crate::program::{Program, SlotId};
+use crate::program::{Program, SlotId, Work};
 use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
 use crate::{ErrorKind, Result, error};
 
@@ -38,6 +38,7 @@ pub(crate) struct RunEnv<'a> {
     /// Caches the plans of subgraphs.
     pub(crate) plans: &'a PlanCaches,
     pub(crate) profile: Option<&'a Profile>,
+    pub(crate) observer: Option<&'a dyn ValueObserver>,
     /// The host allocator for outputs.
     pub(crate) outputs: &'a dyn Allocator,
     pub(crate) planning: Planning,
@@ -129,6 +130,10 @@ impl<'a> Frame<'a> {
         }
         self.open_homes()?;
         self.copy_given()?;
+        if let Some(observer) = self.env.observer.filter(|_| self.env.depth == 0) {
+            // Those of a subgraph are values of the graph around it, or of the iteration before.
+            self.show(observer, self.program.given.iter());
+        }
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
                 // Checked between steps as well: a kernel looks at the deadline only after some
@@ -146,6 +151,9 @@ impl<'a> Frame<'a> {
                     profile.record(&self.program.steps[index], start, self.seen(index));
                 }
             }
+            if let Some(observer) = self.env.observer {
+                self.show_outputs(observer, index);
+            }
             // A skipped step releases values, too: a view or a concatenation in place may be the
             // last reader.
             for slot in &self.plan.steps[index].release {
@@ -153,6 +161,28 @@ impl<'a> Frame<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Shows the outputs of a step. Those of a skipped step are views, parts of another value, or
+    /// unused.
+    #[cold]
+    fn show_outputs(&self, observer: &dyn ValueObserver, index: usize) {
+        let step = &self.program.steps[index];
+        // A copy between host and device computes no new value.
+        if !matches!(step.work, Work::Copy) {
+            self.show(observer, step.outputs.iter().flatten());
+        }
+    }
+
+    /// Shows the tensors of these slots that are in host memory.
+    fn show<'s>(&self, observer: &dyn ValueObserver, slots: impl Iterator<Item = &'s SlotId>) {
+        for slot in slots {
+            let Ok(ValueView::Tensor(tensor)) = self.value(*slot) else { continue };
+            if tensor.is_host() {
+                let value = self.program.slots[slot.index()].value;
+                observer.observe(&self.program.graph.value(value).name, tensor);
+            }
+        }
     }
 
     /// Returns what a profile records about a step that has run.

@@ -270,6 +270,7 @@ impl Executor {
             devices: &self.compiled.devices,
             plans: &self.compiled.plans,
             profile: options.profile,
+            observer: options.observer,
             outputs: self.output_allocator(),
             planning: self.planning,
             depth: 0,

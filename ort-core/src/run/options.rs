@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::Profile;
+use super::{Profile, ValueObserver};
 use crate::ep::CancelToken;
 use crate::ep::dynamic::ArenaDevice;
 use crate::{Result, advise, ensure, error};
@@ -17,6 +17,8 @@ pub struct RunOptions<'a> {
     pub deadline: Option<Instant>,
     /// Collects a profile event for each node.
     pub profile: Option<&'a Profile>,
+    /// Sees each value of the run.
+    pub observer: Option<&'a dyn ValueObserver>,
     /// The memories whose arenas free their unused regions after the run.
     pub shrink_arenas: Vec<ArenaDevice>,
 }

@@ -64,7 +64,7 @@ use crate::run::microbatch::RunRequest;
 use crate::run::transfer::{self as transfers, check_reachable};
 pub use crate::run::{
     EventMemory, EventTensor, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory,
-    release_idle_memory,
+    ValueObserver, release_idle_memory,
 };
 use crate::seeded::{HashMap, HashSet};
 use crate::tensor::{Value, ValueView};
@@ -144,7 +144,7 @@ impl Session {
         self.run_with(inputs, &RunOptions::default())
     }
 
-    /// [`Self::run`] with a deadline, a cancel token or a profile.
+    /// [`Self::run`] with a deadline, a cancel token, a profile or an observer.
     pub fn run_with(
         &self,
         inputs: &[(&str, Value)],
