@@ -1,8 +1,13 @@
-//! Weight quantization: float matrices as values of 2, 4 and 8 bits, in the layouts of ONNX.
+//! Quantization: float tensors as integers of 2 to 16 bits, in the layouts of ONNX.
 //!
 //! [`BlockQuantizer`] gives each block of a column a scale and a zero point, for `MatMulNBits` or
 //! for `DequantizeLinear`. [`Bnb4Quantizer`] writes the types FP4 and NF4 of bitsandbytes, for
-//! `MatMulBnb4`. The functions work on slices; models are left to the caller.
+//! `MatMulBnb4`. [`LinearQuantizer`] gives a tensor, or each channel of it, one scale and zero
+//! point. These functions work on slices; a [`Quantizer`] does it for the weights of a
+//! whole model, and writes the model.
+//!
+//! A [`Calibration`] runs a model on samples. An [`Observer`] collects statistics of each value,
+//! and a [`RangeRule`] makes from them the range that the value's codes cover.
 //!
 //! Scales, zero points and quantized values are bit-identical to those of ONNX Runtime 1.31.1, if
 //! the weights are finite and no scale is so small that its reciprocal overflows. Its 2-bit values
@@ -42,13 +47,28 @@
 
 mod blocks;
 mod bnb4;
+mod calibrate;
 mod columns;
 mod grid;
+mod integer;
+mod linear;
+mod model;
+mod observe;
 mod pack;
 mod parallel;
+mod range;
 mod rows;
 mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};
+pub use calibrate::Calibration;
 pub use grid::{Bits, BlockLayout, BlockQuantizer, BlockSizes, QuantizedBlocks};
+pub use integer::{CodeRange, Grid, GridOptions, QuantType};
+pub use linear::{LinearCodes, LinearQuantizer};
+pub use model::{
+    BlockOptions, DynamicOptions, Layer, Mode, NodePattern, Outcome, Quantization, Quantizer, StaticOptions,
+    Written,
+};
+pub use observe::{BINS, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
+pub use range::{RangeRule, ValueRange};
 pub use weight::Weight;

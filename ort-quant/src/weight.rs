@@ -12,17 +12,25 @@ mod sealed {
 
 /// An element type of weights and scales: `f32` or `half::f16`.
 pub trait Weight: Copy + Send + Sync + sealed::Sealed {
+    /// Whether it is float16.
+    const IS_HALF: bool;
+
     /// Converts a slice to float32, into one of the same length.
     fn widen(from: &[Self], to: &mut [f32]);
 
     /// Rounds a float32 to this type.
     fn narrow(value: f32) -> Self;
 
+    /// The little-endian bytes of elements.
+    fn bytes(values: &[Self]) -> Vec<u8>;
+
     /// Converts an element to float32.
     fn wide(self) -> f32;
 }
 
 impl Weight for f32 {
+    const IS_HALF: bool = false;
+
     fn widen(from: &[f32], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
@@ -31,12 +39,18 @@ impl Weight for f32 {
         value
     }
 
+    fn bytes(values: &[Self]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
     fn wide(self) -> f32 {
         self
     }
 }
 
 impl Weight for f16 {
+    const IS_HALF: bool = true;
+
     fn widen(from: &[f16], to: &mut [f32]) {
         // By the slice, because `half` looks for the CPU's instructions once a call.
         from.convert_to_f32_slice(to);
@@ -44,6 +58,10 @@ impl Weight for f16 {
 
     fn narrow(value: f32) -> f16 {
         f16::from_f32(value)
+    }
+
+    fn bytes(values: &[Self]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 
     fn wide(self) -> f32 {

@@ -30,7 +30,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result, Within, ensure, error};
 
 /// The largest message that other protobuf readers accept, in bytes.
-pub(crate) const MESSAGE_LIMIT: usize = i32::MAX as usize;
+pub const MESSAGE_LIMIT: usize = i32::MAX as usize;
 /// The alignment of small tensors in a data file: a cache line.
 const ALIGNMENT: u64 = 64;
 /// The alignment of tensors of at least one page, so that they can be mapped and advised
@@ -137,7 +137,7 @@ fn write_model(model: &ModelProto, path: &Path, data: Option<(PathBuf, Vec<(u64,
 /// the tensors in it.
 ///
 /// Errors: the name is not UTF-8, leads to another folder, or is that of the model file.
-pub(crate) fn data_file(path: &Path, weights: &Weights) -> Result<Option<(String, usize)>> {
+pub fn data_file(path: &Path, weights: &Weights) -> Result<Option<(String, usize)>> {
     match weights {
         Weights::Inside => Ok(None),
         Weights::Beside { least } => {

@@ -1,0 +1,243 @@
+//! Weight-only quantization in blocks: `MatMulNBits` and `GatherBlockQuantized`.
+//!
+//! Names are those of onnxruntime.quantization's `MatMulNBitsQuantizer`. Unlike it, this also takes
+//! `Gemm`, and tables of `Gather`, which have 8 bits because a row is read as it is.
+
+use ort_core::dtype::DType;
+use ort_core::onnx::proto::NodeProto;
+use ort_core::{Result, Within};
+
+use super::draft::{float_of, integer, integer_of, node};
+use super::weights::{Form, Job};
+use super::{BlockOptions, Outcome, Quantizer, Work, is_standard, title};
+use crate::grid::{Bits, BlockLayout, BlockQuantizer};
+
+const MICROSOFT: &str = "com.microsoft";
+
+/// A layer that can be quantized.
+struct Candidate {
+    /// The position of the weight among the inputs.
+    weight: usize,
+    /// Whether the weight is [N, K].
+    is_transposed: bool,
+    k: usize,
+    n: usize,
+    is_half: bool,
+    shape: Vec<usize>,
+    before: usize,
+}
+
+pub(super) fn rewrite(
+    work: &mut Work,
+    nodes: &[NodeProto],
+    options: &BlockOptions,
+    quantizer: &Quantizer,
+) -> Result<()> {
+    // Refuses a wrong block size before any node is looked at.
+    BlockQuantizer { k: 1, ..blocks_of(options, options.bits) }.sizes()?;
+    let found: Vec<Option<std::result::Result<Candidate, String>>> = nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| {
+            let candidate = candidate(work, node)?;
+            Some(quantizer.allows(index, node).and(candidate))
+        })
+        .collect();
+    let is_product = |node: &NodeProto| !is_standard(node, "Gather");
+    let last =
+        nodes.iter().zip(&found).rposition(|(node, found)| matches!(found, Some(Ok(_))) && is_product(node));
+    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
+        let candidate = match found {
+            None => {
+                work.pass((index, node));
+                continue;
+            }
+            Some(Err(reason)) => {
+                work.note((index, node), Vec::new(), Outcome::Kept { reason });
+                work.draft.nodes.push(node.clone());
+                continue;
+            }
+            Some(Ok(candidate)) => candidate,
+        };
+        let bits = match is_product(node) {
+            true if options.protects_last && last == Some(index) => Bits::Eight,
+            true => options.bits,
+            false => Bits::Eight,
+        };
+        let place = || format!("node '{}' ({})", title(index, node), node.op_type());
+        if is_product(node) {
+            replace_product(work, (index, node), candidate, blocks_of(options, bits)).within(place)?;
+        } else {
+            let table = BlockQuantizer { is_symmetric: true, ..blocks_of(options, bits) };
+            replace_gather(work, (index, node), candidate, table).within(place)?;
+        }
+    }
+    work.draft.import(MICROSOFT, 1);
+    Ok(())
+}
+
+fn blocks_of(options: &BlockOptions, bits: Bits) -> BlockQuantizer {
+    let BlockOptions { block_size, is_symmetric, .. } = *options;
+    BlockQuantizer { k: 0, n: 1, block_size, bits, is_symmetric, layout: BlockLayout::MatMulNBits }
+}
+
+/// The layer of a node, or why it stays; `None` for a node without a weight.
+fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candidate, String>> {
+    let place = if is_standard(node, "Gather") {
+        0
+    } else if is_standard(node, "MatMul") || is_standard(node, "Gemm") {
+        1
+    } else {
+        return None;
+    };
+    let name = node.input.get(place)?;
+    let read = || -> std::result::Result<Candidate, String> {
+        let weight = work.weight(name)?;
+        let is_half = match weight.dtype {
+            DType::F32 => false,
+            DType::F16 => true,
+            other => return Err(format!("its weight is {other}")),
+        };
+        let [rows, columns] = weight.shape[..] else {
+            return Err(format!("its weight has {} dimensions, not 2", weight.shape.len()));
+        };
+        let mut is_transposed = place == 0;
+        if is_standard(node, "Gather") && !matches!(integer_of(node, "axis", 0), 0 | -2) {
+            return Err("it gathers columns, and blocks are parts of rows".into());
+        }
+        if is_standard(node, "Gemm") {
+            let is_plain = integer_of(node, "transA", 0) == 0 && float_of(node, "alpha", 1.0) == 1.0;
+            let has_bias = node.input.get(2).is_some_and(|name| !name.is_empty());
+            if !is_plain || (has_bias && float_of(node, "beta", 1.0) != 1.0) {
+                return Err("it is more than a product and a bias: transA, alpha or beta".into());
+            }
+            is_transposed = integer_of(node, "transB", 0) != 0;
+        }
+        let (k, n) = if is_transposed { (columns, rows) } else { (rows, columns) };
+        let before = weight.bytes();
+        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape: weight.shape, before })
+    };
+    // A Gather of integers, as in shape arithmetic, is no layer.
+    let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
+    is_table.then(read)
+}
+
+/// Replaces a product by `MatMulNBits`, and the bias of a Gemm by an Add.
+fn replace_product(
+    work: &mut Work,
+    (index, old): (usize, &NodeProto),
+    candidate: Candidate,
+    blocks: BlockQuantizer,
+) -> Result<()> {
+    let Candidate { k, n, .. } = candidate;
+    let blocks = BlockQuantizer { k, n, ..blocks };
+    let count = k.div_ceil(blocks.block_size);
+    let suffix = format!("_Q{}", blocks.bits.count());
+    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
+    let per_block = blocks.block_size * blocks.bits.count() / 8;
+    let points = (count * blocks.bits.count()).div_ceil(8);
+    let mut results =
+        vec![(suffix.as_str(), DType::U8, vec![n, count, per_block]), ("_scales", float, vec![n, count])];
+    results.extend((!blocks.is_symmetric).then_some(("_zero_points", DType::U8, vec![n, points])));
+    let Some(names) = add(work, (index, old), &candidate, blocks, &results)? else { return Ok(()) };
+    let is_gemm = is_standard(old, "Gemm");
+    let input = old.input.first().map(String::as_str).unwrap_or_default();
+    let output = old.output.first().map(String::as_str).unwrap_or_default();
+    let bias = old.input.get(2).filter(|name| is_gemm && !name.is_empty());
+    let title = title(index, old);
+    let product = match bias {
+        Some(_) => work.draft.value_name(&format!("{output}_MatMul")),
+        None => output.to_string(),
+    };
+    let base = if is_gemm { format!("{title}_MatMul") } else { title.clone() };
+    let name = work.draft.node_name(&format!("{base}{suffix}"));
+    let attributes = vec![
+        integer("K", k as i64),
+        integer("N", n as i64),
+        integer("bits", blocks.bits.count() as i64),
+        integer("block_size", blocks.block_size as i64),
+    ];
+    let inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
+    work.draft.nodes.push(node((MICROSOFT, "MatMulNBits"), name, &inputs, &[&product], attributes));
+    if let Some(bias) = bias {
+        let name = work.draft.node_name(&format!("{title}_Add"));
+        work.draft.nodes.push(node(("", "Add"), name, &[&product, bias], &[output], Vec::new()));
+    }
+    Ok(())
+}
+
+/// Replaces the table of a Gather.
+fn replace_gather(
+    work: &mut Work,
+    (index, old): (usize, &NodeProto),
+    candidate: Candidate,
+    blocks: BlockQuantizer,
+) -> Result<()> {
+    let Candidate { k, n, .. } = candidate;
+    // Rows have no padding, so that blocks have to fill them.
+    if !k.is_multiple_of(blocks.block_size) {
+        let reason = format!("its rows of {k} are no multiple of the block size, {}", blocks.block_size);
+        return keep(work, (index, old), &candidate, reason);
+    }
+    let blocks = BlockQuantizer { k, n, ..blocks };
+    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
+    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", float, vec![n, k / blocks.block_size])];
+    let Some(names) = add(work, (index, old), &candidate, blocks, &results)? else { return Ok(()) };
+    let [codes, scales] = &names[..] else { return Ok(()) };
+    let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
+    let output = old.output.first().map(String::as_str).unwrap_or_default();
+    let name = work.draft.node_name(&format!("{}_Q8", title(index, old)));
+    let attributes = vec![
+        integer("gather_axis", 0),
+        integer("quantize_axis", 1),
+        integer("block_size", blocks.block_size as i64),
+        integer("bits", 8),
+    ];
+    let inputs = [codes.as_str(), indices, scales.as_str()];
+    work.draft.nodes.push(node((MICROSOFT, "GatherBlockQuantized"), name, &inputs, &[output], attributes));
+    Ok(())
+}
+
+/// Adds the quantized weight of a layer. `None` if that would be no smaller: then the layer stays.
+fn add(
+    work: &mut Work,
+    (index, old): (usize, &NodeProto),
+    candidate: &Candidate,
+    blocks: BlockQuantizer,
+    results: &[(&str, DType, Vec<usize>)],
+) -> Result<Option<Vec<String>>> {
+    let name = old.input.get(candidate.weight).map(String::as_str).unwrap_or_default();
+    let Some(weight) = work.draft.constant(name).cloned() else { return Ok(None) };
+    let job = Job {
+        weight,
+        is_transposed: candidate.is_transposed,
+        shape: vec![blocks.k, blocks.n],
+        is_half: candidate.is_half,
+        has_one_point: false,
+        form: Form::Blocks(blocks),
+    };
+    let after: usize = job.lengths()?.iter().sum();
+    if after >= candidate.before {
+        let reason = format!("its weight of {} bytes would take {after}", candidate.before);
+        keep(work, (index, old), candidate, reason)?;
+        return Ok(None);
+    }
+    let (names, added) = work.add_weight(job, results)?;
+    let before = if added == 0 { 0 } else { candidate.before };
+    let kind = if blocks.is_symmetric { "" } else { " with zero points" };
+    let precision = format!("int{}, blocks of {}{kind}", blocks.bits.count(), blocks.block_size);
+    let outcome = Outcome::Quantized { precision, before, after: added };
+    work.note((index, old), candidate.shape.clone(), outcome);
+    Ok(Some(names))
+}
+
+fn keep(
+    work: &mut Work,
+    (index, old): (usize, &NodeProto),
+    candidate: &Candidate,
+    reason: String,
+) -> Result<()> {
+    work.note((index, old), candidate.shape.clone(), Outcome::Kept { reason });
+    work.draft.nodes.push(old.clone());
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! Dynamic quantization: integer weights, and inputs that are quantized in each run.
+//!
+//! Names of values and nodes are those of onnxruntime.quantization's `quantize_dynamic`. Unlike it,
+//! convolutions have a scale for each output channel, weights that several nodes read in different
+//! ways are not changed in place, and `Gemm` keeps what is not a plain product in floating point.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ort_core::dtype::DType;
+use ort_core::onnx::proto::{NodeProto, TensorProto};
+use ort_core::{Result, Within};
+
+use super::draft::{float_of, integer, integer_of, node, reads};
+use super::weights::{Form, Job};
+use super::{DynamicOptions, Outcome, Quantizer, Work, is_standard, title};
+use crate::integer::{GridOptions, QuantType};
+use crate::linear::LinearQuantizer;
+
+/// The operators with a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    MatMul,
+    Gemm,
+    Conv,
+    Gather,
+}
+
+/// A layer that is quantized.
+struct Layer8 {
+    rule: Rule,
+    is_transposed: bool,
+    shape: Vec<usize>,
+    before: usize,
+}
+
+/// A value as codes: their names, and those of scale and zero point.
+#[derive(Clone)]
+struct Codes {
+    codes: String,
+    scale: String,
+    zero_point: String,
+}
+
+pub(super) fn rewrite(
+    work: &mut Work,
+    nodes: &[NodeProto],
+    options: &DynamicOptions,
+    quantizer: &Quantizer,
+) -> Result<()> {
+    let found: Vec<Option<std::result::Result<Layer8, String>>> = nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| {
+            let candidate = candidate(work, node)?;
+            Some(quantizer.allows(index, node).and(candidate))
+        })
+        .collect();
+    let floats = read_as_floats(work, nodes, &found);
+    let mut quantized = Quantized { values: BTreeMap::new(), floats, options: *options };
+    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
+        let layer = match found {
+            None => {
+                work.pass((index, node));
+                continue;
+            }
+            Some(Err(reason)) => {
+                work.note((index, node), Vec::new(), Outcome::Kept { reason });
+                work.draft.nodes.push(node.clone());
+                continue;
+            }
+            Some(Ok(layer)) => layer,
+        };
+        let done = match layer.rule {
+            Rule::Gather => quantized.gather(work, (index, node), &layer),
+            Rule::Conv => quantized.conv(work, (index, node), &layer),
+            Rule::MatMul | Rule::Gemm => quantized.product(work, (index, node), &layer),
+        };
+        done.within(|| format!("node '{}' ({})", title(index, node), node.op_type()))?;
+    }
+    Ok(())
+}
+
+/// The layer of a node, or why it stays; `None` for a node without a weight.
+fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Layer8, String>> {
+    let rules = [Rule::MatMul, Rule::Gemm, Rule::Conv, Rule::Gather];
+    let rule = rules.into_iter().find(|rule| is_standard(node, &format!("{rule:?}")))?;
+    let place = usize::from(rule != Rule::Gather);
+    let name = node.input.get(place)?;
+    // A Gather of integers, as in shape arithmetic, is no layer.
+    if rule == Rule::Gather && !work.weight(name).is_ok_and(|weight| weight.dtype.is_float()) {
+        return None;
+    }
+    Some(layer_of(work, node, rule, name))
+}
+
+fn layer_of(work: &Work, node: &NodeProto, rule: Rule, name: &str) -> std::result::Result<Layer8, String> {
+    let weight = work.weight(name)?;
+    if weight.dtype != DType::F32 {
+        return Err(format!("its weight is {}, and dynamic quantization needs float32", weight.dtype));
+    }
+    let rank = weight.shape.len();
+    match rule {
+        Rule::MatMul if rank < 2 => return Err("its weight is a vector".into()),
+        Rule::Gemm => {
+            let is_plain = integer_of(node, "transA", 0) == 0
+                && float_of(node, "alpha", 1.0) == 1.0
+                && float_of(node, "beta", 1.0) == 1.0;
+            if !is_plain || rank != 2 {
+                return Err("it is more than a product and a bias: transA, alpha or beta".into());
+            }
+        }
+        Rule::Conv if rank < 3 => return Err("its weight has no spatial dimension".into()),
+        _ => {}
+    }
+    let input = node.input.first().map(String::as_str).unwrap_or_default();
+    if rule != Rule::Gather && work.types.dtype(input).is_some_and(|dtype| dtype != DType::F32) {
+        return Err("its input is not float32".into());
+    }
+    let is_transposed = rule == Rule::Gemm && integer_of(node, "transB", 0) != 0;
+    let before = weight.bytes();
+    let mut shape = weight.shape;
+    if is_transposed {
+        shape.reverse();
+    }
+    Ok(Layer8 { rule, is_transposed, shape, before })
+}
+
+/// The outputs of quantized tables that something reads in floating point: nodes that stay, bodies
+/// of control flow, or the caller.
+fn read_as_floats(
+    work: &Work,
+    nodes: &[NodeProto],
+    found: &[Option<std::result::Result<Layer8, String>>],
+) -> BTreeSet<String> {
+    let mut rest = Vec::new();
+    for (node, found) in nodes.iter().zip(found) {
+        let mut node = node.clone();
+        if matches!(found, Some(Ok(_))) {
+            // What remains of a layer's inputs is the bias or the indices.
+            node.input.remove(0);
+        }
+        rest.push(node);
+    }
+    let mut floats = reads(&rest);
+    let graph = work.draft.message.graph.as_ref();
+    floats.extend(graph.iter().flat_map(|graph| &graph.output).map(|output| output.name().to_string()));
+    floats
+}
+
+/// The values that are there as codes.
+struct Quantized {
+    values: BTreeMap<String, Codes>,
+    floats: BTreeSet<String>,
+    options: DynamicOptions,
+}
+
+impl Quantized {
+    /// The codes of a value. The first reader quantizes it for all.
+    fn input(&mut self, work: &mut Work, value: &str) -> Codes {
+        if let Some(codes) = self.values.get(value) {
+            return codes.clone();
+        }
+        let draft = &mut work.draft;
+        let codes = Codes {
+            codes: draft.value_name(&format!("{value}_quantized")),
+            scale: draft.value_name(&format!("{value}_scale")),
+            zero_point: draft.value_name(&format!("{value}_zero_point")),
+        };
+        let name = draft.node_name(&format!("{value}_QuantizeLinear"));
+        let outputs = [codes.codes.as_str(), codes.scale.as_str(), codes.zero_point.as_str()];
+        draft.nodes.push(node(("", "DynamicQuantizeLinear"), name, &[value], &outputs, Vec::new()));
+        self.values.insert(value.to_string(), codes.clone());
+        codes
+    }
+
+    /// The codes of the weight of a layer.
+    fn weight(
+        &self,
+        work: &mut Work,
+        (index, old): (usize, &NodeProto),
+        layer: &Layer8,
+    ) -> Result<Option<Codes>> {
+        let name = old.input.get(usize::from(layer.rule != Rule::Gather)).map(String::as_str);
+        let Some(weight) = name.and_then(|name| work.draft.constant(name)).cloned() else { return Ok(None) };
+        let rank = layer.shape.len();
+        let axis = match layer.rule {
+            Rule::Gather => None,
+            Rule::Conv => Some(0),
+            // The output channels of a stack of matrices differ from one to the next.
+            Rule::MatMul | Rule::Gemm => (rank == 2).then_some(1),
+        };
+        let axis = axis.filter(|_| !self.options.per_tensor);
+        let ty = if layer.rule == Rule::Gather { QuantType::UInt8 } else { QuantType::Int8 };
+        let grid = GridOptions {
+            reduce_range: self.options.reduce_range,
+            ..GridOptions::new(ty, layer.rule != Rule::Gather)
+        };
+        let channels: Vec<usize> = axis.and_then(|axis| layer.shape.get(axis)).copied().into_iter().collect();
+        let mut scales = channels.clone();
+        // Behind the channels of the output come its spatial dimensions.
+        if layer.rule == Rule::Conv && axis.is_some() {
+            scales.resize(rank - 1, 1);
+        }
+        // The zero points of channels are all 0, and few runtimes take more than one for
+        // ConvInteger.
+        let has_one_point = layer.rule == Rule::Conv;
+        let points = if has_one_point { Vec::new() } else { channels };
+        let job = Job {
+            weight,
+            is_transposed: layer.is_transposed,
+            shape: layer.shape.clone(),
+            is_half: false,
+            has_one_point,
+            form: Form::Linear(LinearQuantizer { grid, axis }),
+        };
+        let results = [
+            ("_scale", DType::F32, scales),
+            ("_zero_point", ty.dtype(), points),
+            ("_quantized", ty.dtype(), layer.shape.clone()),
+        ];
+        let (names, added) = work.add_weight(job, &results)?;
+        let before = if added == 0 { 0 } else { layer.before };
+        let grouping = if axis.is_some() { "per channel" } else { "per tensor" };
+        let kind = if ty.is_signed() { "int8" } else { "uint8" };
+        let outcome = Outcome::Quantized { precision: format!("{kind}, {grouping}"), before, after: added };
+        work.note((index, old), layer.shape.clone(), outcome);
+        let [scale, zero_point, codes] = &names[..] else { return Ok(None) };
+        let (codes, scale, zero_point) = (codes.clone(), scale.clone(), zero_point.clone());
+        Ok(Some(Codes { codes, scale, zero_point }))
+    }
+
+    /// `DynamicQuantizeLinear`, `MatMulInteger`, `Cast`, and two `Mul`; a `Gemm` has an `Add`
+    /// behind that.
+    fn product(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
+        let Some(weight) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+        let input = self.input(work, old.input.first().map(String::as_str).unwrap_or_default());
+        let output = old.output.first().map(String::as_str).unwrap_or_default();
+        let title = title(index, old);
+        let bias = old.input.get(2).filter(|name| layer.rule == Rule::Gemm && !name.is_empty());
+        let (base, product) = match layer.rule {
+            Rule::Gemm => (format!("{title}_MatMul"), work.draft.value_name(&format!("{output}_MatMul"))),
+            _ => (title.clone(), output.to_string()),
+        };
+        let scaled = if bias.is_some() || layer.rule != Rule::Gemm { product } else { output.to_string() };
+        integer_node(work, "MatMulInteger", (&base, &scaled), (&input, &weight), old);
+        if let Some(bias) = bias {
+            let name = work.draft.node_name(&format!("{title}_Add"));
+            work.draft.nodes.push(node(("", "Add"), name, &[&scaled, bias], &[output], Vec::new()));
+        }
+        Ok(())
+    }
+
+    /// The same with `ConvInteger`, and the bias in the shape of the output's channels.
+    fn conv(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
+        let Some(weight) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+        let input = self.input(work, old.input.first().map(String::as_str).unwrap_or_default());
+        let output = old.output.first().map(String::as_str).unwrap_or_default();
+        let title = title(index, old);
+        let Some(bias) = old.input.get(2).filter(|name| !name.is_empty()) else {
+            integer_node(work, "ConvInteger", (&title, output), (&input, &weight), old);
+            return Ok(());
+        };
+        let scaled = work.draft.value_name(&format!("{output}quant_scaled_output"));
+        integer_node(work, "ConvInteger", (&title, &scaled), (&input, &weight), old);
+        let draft = &mut work.draft;
+        let shape = draft.value_name(&format!("{output}_bias_reshape_shape"));
+        let reshaped = draft.value_name(&format!("{output}_bias_reshape_output"));
+        let mut sizes = vec![1_i64; layer.shape.len()];
+        sizes.iter_mut().skip(1).take(1).for_each(|size| *size = -1);
+        draft.initializers.push(TensorProto {
+            name: Some(shape.clone()),
+            data_type: Some(DType::I64.onnx_code()),
+            dims: vec![sizes.len() as i64],
+            int64_data: sizes,
+            ..TensorProto::default()
+        });
+        draft.nodes.push(node(("", "Reshape"), String::new(), &[bias, &shape], &[&reshaped], Vec::new()));
+        let name = draft.node_name(&format!("{output}_bias_add"));
+        draft.nodes.push(node(("", "Add"), name, &[&scaled, &reshaped], &[output], Vec::new()));
+        Ok(())
+    }
+
+    /// The rows of a table as codes, and as numbers for those that read them so.
+    fn gather(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
+        let Some(table) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+        let output = old.output.first().map(String::as_str).unwrap_or_default();
+        let codes = work.draft.value_name(&format!("{output}_quantized"));
+        let mut gather = old.clone();
+        gather.input.iter_mut().take(1).for_each(|input| input.clone_from(&table.codes));
+        gather.output = vec![codes.clone()];
+        work.draft.nodes.push(gather);
+        if self.floats.contains(output) {
+            let name = work.draft.node_name(&format!("{output}_DequantizeLinear"));
+            let inputs = [codes.as_str(), table.scale.as_str(), table.zero_point.as_str()];
+            work.draft.nodes.push(node(("", "DequantizeLinear"), name, &inputs, &[output], Vec::new()));
+        }
+        self.values.insert(output.to_string(), Codes { codes, ..table });
+        Ok(())
+    }
+}
+
+/// The integer product, its conversion to float32, and the scaling.
+fn integer_node(
+    work: &mut Work,
+    operator: &str,
+    (title, output): (&str, &str),
+    (input, weight): (&Codes, &Codes),
+    old: &NodeProto,
+) {
+    let draft = &mut work.draft;
+    // Named after the value that the product had, as by the peer.
+    let base = match old.output.first() {
+        Some(name) if operator == "ConvInteger" => name.clone(),
+        _ => output.to_string(),
+    };
+    let product = draft.value_name(&format!("{base}_output_quantized"));
+    let floats = draft.value_name(&format!("{base}_output_quantized_cast_output"));
+    let scale = draft.value_name(&format!("{title}_quant_scales_mul:0"));
+    let name = draft.node_name(&format!("{title}_quant_scales_mul"));
+    draft.nodes.push(node(("", "Mul"), name, &[&input.scale, &weight.scale], &[&scale], Vec::new()));
+    let name = draft.node_name(&format!("{title}_quant"));
+    let inputs: [&str; 4] = [&input.codes, &weight.codes, &input.zero_point, &weight.zero_point];
+    let attributes = if operator == "ConvInteger" { old.attribute.clone() } else { Vec::new() };
+    draft.nodes.push(node(("", operator), name, &inputs, &[&product], attributes));
+    let name = draft.node_name(&format!("{base}_output_quantized_cast"));
+    let to = vec![integer("to", i64::from(DType::F32.onnx_code()))];
+    draft.nodes.push(node(("", "Cast"), name, &[&product], &[&floats], to));
+    let name = draft.node_name(&format!("{title}_quant_output_scale_mul"));
+    draft.nodes.push(node(("", "Mul"), name, &[&floats, &scale], &[output], Vec::new()));
+}

@@ -1,0 +1,121 @@
+//! Selection of nodes by patterns.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ort_core::onnx::proto::NodeProto;
+use ort_core::{Error, ErrorKind, Result};
+
+/// A pattern that nodes match: a name with wildcards `*` and `?`, `op:Softmax`, or `#12` for the
+/// node of this number in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePattern {
+    /// The name, with wildcards.
+    Name(String),
+    /// The operator.
+    Operator(String),
+    /// The place in the file, from 0. Nodes need not have names.
+    Index(usize),
+}
+
+impl NodePattern {
+    /// Whether a node matches.
+    pub(super) fn matches(&self, index: usize, node: &NodeProto) -> bool {
+        match self {
+            NodePattern::Name(pattern) => matches_wildcards(pattern.as_bytes(), node.name().as_bytes()),
+            NodePattern::Operator(operator) => operator == node.op_type(),
+            NodePattern::Index(place) => *place == index,
+        }
+    }
+}
+
+impl FromStr for NodePattern {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<NodePattern> {
+        let invalid = |why: &str| Error::new(ErrorKind::InvalidArgument, format!("pattern '{text}': {why}"));
+        if let Some(number) = text.strip_prefix('#') {
+            let index = number.parse().map_err(|_| invalid("expected a number of a node, such as #12"))?;
+            return Ok(NodePattern::Index(index));
+        }
+        match text.strip_prefix("op:") {
+            Some("") => Err(invalid("expected an operator, such as op:Softmax")),
+            Some(operator) => Ok(NodePattern::Operator(operator.to_string())),
+            None if text.is_empty() => Err(invalid("expected a name, op:NAME or #NUMBER")),
+            None => Ok(NodePattern::Name(text.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for NodePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodePattern::Name(name) => write!(f, "{name}"),
+            NodePattern::Operator(operator) => write!(f, "op:{operator}"),
+            NodePattern::Index(index) => write!(f, "#{index}"),
+        }
+    }
+}
+
+/// Whether a pattern matches all of a text. It takes at most the product of the lengths.
+fn matches_wildcards(pattern: &[u8], text: &[u8]) -> bool {
+    // Where to go on if a `*` has to match one more.
+    let (mut at, mut place) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    while place < text.len() {
+        match (pattern.get(at), text.get(place)) {
+            (Some(b'*'), _) => {
+                retry = Some((at + 1, place));
+                at += 1;
+            }
+            (Some(expected), Some(found)) if *expected == b'?' || expected == found => {
+                at += 1;
+                place += 1;
+            }
+            _ => match retry {
+                Some((after, from)) => {
+                    retry = Some((after, from + 1));
+                    (at, place) = (after, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern.iter().skip(at).all(|rest| *rest == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_parse_and_match() -> Result<()> {
+        let node = NodeProto {
+            name: Some("/layer.1/query".into()),
+            op_type: Some("MatMul".into()),
+            ..NodeProto::default()
+        };
+        let cases = [
+            ("/layer.1/query", true),
+            ("*query", true),
+            ("*.1/*", true),
+            ("*.?/q*y", true),
+            ("*", true),
+            ("query", false),
+            ("*x*", false),
+            ("op:MatMul", true),
+            ("op:Gemm", false),
+            ("#3", true),
+            ("#4", false),
+        ];
+        for (text, expected) in cases {
+            let pattern: NodePattern = text.parse()?;
+            assert_eq!(pattern.matches(3, &node), expected, "{text}");
+            assert_eq!(pattern.to_string(), text);
+        }
+        for text in ["", "#", "#x", "op:"] {
+            assert!(text.parse::<NodePattern>().is_err(), "{text}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Range rules: from the statistics of a value to the range that its codes cover.
+//!
+//! Which rule is best is not knowable beforehand. Transformers have outliers that carry meaning, so
+//! anything that clips harms them; convolutional networks usually gain from clipping a little.
+
+mod entropy;
+mod percentile;
+mod squared_error;
+
+use ort_core::{Error, ErrorKind, Result};
+
+use crate::integer::GridOptions;
+use crate::observe::{Extremes, Histogram, Observer, Wanted};
+
+/// How a range is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RangeRule {
+    /// All that was seen.
+    MinMax,
+    /// The means of the least and of the greatest element over the samples.
+    Average,
+    /// This share of the elements, such as 0.9999.
+    Percentile(f64),
+    /// The threshold whose codes lose the least information, by Kullback-Leibler divergence.
+    Entropy,
+    /// The least mean squared error.
+    SquaredError,
+}
+
+/// The range that codes cover. Elements outside are clipped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ValueRange {
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+}
+
+impl RangeRule {
+    /// The statistics that the rule needs.
+    pub fn wanted(self) -> Wanted {
+        let histogram = !matches!(self, RangeRule::MinMax | RangeRule::Average);
+        Wanted { histogram, moments: false }
+    }
+
+    /// The range of a value, which contains 0.
+    ///
+    /// `options` is the grid that the range is for: whether it is symmetric matters to percentiles,
+    /// and the number of codes to entropy and squared error. `None` if no element was finite.
+    ///
+    /// # Errors
+    ///
+    /// The observer lacks what the rule [needs](Self::wanted), or a percentile is not in 0.5 to 1.
+    pub fn range(self, observer: &Observer, options: &GridOptions) -> Result<Option<ValueRange>> {
+        let Some(extremes) = observer.extremes() else { return Ok(None) };
+        let whole = ValueRange::of(extremes);
+        Ok(Some(match self {
+            RangeRule::MinMax => whole,
+            RangeRule::Average => {
+                let (low, high) = observer.mean_extremes().unwrap_or((whole.low, whole.high));
+                ValueRange { low: low.min(0.0), high: high.max(0.0) }
+            }
+            RangeRule::Percentile(share) => {
+                if !(0.5..=1.0).contains(&share) {
+                    let text = format!("a percentile of {share}, expected 0.5 to 1, such as 0.9999");
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
+                let counted = Counted::of(observer, whole)?;
+                percentile::range(&counted, share, options)?
+            }
+            RangeRule::Entropy => entropy::range(&Counted::of(observer, whole)?, options),
+            RangeRule::SquaredError => squared_error::range(&Counted::of(observer, whole)?, options)?,
+        }))
+    }
+}
+
+impl ValueRange {
+    /// The range of all elements, and 0.
+    fn of(extremes: Extremes) -> ValueRange {
+        ValueRange { low: f64::from(extremes.low).min(0.0), high: f64::from(extremes.high).max(0.0) }
+    }
+}
+
+/// The elements of a value, counted by bins.
+struct Counted<'o> {
+    histogram: &'o Histogram,
+    /// The elements that are 0, which are in no bin.
+    zeros: u64,
+    /// The range of all elements.
+    whole: ValueRange,
+}
+
+impl<'o> Counted<'o> {
+    fn of(observer: &'o Observer, whole: ValueRange) -> Result<Counted<'o>> {
+        let histogram = observer.histogram().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "the range rule needs a histogram, which was not collected",
+            )
+        })?;
+        Ok(Counted { histogram, zeros: observer.counts().zeros, whole })
+    }
+}
