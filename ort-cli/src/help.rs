@@ -72,6 +72,18 @@ Examples:
 com.microsoft and of newer opsets that ONNX Runtime has. The file imports the oldest opset that has all of \
 its operators. Other commands take the level as --opt-level.";
 
+pub(crate) const QUANTIZE: &str = "\
+Examples:
+  ort quantize model.onnx small.onnx --mode int4 --dim batch=1 --dim seq=128
+  ort quantize model.onnx small.onnx --mode dynamic --inputs sample.npz
+  ort quantize model.onnx small.onnx --mode static --data samples.npz
+  ort quantize model.onnx small.onnx --mode int4 --exclude '*/lm_head*' --exclude op:Gather
+  ort quantize model.onnx small.onnx --mode int8 --dry-run       list the layers, and write nothing
+
+Weights are read from the mapped file, and written, one at a time. The new model is loaded and run before it appears under
+its name; if it fails, nothing is written. The outputs of both models on the same inputs are compared: give real ones with
+--inputs or --data, because the difference on random inputs says little.";
+
 pub(crate) const COMPILE: &str = "\
 Examples:
   ort compile model.onnx model.compiled

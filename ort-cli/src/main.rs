@@ -29,6 +29,7 @@ mod panics;
 mod processor;
 mod providers;
 mod resident;
+mod samples;
 mod usage;
 
 use std::io::Write;
@@ -85,6 +86,9 @@ enum Command {
     /// Write the optimized model as standard ONNX.
     #[command(after_help = help::OPTIMIZE)]
     Optimize(cmd::optimize::OptimizeArgs),
+    /// Write a model with smaller weights: integers of 8, 4 or 2 bits.
+    #[command(after_help = help::QUANTIZE)]
+    Quantize(Box<cmd::quantize::QuantizeArgs>),
     /// Compile a model: pack its weights into one file that loads by mapping.
     #[command(after_help = help::COMPILE)]
     Compile(cmd::compile::CompileArgs),
@@ -203,6 +207,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check(args) => cmd::check::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Optimize(args) => cmd::optimize::run(&args),
+        Command::Quantize(args) => cmd::quantize::run(&args),
         Command::Compile(args) => cmd::compile::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),

@@ -50,12 +50,15 @@ pub use ort_core::onnx::LoadOptions;
 pub use ort_core::session::{
     ArenaDevice, BatchSplit, EventMemory, EventTensor, ExecutionMode, IdleMemory, InputSource, IoBinding,
     MemoryUse, Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions,
-    Session, SessionBuilder, SessionOptions, SharedMemory, ValueSpec, open_devices, release_idle_memory,
+    Session, SessionBuilder, SessionOptions, SharedMemory, ValueObserver, ValueSpec, open_devices,
+    release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
     nearest, onnx, pass, placement, plan, random, rewrite, shown, spec, steers,
 };
+#[cfg(feature = "quant")]
+pub use ort_quant as quant;
 #[cfg(feature = "train")]
 pub use ort_train as train;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use crate::support::*;
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "demo",
     "run",
     "bench",
@@ -14,6 +14,7 @@ const COMMANDS: [&str; 11] = [
     "check",
     "plan",
     "optimize",
+    "quantize",
     "compile",
     "profile",
     "test",
@@ -39,6 +40,10 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["optimize", "m.onnx"],
         &["compile", "m.onnx"],
         &["compile", "m.onnx", "out", "--memory-limit", "1MiB"],
+        &["quantize", "m.onnx", "out"],
+        &["quantize", "m.onnx", "--mode", "int4"],
+        &["quantize", "m.onnx", "out", "--mode", "int4", "--block", "33"],
+        &["quantize", "m.onnx", "out", "--mode", "int4", "--only", "#x"],
         &["frobnicate"],
         &["run"],
         &["test"],
