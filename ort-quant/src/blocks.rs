@@ -2,7 +2,8 @@
 
 use ort_core::{Error, ErrorKind, Result};
 
-use crate::grid::{BlockLayout, BlockQuantizer, QuantizedBlocks};
+use crate::elements::Elements;
+use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, QuantizedBlocks};
 use crate::weight::Weight;
 use crate::{columns, rows};
 
@@ -12,18 +13,37 @@ impl BlockQuantizer {
     /// A block of zeros has scale 0. Infinities and NaN are not refused; what their blocks become
     /// is unspecified. Fails if a slice has another length than [`BlockQuantizer::sizes`] says.
     pub fn quantize<T: Weight>(&self, weights: &[T], out: QuantizedBlocks<'_, T>) -> Result<()> {
+        self.check(weights.len(), &out)?;
+        if !weights.is_empty() {
+            match self.layout {
+                BlockLayout::MatMulNBits => columns::quantize(self, BlockMethod::MinMax, weights, out),
+                BlockLayout::Qdq => rows::quantize(self, weights, out),
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Self::quantize`] in the layout of `MatMulNBits`, with ranges by another method.
+    pub(crate) fn quantize_by<E: Elements + ?Sized>(
+        &self,
+        method: BlockMethod,
+        weights: &E,
+        out: QuantizedBlocks<'_, E::Element>,
+    ) -> Result<()> {
+        self.check(weights.count(), &out)?;
+        if weights.count() > 0 {
+            columns::quantize(self, method, weights, out);
+        }
+        Ok(())
+    }
+
+    fn check<T: Weight>(&self, weights: usize, out: &QuantizedBlocks<'_, T>) -> Result<()> {
         let sizes = self.sizes()?;
-        require_len("weights", weights.len(), sizes.weights)?;
+        require_len("weights", weights, sizes.weights)?;
         require_len("codes", out.codes.len(), sizes.codes)?;
         require_len("scales", out.scales.len(), sizes.scales)?;
         if !self.is_symmetric {
             require_len("zero points", out.zero_points.len(), sizes.zero_points)?;
-        }
-        if sizes.weights > 0 {
-            match self.layout {
-                BlockLayout::MatMulNBits => columns::quantize(self, weights, out),
-                BlockLayout::Qdq => rows::quantize(self, weights, out),
-            }
         }
         Ok(())
     }

@@ -6,6 +6,8 @@
 use ort_core::dtype::DType;
 use ort_core::{Error, ErrorKind, Result};
 
+use crate::grid::limit;
+
 /// An integer type of quantized values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantType {
@@ -180,9 +182,7 @@ impl Grid {
     /// rounding half to even, then the zero point.
     #[inline]
     pub fn code(&self, value: f32, codes: CodeRange) -> i32 {
-        let steps = (value / self.scale).round_ties_even() + self.zero_point as f32;
-        // Of NaN this makes the least code.
-        (steps.max(codes.least as f32).min(codes.greatest as f32)) as i32
+        code_of(value, self.scale, self.zero_point as f32, codes)
     }
 
     /// The value of a code.
@@ -190,6 +190,22 @@ impl Grid {
     pub fn value(&self, code: i32) -> f32 {
         (code - self.zero_point) as f32 * self.scale
     }
+}
+
+/// No code of up to 16 bits is this far from its zero point.
+const FAR: f32 = 262_144.0;
+/// The sum of this and a number below [`FAR`] has no bits below 1, so that the addition rounds to
+/// the nearest integer, half to even. Processors without an instruction for it would call a
+/// function.
+const ROUNDING: f32 = 12_582_912.0;
+
+/// The code of a value, in the order of the operator `QuantizeLinear`: a division in float32,
+/// rounding half to even, then the zero point. NaN has the least code.
+#[inline]
+pub(crate) fn code_of(value: f32, scale: f32, point: f32, range: CodeRange) -> i32 {
+    let steps = limit(value / scale, -FAR, FAR);
+    let rounded = (steps + ROUNDING) - ROUNDING;
+    limit(rounded + point, range.least as f32, range.greatest as f32) as i32
 }
 
 #[cfg(test)]

@@ -48,11 +48,14 @@
 mod blocks;
 mod bnb4;
 mod calibrate;
+mod calibration_file;
 mod columns;
+mod elements;
 mod grid;
 mod integer;
 mod linear;
 mod model;
+mod noise;
 mod observe;
 mod pack;
 mod parallel;
@@ -62,13 +65,15 @@ mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};
 pub use calibrate::Calibration;
-pub use grid::{Bits, BlockLayout, BlockQuantizer, BlockSizes, QuantizedBlocks};
+pub use calibration_file::{read_ranges, write_ranges};
+pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
 pub use model::{
-    BlockOptions, DynamicOptions, Layer, Mode, NodePattern, Outcome, Quantization, Quantizer, StaticOptions,
-    Written,
+    BlockOptions, DynamicOptions, HalfOptions, Layer, Mode, NodePattern, Outcome, Quantization, Quantizer,
+    StaticOptions, Written,
 };
+pub use noise::Noise;
 pub use observe::{BINS, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
 pub use range::{RangeRule, ValueRange};
 pub use weight::Weight;

@@ -2,10 +2,14 @@
 //!
 //! Scales, zero points and codes are bit-identical to those of onnxruntime.quantization 1.31.1.
 
+use std::ops::Range;
+
 use half::f16;
 use ort_core::{Error, ErrorKind, Result};
 
-use crate::integer::{Grid, GridOptions};
+use crate::elements::Elements;
+use crate::integer::{CodeRange, Grid, GridOptions, QuantType, code_of};
+use crate::noise::Noise;
 use crate::pack::BitWriter;
 use crate::weight::Weight;
 use crate::{Bits, parallel};
@@ -27,13 +31,19 @@ pub struct LinearCodes {
     pub codes: Vec<u8>,
     /// The grid of each channel, or the only one.
     pub grids: Vec<Grid>,
+    /// What quantization changed.
+    pub noise: Noise,
 }
 
-/// A tensor as channels: `outer` times each channel has `inner` elements in a row.
+/// A tensor as channels: each channel has `inner` elements in a row, then comes the next one.
+#[derive(Clone, Copy)]
 struct Channels {
     count: usize,
     inner: usize,
 }
+
+/// The elements that are widened and encoded at a time.
+const CHUNK: usize = 1024;
 
 impl LinearQuantizer {
     /// Quantizes a tensor in row-major order, on up to as many threads as the machine has cores.
@@ -43,10 +53,18 @@ impl LinearQuantizer {
     /// An element is NaN or infinite, the shape has another number of elements, or the axis is not
     /// one of the shape.
     pub fn quantize<T: Weight>(&self, weights: &[T], shape: &[usize]) -> Result<LinearCodes> {
-        let channels = self.channels(weights.len(), shape)?;
-        let options = GridOptions { is_half: T::IS_HALF, ..self.grid };
-        let ranges = ranges(weights, &channels);
-        let grids = ranges.into_iter().enumerate();
+        self.quantize_elements(weights, shape)
+    }
+
+    /// [`Self::quantize`] for elements wherever they are.
+    pub(crate) fn quantize_elements<E: Elements + ?Sized>(
+        &self,
+        elements: &E,
+        shape: &[usize],
+    ) -> Result<LinearCodes> {
+        let channels = self.channels(elements.count(), shape)?;
+        let options = GridOptions { is_half: E::Element::IS_HALF, ..self.grid };
+        let grids = ranges(elements, channels).into_iter().enumerate();
         let grids = grids.map(|(channel, (low, high))| {
             let within = |problem: Error| match self.axis {
                 Some(_) => problem.within(format!("channel {channel}")),
@@ -55,8 +73,8 @@ impl LinearQuantizer {
             options.grid(f64::from(low), f64::from(high)).map_err(within)
         });
         let grids: Vec<Grid> = grids.collect::<Result<_>>()?;
-        let codes = self.codes(weights, &channels, &grids);
-        Ok(LinearCodes { codes, grids })
+        let (codes, noise) = encode(self.grid.ty, elements, channels, &grids);
+        Ok(LinearCodes { codes, grids, noise })
     }
 
     fn channels(&self, elements: usize, shape: &[usize]) -> Result<Channels> {
@@ -72,42 +90,131 @@ impl LinearQuantizer {
         let inner: usize = shape.iter().skip(axis + 1).product();
         Ok(Channels { count, inner: inner.max(1) })
     }
+}
 
-    fn codes<T: Weight>(&self, weights: &[T], channels: &Channels, grids: &[Grid]) -> Vec<u8> {
-        let ty = self.grid.ty;
-        let mut bytes = vec![0; ty.byte_count(weights.len())];
-        if weights.is_empty() || grids.is_empty() {
-            return bytes;
+/// Encodes a tensor on up to as many threads as the machine has cores.
+fn encode<E: Elements + ?Sized>(
+    ty: QuantType,
+    elements: &E,
+    channels: Channels,
+    grids: &[Grid],
+) -> (Vec<u8>, Noise) {
+    let count = elements.count();
+    let mut bytes = vec![0; ty.byte_count(count)];
+    if count == 0 || grids.is_empty() {
+        return (bytes, Noise::default());
+    }
+    // An even number, so that no byte has codes of two jobs.
+    let threads = parallel::threads_for(count);
+    let per_job = count.div_ceil(threads).next_multiple_of(2);
+    let mut noises = vec![Noise::default(); threads];
+    let parts = bytes.chunks_mut(ty.byte_count(per_job));
+    let jobs: Vec<_> = parts.zip(&mut noises).enumerate().collect();
+    let scales: Vec<f32> = grids.iter().map(|grid| grid.scale).collect();
+    let points: Vec<f32> = grids.iter().map(|grid| grid.zero_point as f32).collect();
+    parallel::for_each(jobs, |(index, (bytes, noise))| {
+        let part = Part { ty, channels, scales: &scales, points: &points };
+        let start = index * per_job;
+        *noise = part.encode(elements, start..count.min(start + per_job), bytes);
+    });
+    let noise = noises.into_iter().fold(Noise::default(), Noise::plus);
+    (bytes, noise)
+}
+
+/// What the encoding of a part of a tensor reads.
+struct Part<'a> {
+    ty: QuantType,
+    channels: Channels,
+    scales: &'a [f32],
+    points: &'a [f32],
+}
+
+impl Part<'_> {
+    /// Encodes these elements.
+    fn encode<E: Elements + ?Sized>(&self, elements: &E, range: Range<usize>, bytes: &mut [u8]) -> Noise {
+        let Channels { count, inner } = self.channels;
+        let mut writer = CodeWriter::new(self.ty, bytes);
+        let mut noise = Noise::default();
+        let (mut wide, mut codes) = ([0.0_f32; CHUNK], [0_i32; CHUNK]);
+        let mut place = range.start;
+        while place < range.end {
+            let channel = place / inner % count;
+            // Up to the end of the channel, or over neighbouring channels of one element each.
+            let ahead = if inner == 1 { count - channel } else { inner - place % inner };
+            let now = ahead.min(range.end - place).min(CHUNK);
+            let (Some(wide), Some(codes)) = (wide.get_mut(..now), codes.get_mut(..now)) else { break };
+            elements.widen(place, wide);
+            let range = self.ty.codes();
+            if inner == 1 {
+                let grids = self.scales.iter().zip(self.points).skip(channel);
+                noise = noise.plus(encode_each(wide, grids, range, codes));
+            } else if let (Some(scale), Some(point)) = (self.scales.get(channel), self.points.get(channel)) {
+                let same = std::iter::repeat((scale, point));
+                noise = noise.plus(encode_each(wide, same, range, codes));
+            }
+            writer.push(codes);
+            place += now;
         }
-        // An even number, so that no byte has codes of two jobs.
-        let threads = parallel::threads_for(weights.len());
-        let per_job = weights.len().div_ceil(threads).next_multiple_of(2);
-        let jobs = weights.chunks(per_job).zip(bytes.chunks_mut(ty.byte_count(per_job)));
-        let jobs: Vec<_> = jobs.enumerate().collect();
-        let range = ty.codes();
-        parallel::for_each(jobs, |(index, (weights, bytes))| {
-            let start = index * per_job;
-            let code = |(place, weight): (usize, &T)| {
-                let channel = (start + place) / channels.inner % channels.count;
-                grids.get(channel).map_or(0, |grid| grid.code(weight.wide(), range))
-            };
-            let codes = weights.iter().enumerate().map(code);
-            match ty.bits() {
-                4 => {
-                    let nibbles: Vec<u8> = codes.map(|code| code as u8 & 0xf).collect();
-                    let mut writer = BitWriter::new(bytes, Bits::Four);
-                    writer.push(&nibbles);
-                    writer.finish();
+        writer.finish();
+        noise
+    }
+}
+
+/// Encodes values, each with its scale and zero point.
+#[inline]
+fn encode_each<'g>(
+    values: &[f32],
+    grids: impl Iterator<Item = (&'g f32, &'g f32)>,
+    range: CodeRange,
+    codes: &mut [i32],
+) -> Noise {
+    let mut noise = Noise::default();
+    for ((value, (scale, point)), code) in values.iter().zip(grids).zip(codes) {
+        *code = code_of(*value, *scale, *point, range);
+        noise.add(*value, (*code as f32 - *point) * *scale);
+    }
+    noise
+}
+
+/// Writes codes as the bytes of a tensor.
+enum CodeWriter<'a> {
+    Nibbles(BitWriter<'a>),
+    Bytes(std::slice::IterMut<'a, u8>),
+    Pairs(std::slice::ChunksExactMut<'a, u8>),
+}
+
+impl<'a> CodeWriter<'a> {
+    fn new(ty: QuantType, bytes: &'a mut [u8]) -> CodeWriter<'a> {
+        match ty.bits() {
+            4 => CodeWriter::Nibbles(BitWriter::new(bytes, Bits::Four)),
+            8 => CodeWriter::Bytes(bytes.iter_mut()),
+            _ => CodeWriter::Pairs(bytes.chunks_exact_mut(2)),
+        }
+    }
+
+    fn push(&mut self, codes: &[i32]) {
+        // The codes come first in the zips, so that their end takes no byte from the iterator.
+        match self {
+            CodeWriter::Nibbles(writer) => {
+                let mut nibbles = [0; CHUNK];
+                for (nibble, code) in nibbles.iter_mut().zip(codes) {
+                    *nibble = *code as u8 & 0xf;
                 }
-                8 => bytes.iter_mut().zip(codes).for_each(|(byte, code)| *byte = code as u8),
-                _ => {
-                    for (pair, code) in bytes.chunks_exact_mut(2).zip(codes) {
-                        pair.copy_from_slice(&(code as u16).to_le_bytes());
-                    }
+                writer.push(nibbles.get(..codes.len()).unwrap_or_default());
+            }
+            CodeWriter::Bytes(bytes) => codes.iter().zip(bytes).for_each(|(code, byte)| *byte = *code as u8),
+            CodeWriter::Pairs(pairs) => {
+                for (code, pair) in codes.iter().zip(pairs) {
+                    pair.copy_from_slice(&(*code as u16).to_le_bytes());
                 }
             }
-        });
-        bytes
+        }
+    }
+
+    fn finish(self) {
+        if let CodeWriter::Nibbles(writer) = self {
+            writer.finish();
+        }
     }
 }
 
@@ -123,37 +230,44 @@ impl LinearCodes {
 
     /// The zero points as the little-endian elements of a tensor of the codes' type.
     pub fn zero_point_bytes(&self, options: &GridOptions) -> Vec<u8> {
-        let points = self.grids.iter().map(|grid| grid.zero_point);
-        match options.ty.bits() {
-            4 => {
-                let nibbles: Vec<u8> = points.map(|point| point as u8 & 0xf).collect();
-                nibbles
-                    .chunks(2)
-                    .map(|pair| pair.iter().rev().fold(0, |byte, nibble| byte << 4 | nibble))
-                    .collect()
-            }
-            8 => points.map(|point| point as u8).collect(),
-            _ => points.flat_map(|point| (point as u16).to_le_bytes()).collect(),
-        }
+        let points: Vec<i32> = self.grids.iter().map(|grid| grid.zero_point).collect();
+        let mut bytes = vec![0; options.ty.byte_count(points.len())];
+        let mut writer = CodeWriter::new(options.ty, &mut bytes);
+        points.chunks(CHUNK).for_each(|points| writer.push(points));
+        writer.finish();
+        bytes
     }
 }
 
 /// The least and the greatest element of each channel. Those of a channel with NaN are NaN, and an
 /// empty one has 0.
-fn ranges<T: Weight>(weights: &[T], channels: &Channels) -> Vec<(f32, f32)> {
-    let mut ranges = vec![(f32::INFINITY, f32::NEG_INFINITY); channels.count];
-    if weights.is_empty() {
-        return vec![(0.0, 0.0); channels.count];
+fn ranges<E: Elements + ?Sized>(elements: &E, Channels { count, inner }: Channels) -> Vec<(f32, f32)> {
+    let all = elements.count();
+    if all == 0 {
+        return vec![(0.0, 0.0); count];
     }
-    for (index, row) in weights.chunks(channels.inner).enumerate() {
-        let Some((low, high)) = ranges.get_mut(index % channels.count) else { continue };
-        for weight in row {
-            let value = weight.wide();
-            // NaN fails both comparisons, and stays once it is there.
-            let is_nan = value.is_nan();
-            *low = if value < *low || is_nan { value } else { *low };
-            *high = if value > *high || is_nan { value } else { *high };
+    let mut ranges = vec![(f32::INFINITY, f32::NEG_INFINITY); count];
+    let mut wide = [0.0_f32; CHUNK];
+    let mut place = 0;
+    while place < all {
+        let channel = place / inner % count;
+        let ahead = if inner == 1 { count - channel } else { inner - place % inner };
+        let Some(wide) = wide.get_mut(..ahead.min(all - place).min(CHUNK)) else { break };
+        elements.widen(place, wide);
+        if inner == 1 {
+            let own = ranges.iter_mut().skip(channel);
+            wide.iter().zip(own).for_each(|(value, range)| *range = extended(*range, *value));
+        } else if let Some(range) = ranges.get_mut(channel) {
+            *range = wide.iter().fold(*range, |range, value| extended(range, *value));
         }
+        place += wide.len();
     }
     ranges
+}
+
+/// A range with one more value. NaN fails both comparisons, and stays once it is there.
+#[inline]
+fn extended((low, high): (f32, f32), value: f32) -> (f32, f32) {
+    let is_nan = value.is_nan();
+    (if value < low || is_nan { value } else { low }, if value > high || is_nan { value } else { high })
 }

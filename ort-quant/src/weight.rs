@@ -18,6 +18,9 @@ pub trait Weight: Copy + Send + Sync + sealed::Sealed {
     /// Converts a slice to float32, into one of the same length.
     fn widen(from: &[Self], to: &mut [f32]);
 
+    /// Converts little-endian bytes to float32. They need no alignment.
+    fn widen_bytes(from: &[u8], to: &mut [f32]);
+
     /// Rounds a float32 to this type.
     fn narrow(value: f32) -> Self;
 
@@ -33,6 +36,13 @@ impl Weight for f32 {
 
     fn widen(from: &[f32], to: &mut [f32]) {
         to.copy_from_slice(from);
+    }
+
+    fn widen_bytes(from: &[u8], to: &mut [f32]) {
+        let (elements, _) = from.as_chunks::<4>();
+        for (to, from) in to.iter_mut().zip(elements) {
+            *to = f32::from_le_bytes(*from);
+        }
     }
 
     fn narrow(value: f32) -> f32 {
@@ -54,6 +64,20 @@ impl Weight for f16 {
     fn widen(from: &[f16], to: &mut [f32]) {
         // By the slice, because `half` looks for the CPU's instructions once a call.
         from.convert_to_f32_slice(to);
+    }
+
+    fn widen_bytes(from: &[u8], to: &mut [f32]) {
+        const CHUNK: usize = 256;
+        let mut halves = [f16::ZERO; CHUNK];
+        let (elements, _) = from.as_chunks::<2>();
+        for (to, from) in to.chunks_mut(CHUNK).zip(elements.chunks(CHUNK)) {
+            for (half, from) in halves.iter_mut().zip(from) {
+                *half = f16::from_le_bytes(*from);
+            }
+            if let Some(halves) = halves.get(..to.len()) {
+                halves.convert_to_f32_slice(to);
+            }
+        }
     }
 
     fn narrow(value: f32) -> f16 {

@@ -85,7 +85,7 @@ fn large_tensors_have_the_codes_of_their_parts() {
         let quantizer = LinearQuantizer { grid: GridOptions::new(ty, false), axis };
         let shape = [3, 100_001];
         let data: Vec<f32> = (0..300_003_u32).map(|i| (i % 1009) as f32 * 0.01 - 3.0).collect();
-        let LinearCodes { codes, grids } = quantizer.quantize(&data, &shape).unwrap();
+        let LinearCodes { codes, grids, .. } = quantizer.quantize(&data, &shape).unwrap();
         let expected = data.iter().enumerate().map(|(place, value)| {
             let channel = match axis {
                 Some(0) => place / shape[1],

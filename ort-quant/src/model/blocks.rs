@@ -8,9 +8,10 @@ use ort_core::onnx::proto::NodeProto;
 use ort_core::{Result, Within};
 
 use super::draft::{float_of, integer, integer_of, node};
+use super::options::{BlockOptions, Quantizer};
 use super::weights::{Form, Job};
-use super::{BlockOptions, Outcome, Quantizer, Work, is_standard, title};
-use crate::grid::{Bits, BlockLayout, BlockQuantizer};
+use super::work::{Outcome, Work, is_standard, title};
+use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer};
 
 const MICROSOFT: &str = "com.microsoft";
 
@@ -25,6 +26,7 @@ struct Candidate {
     is_half: bool,
     shape: Vec<usize>,
     before: usize,
+    method: BlockMethod,
 }
 
 pub(super) fn rewrite(
@@ -40,36 +42,37 @@ pub(super) fn rewrite(
         .enumerate()
         .map(|(index, node)| {
             let candidate = candidate(work, node)?;
-            Some(quantizer.allows(index, node).and(candidate))
+            Some(quantizer.allows(work.place(index), node).and(candidate))
         })
         .collect();
     let is_product = |node: &NodeProto| !is_standard(node, "Gather");
+    // In a body nothing tells which product makes the answer.
     let last =
         nodes.iter().zip(&found).rposition(|(node, found)| matches!(found, Some(Ok(_))) && is_product(node));
     for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
         let candidate = match found {
             None => {
-                work.pass((index, node));
+                work.pass(node);
                 continue;
             }
             Some(Err(reason)) => {
-                work.note((index, node), Vec::new(), Outcome::Kept { reason });
+                work.note(node, Vec::new(), Outcome::Kept { reason });
                 work.draft.nodes.push(node.clone());
                 continue;
             }
-            Some(Ok(candidate)) => candidate,
+            Some(Ok(candidate)) => Candidate { method: options.method, ..candidate },
         };
         let bits = match is_product(node) {
-            true if options.protects_last && last == Some(index) => Bits::Eight,
+            true if options.protects_last && !work.is_inside && last == Some(index) => Bits::Eight,
             true => options.bits,
             false => Bits::Eight,
         };
-        let place = || format!("node '{}' ({})", title(index, node), node.op_type());
+        let place = || format!("node '{}' ({})", title(node), node.op_type());
         if is_product(node) {
-            replace_product(work, (index, node), candidate, blocks_of(options, bits)).within(place)?;
+            replace_product(work, node, candidate, blocks_of(options, bits)).within(place)?;
         } else {
             let table = BlockQuantizer { is_symmetric: true, ..blocks_of(options, bits) };
-            replace_gather(work, (index, node), candidate, table).within(place)?;
+            replace_gather(work, node, candidate, table).within(place)?;
         }
     }
     work.draft.import(MICROSOFT, 1);
@@ -114,8 +117,8 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
             is_transposed = integer_of(node, "transB", 0) != 0;
         }
         let (k, n) = if is_transposed { (columns, rows) } else { (rows, columns) };
-        let before = weight.bytes();
-        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape: weight.shape, before })
+        let (before, method) = (weight.bytes(), BlockMethod::MinMax);
+        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape: weight.shape, before, method })
     };
     // A Gather of integers, as in shape arithmetic, is no layer.
     let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
@@ -125,7 +128,7 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
 /// Replaces a product by `MatMulNBits`, and the bias of a Gemm by an Add.
 fn replace_product(
     work: &mut Work,
-    (index, old): (usize, &NodeProto),
+    old: &NodeProto,
     candidate: Candidate,
     blocks: BlockQuantizer,
 ) -> Result<()> {
@@ -139,12 +142,12 @@ fn replace_product(
     let mut results =
         vec![(suffix.as_str(), DType::U8, vec![n, count, per_block]), ("_scales", float, vec![n, count])];
     results.extend((!blocks.is_symmetric).then_some(("_zero_points", DType::U8, vec![n, points])));
-    let Some(names) = add(work, (index, old), &candidate, blocks, &results)? else { return Ok(()) };
+    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
     let is_gemm = is_standard(old, "Gemm");
     let input = old.input.first().map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
     let bias = old.input.get(2).filter(|name| is_gemm && !name.is_empty());
-    let title = title(index, old);
+    let title = title(old);
     let product = match bias {
         Some(_) => work.draft.value_name(&format!("{output}_MatMul")),
         None => output.to_string(),
@@ -169,7 +172,7 @@ fn replace_product(
 /// Replaces the table of a Gather.
 fn replace_gather(
     work: &mut Work,
-    (index, old): (usize, &NodeProto),
+    old: &NodeProto,
     candidate: Candidate,
     blocks: BlockQuantizer,
 ) -> Result<()> {
@@ -177,16 +180,16 @@ fn replace_gather(
     // Rows have no padding, so that blocks have to fill them.
     if !k.is_multiple_of(blocks.block_size) {
         let reason = format!("its rows of {k} are no multiple of the block size, {}", blocks.block_size);
-        return keep(work, (index, old), &candidate, reason);
+        return keep(work, old, &candidate, reason);
     }
     let blocks = BlockQuantizer { k, n, ..blocks };
     let float = if candidate.is_half { DType::F16 } else { DType::F32 };
     let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", float, vec![n, k / blocks.block_size])];
-    let Some(names) = add(work, (index, old), &candidate, blocks, &results)? else { return Ok(()) };
+    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
     let [codes, scales] = &names[..] else { return Ok(()) };
     let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
-    let name = work.draft.node_name(&format!("{}_Q8", title(index, old)));
+    let name = work.draft.node_name(&format!("{}_Q8", title(old)));
     let attributes = vec![
         integer("gather_axis", 0),
         integer("quantize_axis", 1),
@@ -201,7 +204,7 @@ fn replace_gather(
 /// Adds the quantized weight of a layer. `None` if that would be no smaller: then the layer stays.
 fn add(
     work: &mut Work,
-    (index, old): (usize, &NodeProto),
+    old: &NodeProto,
     candidate: &Candidate,
     blocks: BlockQuantizer,
     results: &[(&str, DType, Vec<usize>)],
@@ -210,34 +213,35 @@ fn add(
     let Some(weight) = work.draft.constant(name).cloned() else { return Ok(None) };
     let job = Job {
         weight,
+        codes: String::new(),
         is_transposed: candidate.is_transposed,
         shape: vec![blocks.k, blocks.n],
         is_half: candidate.is_half,
         has_one_point: false,
-        form: Form::Blocks(blocks),
+        form: Form::Blocks(blocks, candidate.method),
     };
     let after: usize = job.lengths()?.iter().sum();
     if after >= candidate.before {
         let reason = format!("its weight of {} bytes would take {after}", candidate.before);
-        keep(work, (index, old), candidate, reason)?;
+        keep(work, old, candidate, reason)?;
         return Ok(None);
     }
     let (names, added) = work.add_weight(job, results)?;
     let before = if added == 0 { 0 } else { candidate.before };
     let kind = if blocks.is_symmetric { "" } else { " with zero points" };
     let precision = format!("int{}, blocks of {}{kind}", blocks.bits.count(), blocks.block_size);
-    let outcome = Outcome::Quantized { precision, before, after: added };
-    work.note((index, old), candidate.shape.clone(), outcome);
+    let outcome = Outcome::Quantized {
+        precision,
+        before,
+        after: added,
+        codes: names.first().cloned().unwrap_or_default(),
+    };
+    work.note(old, candidate.shape.clone(), outcome);
     Ok(Some(names))
 }
 
-fn keep(
-    work: &mut Work,
-    (index, old): (usize, &NodeProto),
-    candidate: &Candidate,
-    reason: String,
-) -> Result<()> {
-    work.note((index, old), candidate.shape.clone(), Outcome::Kept { reason });
+fn keep(work: &mut Work, old: &NodeProto, candidate: &Candidate, reason: String) -> Result<()> {
+    work.note(old, candidate.shape.clone(), Outcome::Kept { reason });
     work.draft.nodes.push(old.clone());
     Ok(())
 }

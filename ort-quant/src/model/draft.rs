@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ort_core::Result;
+use ort_core::dtype::DType;
 use ort_core::onnx::proto::attribute_proto::AttributeType;
+use ort_core::onnx::proto::tensor_proto::DataLocation;
 use ort_core::onnx::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
@@ -24,6 +26,10 @@ pub(super) struct Draft {
     /// The float model's initializers by name, in the order of the file.
     pub(super) initializers: Vec<TensorProto>,
     places: BTreeMap<String, usize>,
+    /// The initializers that something of the same name replaces.
+    replaced: BTreeSet<String>,
+    /// The initializers that were those of bodies.
+    moved: BTreeSet<String>,
     /// The initializers to add.
     pub(super) parts: Vec<Part>,
     pub(super) jobs: Vec<Job>,
@@ -71,7 +77,20 @@ impl Draft {
         let places = initializers.iter().enumerate();
         let places = places.map(|(place, tensor)| (tensor.name().to_string(), place)).collect();
         let (parts, jobs) = (Vec::new(), Vec::new());
-        Ok(Draft { message, nodes, initializers, places, parts, jobs, values, node_names, inputs })
+        let (replaced, moved) = (BTreeSet::new(), BTreeSet::new());
+        Ok(Draft {
+            message,
+            nodes,
+            initializers,
+            places,
+            replaced,
+            moved,
+            parts,
+            jobs,
+            values,
+            node_names,
+            inputs,
+        })
     }
 
     /// The constant of this name. `None` for a computed value, and for a default, which a caller
@@ -83,18 +102,62 @@ impl Draft {
         self.initializers.get(*self.places.get(name)?)
     }
 
-    /// Drops initializers that no node reads any more, of those that nodes read before.
+    /// Adds a constant, which rules find from now on.
+    pub(super) fn add_constant(&mut self, tensor: TensorProto) {
+        self.places.insert(tensor.name().to_string(), self.initializers.len());
+        self.initializers.push(tensor);
+    }
+
+    /// Moves the weights of a body to the model's graph, where bodies can read them. They get new
+    /// names, because those of a body may be in use in another one.
+    pub(super) fn take_weights(&mut self, graph: &mut GraphProto) {
+        let bound = graph.input.iter().chain(&graph.output).map(|value| value.name().to_string());
+        let bound: BTreeSet<String> = bound.collect();
+        for tensor in std::mem::take(&mut graph.initializer) {
+            let is_float = [DType::F32, DType::F16].map(DType::onnx_code).contains(&tensor.data_type());
+            if !is_float || tensor.dims.len() < 2 || bound.contains(tensor.name()) {
+                graph.initializer.push(tensor);
+                continue;
+            }
+            let name = self.value_name(tensor.name());
+            rename_reads(&mut graph.node, tensor.name(), &name);
+            self.moved.insert(name.clone());
+            self.add_constant(TensorProto { name: Some(name), ..tensor });
+        }
+    }
+
+    /// Drops an initializer when the rewrite ends, because a new one has its name.
+    pub(super) fn replace(&mut self, name: &str) {
+        self.replaced.insert(name.to_string());
+    }
+
+    /// Drops initializers that were replaced, and those that no node reads any more, of those that
+    /// nodes read before.
     pub(super) fn drop_unread(&mut self, read_before: &BTreeSet<String>) {
         let mut read = reads(&self.nodes);
         let graph = self.message.graph.get_or_insert_default();
         read.extend(graph.output.iter().map(|output| output.name().to_string()));
-        self.initializers
-            .retain(|tensor| read.contains(tensor.name()) || !read_before.contains(tensor.name()));
+        let (replaced, moved) = (&self.replaced, &self.moved);
+        self.initializers.retain(|tensor| {
+            let name = tensor.name();
+            let was_read = read_before.contains(name) || moved.contains(name);
+            !replaced.contains(name) && (read.contains(name) || !was_read)
+        });
         // The places are those of the list before.
         self.places.clear();
         for (place, tensor) in self.initializers.iter().enumerate() {
             self.places.insert(tensor.name().to_string(), place);
         }
+    }
+
+    /// The bytes of the initializers that are in data files.
+    pub(super) fn external_bytes(&self) -> usize {
+        let is_outside = |tensor: &&TensorProto| tensor.data_location() == DataLocation::External as i32;
+        let bytes = |tensor: &TensorProto| {
+            let size = DType::from_onnx(tensor.data_type()).and_then(DType::byte_size).unwrap_or(1);
+            tensor.dims.iter().map(|size| *size as usize).product::<usize>() * size
+        };
+        self.initializers.iter().filter(is_outside).map(bytes).sum()
     }
 
     /// Takes a name for a value: the wanted one, with a number if it is in use.
@@ -166,7 +229,25 @@ fn note_reads(nodes: &[NodeProto], read: &mut BTreeSet<String>) {
     }
 }
 
-fn subgraphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
+/// Whether a node of a graph or of its bodies is of this kind.
+pub(super) fn any_node(nodes: &[NodeProto], is: &dyn Fn(&NodeProto) -> bool) -> bool {
+    nodes.iter().any(|node| is(node) || subgraphs(node).any(|graph| any_node(&graph.node, is)))
+}
+
+/// Renames a value that nodes read, and that their bodies do.
+pub(super) fn rename_reads(nodes: &mut [NodeProto], from: &str, to: &str) {
+    for node in nodes {
+        node.input.iter_mut().filter(|input| *input == from).for_each(|input| *input = to.to_string());
+        for attribute in &mut node.attribute {
+            for graph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
+                rename_reads(&mut graph.node, from, to);
+            }
+        }
+    }
+}
+
+/// The bodies of a node.
+pub(super) fn subgraphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
     node.attribute.iter().flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs))
 }
 

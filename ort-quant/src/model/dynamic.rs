@@ -11,8 +11,9 @@ use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::{Result, Within};
 
 use super::draft::{float_of, integer, integer_of, node, reads};
+use super::options::{DynamicOptions, Quantizer};
 use super::weights::{Form, Job};
-use super::{DynamicOptions, Outcome, Quantizer, Work, is_standard, title};
+use super::work::{Outcome, Work, is_standard, title};
 use crate::integer::{GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 
@@ -52,30 +53,30 @@ pub(super) fn rewrite(
         .enumerate()
         .map(|(index, node)| {
             let candidate = candidate(work, node)?;
-            Some(quantizer.allows(index, node).and(candidate))
+            Some(quantizer.allows(work.place(index), node).and(candidate))
         })
         .collect();
     let floats = read_as_floats(work, nodes, &found);
     let mut quantized = Quantized { values: BTreeMap::new(), floats, options: *options };
-    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
+    for (node, found) in nodes.iter().zip(found) {
         let layer = match found {
             None => {
-                work.pass((index, node));
+                work.pass(node);
                 continue;
             }
             Some(Err(reason)) => {
-                work.note((index, node), Vec::new(), Outcome::Kept { reason });
+                work.note(node, Vec::new(), Outcome::Kept { reason });
                 work.draft.nodes.push(node.clone());
                 continue;
             }
             Some(Ok(layer)) => layer,
         };
         let done = match layer.rule {
-            Rule::Gather => quantized.gather(work, (index, node), &layer),
-            Rule::Conv => quantized.conv(work, (index, node), &layer),
-            Rule::MatMul | Rule::Gemm => quantized.product(work, (index, node), &layer),
+            Rule::Gather => quantized.gather(work, node, &layer),
+            Rule::Conv => quantized.conv(work, node, &layer),
+            Rule::MatMul | Rule::Gemm => quantized.product(work, node, &layer),
         };
-        done.within(|| format!("node '{}' ({})", title(index, node), node.op_type()))?;
+        done.within(|| format!("node '{}' ({})", title(node), node.op_type()))?;
     }
     Ok(())
 }
@@ -142,8 +143,7 @@ fn read_as_floats(
         rest.push(node);
     }
     let mut floats = reads(&rest);
-    let graph = work.draft.message.graph.as_ref();
-    floats.extend(graph.iter().flat_map(|graph| &graph.output).map(|output| output.name().to_string()));
+    floats.extend(work.outputs.iter().cloned());
     floats
 }
 
@@ -174,12 +174,7 @@ impl Quantized {
     }
 
     /// The codes of the weight of a layer.
-    fn weight(
-        &self,
-        work: &mut Work,
-        (index, old): (usize, &NodeProto),
-        layer: &Layer8,
-    ) -> Result<Option<Codes>> {
+    fn weight(&self, work: &mut Work, old: &NodeProto, layer: &Layer8) -> Result<Option<Codes>> {
         let name = old.input.get(usize::from(layer.rule != Rule::Gather)).map(String::as_str);
         let Some(weight) = name.and_then(|name| work.draft.constant(name)).cloned() else { return Ok(None) };
         let rank = layer.shape.len();
@@ -207,6 +202,7 @@ impl Quantized {
         let points = if has_one_point { Vec::new() } else { channels };
         let job = Job {
             weight,
+            codes: String::new(),
             is_transposed: layer.is_transposed,
             shape: layer.shape.clone(),
             is_half: false,
@@ -222,20 +218,21 @@ impl Quantized {
         let before = if added == 0 { 0 } else { layer.before };
         let grouping = if axis.is_some() { "per channel" } else { "per tensor" };
         let kind = if ty.is_signed() { "int8" } else { "uint8" };
-        let outcome = Outcome::Quantized { precision: format!("{kind}, {grouping}"), before, after: added };
-        work.note((index, old), layer.shape.clone(), outcome);
         let [scale, zero_point, codes] = &names[..] else { return Ok(None) };
         let (codes, scale, zero_point) = (codes.clone(), scale.clone(), zero_point.clone());
+        let precision = format!("{kind}, {grouping}");
+        let outcome = Outcome::Quantized { precision, before, after: added, codes: codes.clone() };
+        work.note(old, layer.shape.clone(), outcome);
         Ok(Some(Codes { codes, scale, zero_point }))
     }
 
     /// `DynamicQuantizeLinear`, `MatMulInteger`, `Cast`, and two `Mul`; a `Gemm` has an `Add`
     /// behind that.
-    fn product(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
-        let Some(weight) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+    fn product(&mut self, work: &mut Work, old: &NodeProto, layer: &Layer8) -> Result<()> {
+        let Some(weight) = self.weight(work, old, layer)? else { return Ok(()) };
         let input = self.input(work, old.input.first().map(String::as_str).unwrap_or_default());
         let output = old.output.first().map(String::as_str).unwrap_or_default();
-        let title = title(index, old);
+        let title = title(old);
         let bias = old.input.get(2).filter(|name| layer.rule == Rule::Gemm && !name.is_empty());
         let (base, product) = match layer.rule {
             Rule::Gemm => (format!("{title}_MatMul"), work.draft.value_name(&format!("{output}_MatMul"))),
@@ -251,11 +248,11 @@ impl Quantized {
     }
 
     /// The same with `ConvInteger`, and the bias in the shape of the output's channels.
-    fn conv(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
-        let Some(weight) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+    fn conv(&mut self, work: &mut Work, old: &NodeProto, layer: &Layer8) -> Result<()> {
+        let Some(weight) = self.weight(work, old, layer)? else { return Ok(()) };
         let input = self.input(work, old.input.first().map(String::as_str).unwrap_or_default());
         let output = old.output.first().map(String::as_str).unwrap_or_default();
-        let title = title(index, old);
+        let title = title(old);
         let Some(bias) = old.input.get(2).filter(|name| !name.is_empty()) else {
             integer_node(work, "ConvInteger", (&title, output), (&input, &weight), old);
             return Ok(());
@@ -281,8 +278,8 @@ impl Quantized {
     }
 
     /// The rows of a table as codes, and as numbers for those that read them so.
-    fn gather(&mut self, work: &mut Work, (index, old): (usize, &NodeProto), layer: &Layer8) -> Result<()> {
-        let Some(table) = self.weight(work, (index, old), layer)? else { return Ok(()) };
+    fn gather(&mut self, work: &mut Work, old: &NodeProto, layer: &Layer8) -> Result<()> {
+        let Some(table) = self.weight(work, old, layer)? else { return Ok(()) };
         let output = old.output.first().map(String::as_str).unwrap_or_default();
         let codes = work.draft.value_name(&format!("{output}_quantized"));
         let mut gather = old.clone();

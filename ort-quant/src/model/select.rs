@@ -19,12 +19,12 @@ pub enum NodePattern {
 }
 
 impl NodePattern {
-    /// Whether a node matches.
-    pub(super) fn matches(&self, index: usize, node: &NodeProto) -> bool {
+    /// Whether a node matches. Nodes of bodies have no number.
+    pub(super) fn matches(&self, index: Option<usize>, node: &NodeProto) -> bool {
         match self {
             NodePattern::Name(pattern) => matches_wildcards(pattern.as_bytes(), node.name().as_bytes()),
             NodePattern::Operator(operator) => operator == node.op_type(),
-            NodePattern::Index(place) => *place == index,
+            NodePattern::Index(place) => Some(*place) == index,
         }
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             let pattern: NodePattern = text.parse()?;
-            assert_eq!(pattern.matches(3, &node), expected, "{text}");
+            assert_eq!(pattern.matches(Some(3), &node), expected, "{text}");
             assert_eq!(pattern.to_string(), text);
         }
         for text in ["", "#", "#x", "op:"] {

@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
-use ort_core::{Result, Within};
+use ort_core::{Error, ErrorKind, Result, Within};
 
 use super::draft::{integer, integer_of, node};
+use super::options::{Quantizer, StaticOptions};
 use super::weights::{Form, Job};
-use super::{Outcome, Quantizer, StaticOptions, Work, is_standard, title};
+use super::work::{Outcome, Work, is_standard, title};
 use crate::integer::{GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 use crate::range::ValueRange;
@@ -38,7 +39,9 @@ const WEIGHT: usize = 1;
 pub(super) fn activations(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeSet<String> {
     let mut values = BTreeSet::new();
     for (index, node) in nodes.iter().enumerate() {
-        if let (Ok(()), Some(Ok(found))) = (quantizer.allows(index, node), product(work, node, true)) {
+        if let (Ok(()), Some(Ok(found))) =
+            (quantizer.allows(work.place(index), node), product(work, node, true))
+        {
             values.extend(found.activations.iter().filter_map(|place| node.input.get(*place)).cloned());
         }
     }
@@ -55,10 +58,10 @@ pub(super) fn rewrite(
     for (index, node) in nodes.iter().enumerate() {
         let found = match product(work, node, !options.per_tensor) {
             None => {
-                work.pass((index, node));
+                work.pass(node);
                 continue;
             }
-            Some(found) => quantizer.allows(index, node).and(found),
+            Some(found) => quantizer.allows(work.place(index), node).and(found),
         };
         let found = found.and_then(|found| {
             let named = |place: &usize| node.input.get(*place).map_or("", String::as_str);
@@ -69,12 +72,12 @@ pub(super) fn rewrite(
         });
         match found {
             Err(reason) => {
-                work.note((index, node), Vec::new(), Outcome::Kept { reason });
+                work.note(node, Vec::new(), Outcome::Kept { reason });
                 work.draft.nodes.push(node.clone());
             }
             Ok(found) => {
-                let place = || format!("node '{}' ({})", title(index, node), node.op_type());
-                replace(work, (index, node), &found, (options, &mut values)).within(place)?;
+                let place = || format!("node '{}' ({})", title(node), node.op_type());
+                replace(work, node, &found, (options, &mut values)).within(place)?;
             }
         }
     }
@@ -107,6 +110,9 @@ fn product(work: &Work, node: &NodeProto, per_channel: bool) -> Option<std::resu
         let computed = Product { weight: None, activations: vec![0, 1] };
         return Some(if is_product { Ok(computed) } else { Err("its weight is computed".into()) });
     };
+    if constant.dtype != DType::F32 {
+        return Some(Err("it is not in float32".into()));
+    }
     if work.draft.constant(input).is_some() {
         return Some(Err("both of its inputs are constants".into()));
     }
@@ -132,7 +138,7 @@ struct Values {
 
 fn replace(
     work: &mut Work,
-    (index, old): (usize, &NodeProto),
+    old: &NodeProto,
     product: &Product,
     (options, values): (&StaticOptions, &mut Values),
 ) -> Result<()> {
@@ -142,18 +148,20 @@ fn replace(
         *input = values.quantized(work, input, options)?;
     }
     let mut precision = "uint8 inputs".to_string();
-    let (mut shape, mut before, mut after) = (Vec::new(), 0, 0);
+    let (mut shape, mut before, mut after, mut codes) = (Vec::new(), 0, 0, String::new());
     if let Some(weight) = &product.weight
         && let Some(input) = new.input.get_mut(WEIGHT)
     {
-        let (name, added) = quantized_weight(work, values, (input, weight), options)?;
-        *input = name;
+        let found = quantized_weight(work, values, (input, weight), options)?;
+        *input = found.floats;
+        codes = found.codes;
+        let added = found.added;
         shape.clone_from(&weight.shape);
         (before, after) = if added == 0 { (0, 0) } else { (weight.before, added) };
         let grouping = if weight.axis.is_some() { "per channel" } else { "per tensor" };
         precision = format!("int8, {grouping}, uint8 inputs");
     }
-    work.note((index, old), shape, Outcome::Quantized { precision, before, after });
+    work.note(old, shape, Outcome::Quantized { precision, before, after, codes });
     work.draft.nodes.push(new);
     Ok(())
 }
@@ -194,20 +202,31 @@ impl Values {
     }
 }
 
-/// The weight behind `DequantizeLinear`, and the bytes that it added.
+/// A weight behind `DequantizeLinear`.
+struct QuantizedWeight {
+    /// The name of its value.
+    floats: String,
+    codes: String,
+    /// The bytes that it added.
+    added: usize,
+}
+
+/// Puts a weight behind `DequantizeLinear`.
 fn quantized_weight(
     work: &mut Work,
     values: &mut Values,
     (name, weight): (&str, &ProductWeight),
     options: &StaticOptions,
-) -> Result<(String, usize)> {
-    let Some(proto) = work.draft.constant(name).cloned() else { return Ok((name.to_string(), 0)) };
+) -> Result<QuantizedWeight> {
+    let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
+    let proto = work.draft.constant(name).cloned().ok_or_else(missing)?;
     let ty = QuantType::Int8;
     let grid = GridOptions { reduce_range: options.reduce_range, ..GridOptions::new(ty, true) };
     let channels = weight.axis.and_then(|axis| weight.shape.get(axis)).copied();
     let channels: Vec<usize> = channels.into_iter().collect();
     let job = Job {
         weight: proto,
+        codes: String::new(),
         is_transposed: false,
         shape: weight.shape.clone(),
         is_half: false,
@@ -220,10 +239,10 @@ fn quantized_weight(
         ("_quantized", ty.dtype(), weight.shape.clone()),
     ];
     let (names, added) = work.add_weight(job, &results)?;
-    let [scale, point, codes] = &names[..] else { return Ok((name.to_string(), 0)) };
+    let [scale, point, codes] = &names[..] else { return Err(missing()) };
     // Nodes that read the same codes share what is made of them.
     if let Some(floats) = values.done.get(codes) {
-        return Ok((floats.clone(), added));
+        return Ok(QuantizedWeight { floats: floats.clone(), codes: codes.clone(), added });
     }
     let draft = &mut work.draft;
     let floats = draft.value_name(&format!("{name}_DequantizeLinear_Output"));
@@ -231,5 +250,5 @@ fn quantized_weight(
     let axis = weight.axis.map(|axis| integer("axis", axis as i64)).into_iter().collect();
     draft.nodes.push(node(("", "DequantizeLinear"), node_name, &[codes, scale, point], &[&floats], axis));
     values.done.insert(codes.clone(), floats.clone());
-    Ok((floats, added))
+    Ok(QuantizedWeight { floats, codes: codes.clone(), added })
 }

@@ -1,13 +1,15 @@
 //! Weights that are quantized while the file is written, one at a time.
 
 use half::f16;
-use ort_core::dtype::{DType, Element};
+use ort_core::dtype::DType;
 use ort_core::onnx::proto::TensorProto;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
-use crate::grid::{BlockQuantizer, QuantizedBlocks};
-use crate::linear::LinearQuantizer;
+use crate::elements::{Elements, RawElements};
+use crate::grid::{BlockMethod, BlockQuantizer, QuantizedBlocks};
+use crate::linear::{LinearCodes, LinearQuantizer};
+use crate::noise::Noise;
 use crate::weight::Weight;
 
 /// What a weight becomes. The sizes of the results are known before their elements.
@@ -16,7 +18,26 @@ pub(super) enum Form {
     /// Scales, zero points and codes.
     Linear(LinearQuantizer),
     /// Codes, scales, and zero points unless they are symmetric.
-    Blocks(BlockQuantizer),
+    Blocks(BlockQuantizer, BlockMethod),
+    /// The elements in float16.
+    Half,
+}
+
+impl Form {
+    /// Which of the results has the codes.
+    pub(super) fn codes(&self) -> usize {
+        match self {
+            Form::Linear(_) => 2,
+            Form::Blocks(..) | Form::Half => 0,
+        }
+    }
+}
+
+/// A quantized weight.
+pub(super) struct Done {
+    /// The bytes of each result.
+    pub(super) results: Vec<Vec<u8>>,
+    pub(super) noise: Noise,
 }
 
 /// A weight to quantize.
@@ -24,6 +45,8 @@ pub(super) enum Form {
 pub(super) struct Job {
     /// The float initializer, whose data usually lies in a mapped file.
     pub(super) weight: TensorProto,
+    /// The name of its codes in the new model; empty until it has one.
+    pub(super) codes: String,
     /// Whether the matrix is transposed first.
     pub(super) is_transposed: bool,
     /// Its shape after that.
@@ -46,7 +69,8 @@ impl Job {
                 let points = if self.has_one_point { 1 } else { grids };
                 vec![grids * element, ty.byte_count(points), ty.byte_count(self.shape.iter().product())]
             }
-            Form::Blocks(quantizer) => {
+            Form::Half => vec![2 * self.shape.iter().product::<usize>()],
+            Form::Blocks(quantizer, _) => {
                 let sizes = quantizer.sizes()?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
                 lengths.extend((!quantizer.is_symmetric).then_some(sizes.zero_points));
@@ -56,10 +80,11 @@ impl Job {
     }
 
     /// Quantizes the weight.
-    pub(super) fn run(&self, weight: &Tensor) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn run(&self, weight: &Tensor) -> Result<Done> {
+        let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
         match weight.dtype() {
-            DType::F32 => self.run_as::<f32>(weight),
-            DType::F16 => self.run_as::<f16>(weight),
+            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes)),
+            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes)),
             other => {
                 let text = format!("a weight of {other} cannot be quantized");
                 Err(Error::new(ErrorKind::NotImplemented, text))
@@ -67,60 +92,165 @@ impl Job {
         }
     }
 
-    fn run_as<T: Weight + Element>(&self, weight: &Tensor) -> Result<Vec<Vec<u8>>> {
-        let view = weight.view();
-        let elements = view.to_cow::<T>()?;
+    fn run_as<E: Elements>(&self, elements: &E) -> Result<Done> {
         match &self.form {
-            Form::Linear(quantizer) => {
-                let transposed;
-                let elements = if self.is_transposed {
-                    transposed = transpose(&elements, &self.shape);
-                    &transposed[..]
-                } else {
-                    &elements[..]
-                };
-                let done = quantizer.quantize(elements, &self.shape)?;
-                let scales = done.scale_bytes(self.is_half);
-                let mut zero_points = done.zero_point_bytes(&quantizer.grid);
-                if self.has_one_point {
-                    zero_points.truncate(quantizer.grid.ty.byte_count(1));
-                }
-                Ok(vec![scales, zero_points, done.codes])
+            Form::Linear(quantizer) => self.linear(quantizer, elements),
+            Form::Half => Ok(halves(elements)),
+            Form::Blocks(quantizer, method) if self.is_transposed => {
+                self.run_rows(quantizer, *method, elements)
             }
-            Form::Blocks(quantizer) if self.is_transposed => self.run_rows(quantizer, &elements),
-            Form::Blocks(quantizer) => blocks(quantizer, &elements),
+            Form::Blocks(quantizer, method) => blocks(quantizer, *method, elements),
         }
+    }
+
+    /// Quantizes a tensor with a scale for each channel. If it is transposed, so are its codes,
+    /// which are a quarter of its size.
+    fn linear<E: Elements>(&self, quantizer: &LinearQuantizer, elements: &E) -> Result<Done> {
+        let done = match &self.shape[..] {
+            [rows, columns] if self.is_transposed => {
+                let axis = quantizer.axis.map(|axis| 1 - axis.min(1));
+                let own = LinearQuantizer { axis, ..*quantizer };
+                let done = own.quantize_elements(elements, &[*columns, *rows])?;
+                LinearCodes { codes: transpose(&done.codes, &self.shape), ..done }
+            }
+            shape => quantizer.quantize_elements(elements, shape)?,
+        };
+        let scales = done.scale_bytes(self.is_half);
+        let mut zero_points = done.zero_point_bytes(&quantizer.grid);
+        if self.has_one_point {
+            zero_points.truncate(quantizer.grid.ty.byte_count(1));
+        }
+        Ok(Done { results: vec![scales, zero_points, done.codes], noise: done.noise })
     }
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
     /// that not all of it is transposed at once.
-    fn run_rows<T: Weight>(&self, quantizer: &BlockQuantizer, elements: &[T]) -> Result<Vec<Vec<u8>>> {
-        let rows = (ROWS_AT_ONCE / quantizer.k.max(1)).max(1);
+    fn run_rows<E: Elements>(
+        &self,
+        quantizer: &BlockQuantizer,
+        method: BlockMethod,
+        elements: &E,
+    ) -> Result<Done> {
+        let k = quantizer.k.max(1);
+        let rows = (ELEMENTS_AT_ONCE / k).max(1);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
-        for part in elements.chunks(rows.saturating_mul(quantizer.k).max(1)) {
-            let n = part.len() / quantizer.k.max(1);
-            let part = transpose(part, &[quantizer.k, n]);
-            let done = blocks(&BlockQuantizer { n, ..*quantizer }, &part)?;
-            results.iter_mut().zip(done).for_each(|(result, part)| result.extend(part));
+        let mut noise = Noise::default();
+        for first in (0..quantizer.n).step_by(rows) {
+            let n = rows.min(quantizer.n - first);
+            let mut wide = vec![0.0; n * k];
+            elements.widen(first * k, &mut wide);
+            // Exact: the elements have been of this type.
+            let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
+            let part = transpose(&part, &[k, n]);
+            let done = blocks(&BlockQuantizer { n, ..*quantizer }, method, &part[..])?;
+            results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
+            noise = noise.plus(done.noise);
         }
-        Ok(results)
+        Ok(Done { results, noise })
     }
 }
 
 /// The elements of a matrix that are transposed at once.
-const ROWS_AT_ONCE: usize = 1 << 20;
+const ELEMENTS_AT_ONCE: usize = 1 << 20;
 
 /// Quantizes a matrix in blocks of its columns.
-fn blocks<T: Weight>(quantizer: &BlockQuantizer, elements: &[T]) -> Result<Vec<Vec<u8>>> {
+fn blocks<E: Elements + ?Sized>(
+    quantizer: &BlockQuantizer,
+    method: BlockMethod,
+    elements: &E,
+) -> Result<Done> {
     check_finite(elements)?;
     let sizes = quantizer.sizes()?;
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
-    let mut scales = vec![T::narrow(0.0); sizes.scales];
+    let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    quantizer.quantize(elements, out)?;
-    let mut results = vec![codes, T::bytes(&scales)];
+    quantizer.quantize_by(method, elements, out)?;
+    let noise = block_noise(quantizer, elements, (&codes, &scales, &zero_points));
+    let mut results = vec![codes, E::Element::bytes(&scales)];
     results.extend((!quantizer.is_symmetric).then_some(zero_points));
-    Ok(results)
+    Ok(Done { results, noise })
+}
+
+/// The columns that are looked at side by side: a row of a tile is a few cache lines.
+const TILE_COLUMNS: usize = 64;
+
+/// What quantization changed in a matrix.
+fn block_noise<E: Elements + ?Sized>(
+    quantizer: &BlockQuantizer,
+    elements: &E,
+    (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
+) -> Noise {
+    let BlockQuantizer { k, n, block_size, .. } = *quantizer;
+    let bits = quantizer.bits.count();
+    let (per_byte, middle) = (8 / bits, 1_u8 << (bits - 1));
+    let count = k.div_ceil(block_size);
+    let (column_bytes, point_bytes) = (count * block_size / per_byte, count.div_ceil(per_byte));
+    let unpacked = |bytes: &[u8], start: usize, place: usize| {
+        let byte = bytes.get(start + place / per_byte).copied().unwrap_or_default();
+        // In 32 bits, because a byte cannot be shifted by 8.
+        (u32::from(byte) >> (place % per_byte * bits) & ((1 << bits) - 1)) as u8
+    };
+    let mut noise = Noise::default();
+    let mut wide = [0.0_f32; TILE_COLUMNS];
+    for first in (0..n).step_by(TILE_COLUMNS) {
+        for row in 0..k {
+            let block = row / block_size;
+            let Some(wide) = wide.get_mut(..TILE_COLUMNS.min(n - first)) else { continue };
+            elements.widen(row * n + first, wide);
+            for (column, weight) in wide.iter().enumerate() {
+                let column = first + column;
+                let code = unpacked(codes, column * column_bytes, row);
+                let point = match zero_points.is_empty() {
+                    true => middle,
+                    false => unpacked(zero_points, column * point_bytes, block),
+                };
+                let scale = scales.get(column * count + block).map_or(0.0, |scale| scale.wide());
+                noise.add(*weight, (f32::from(code) - f32::from(point)) * scale);
+            }
+        }
+    }
+    noise
+}
+
+/// The least magnitude that a constant other than 0 becomes: that of float16, as ONNX Runtime's
+/// converter has it.
+const LEAST_HALF: f32 = 5.96e-8;
+
+/// The nearest float16. Finite numbers stay finite, and none but 0 becomes 0.
+pub(super) fn nearest_half(value: f32) -> f16 {
+    if value.is_finite() && value != 0.0 {
+        let magnitude = value.abs().clamp(LEAST_HALF, f16::MAX.to_f32());
+        return f16::from_f32(magnitude.copysign(value));
+    }
+    f16::from_f32(value)
+}
+
+/// Converts elements to float16.
+fn halves<E: Elements>(elements: &E) -> Done {
+    let mut noise = Noise::default();
+    let mut bytes = Vec::with_capacity(2 * elements.count());
+    each_chunk(elements, |values| {
+        for value in values {
+            let half = nearest_half(*value);
+            if value.is_finite() {
+                noise.add(*value, half.to_f32());
+            }
+            bytes.extend(half.to_le_bytes());
+        }
+    });
+    Done { results: vec![bytes], noise }
+}
+
+/// Calls a function with all elements, a few at a time.
+fn each_chunk<E: Elements + ?Sized>(elements: &E, mut look: impl FnMut(&[f32])) {
+    let mut wide = [0.0_f32; 1024];
+    let (most, count) = (wide.len(), elements.count());
+    for start in (0..count).step_by(most) {
+        if let Some(wide) = wide.get_mut(..most.min(count - start)) {
+            elements.widen(start, wide);
+            look(wide);
+        }
+    }
 }
 
 /// Transposes a matrix to this shape, by tiles that stay in the cache.
@@ -144,10 +274,14 @@ fn transpose<T: Copy>(elements: &[T], shape: &[usize]) -> Vec<T> {
     transposed
 }
 
-fn check_finite<T: Weight>(elements: &[T]) -> Result<()> {
-    match elements.iter().find(|element| !element.wide().is_finite()) {
-        Some(element) => {
-            let text = format!("an element is {}", element.wide());
+fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
+    let mut found = None;
+    each_chunk(elements, |values| {
+        found = found.or_else(|| values.iter().copied().find(|value| !value.is_finite()));
+    });
+    match found {
+        Some(value) => {
+            let text = format!("an element is {value}");
             Err(Error::new(ErrorKind::InvalidArgument, text).help("exclude the node that reads it"))
         }
         None => Ok(()),

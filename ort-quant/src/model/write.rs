@@ -4,6 +4,7 @@
 //! in an encoded message. Pages of the original file are given back once they were read. Both files
 //! are complete, and the caller has looked at the model, before they appear under their names.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -23,6 +24,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 
 use super::draft::{Draft, Part};
 use super::weights::Job;
+use crate::noise::Noise;
 
 /// Field numbers of `onnx.proto`.
 const GRAPH: u32 = 7;
@@ -34,13 +36,15 @@ const RAW_DATA: u32 = 9;
 const ALIGNMENT: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// The bytes of the files that were written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What was written.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// The bytes of the model file.
     pub model: u64,
     /// The bytes of the data file beside it; 0 without one.
     pub data: u64,
+    /// What quantization changed in each weight, by the name of its codes.
+    pub noises: BTreeMap<String, Noise>,
 }
 
 /// The files of the original model.
@@ -231,7 +235,7 @@ fn write_parts(
     files: &mut Files,
 ) -> Result<Written> {
     let model = write_head(draft, placed, &mut files.model)?;
-    let mut results = Results { draft, original, last: None };
+    let mut results = Results { draft, original, last: None, noises: BTreeMap::new() };
     let mut data_end = 0_u64;
     for placed in placed {
         let mut start = Vec::new();
@@ -258,7 +262,7 @@ fn write_parts(
             results.original.release(raw);
         }
     }
-    Ok(Written { model, data: data_end })
+    Ok(Written { model, data: data_end, noises: results.noises })
 }
 
 /// Writes everything before the initializers, which are the last field of the graph, as the graph
@@ -288,6 +292,7 @@ struct Results<'d, 's> {
     draft: &'d Draft,
     original: &'d mut Original<'s>,
     last: Option<(usize, Vec<Vec<u8>>)>,
+    noises: BTreeMap<String, Noise>,
 }
 
 impl Results<'_, '_> {
@@ -306,7 +311,8 @@ impl Results<'_, '_> {
             let weight = self.original.tensor(&job.weight)?;
             let done = job.run(&weight).within(|| format!("weight '{}'", job.weight.name()))?;
             self.original.release(weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default());
-            self.last = Some((index, done));
+            self.noises.insert(job.codes.clone(), done.noise);
+            self.last = Some((index, done.results));
         }
         let results = self.last.as_ref().map(|(_, results)| results);
         let bytes = results.and_then(|results| results.get(result)).ok_or_else(|| fail(NO_RESULT))?;

@@ -8,7 +8,7 @@
 //! The search needs many more bins than levels. With as many bins as levels, as in
 //! onnxruntime.quantization, there is a single threshold to choose from.
 
-use super::{Counted, ValueRange};
+use super::counted::{Counted, ValueRange};
 use crate::integer::GridOptions;
 use crate::observe::Histogram;
 

@@ -3,14 +3,17 @@
 //! Which rule is best is not knowable beforehand. Transformers have outliers that carry meaning, so
 //! anything that clips harms them; convolutional networks usually gain from clipping a little.
 
+mod counted;
 mod entropy;
 mod percentile;
 mod squared_error;
 
 use ort_core::{Error, ErrorKind, Result};
 
+use self::counted::Counted;
+pub use self::counted::ValueRange;
 use crate::integer::GridOptions;
-use crate::observe::{Extremes, Histogram, Observer, Wanted};
+use crate::observe::{Observer, Wanted};
 
 /// How a range is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,15 +28,6 @@ pub enum RangeRule {
     Entropy,
     /// The least mean squared error.
     SquaredError,
-}
-
-/// The range that codes cover. Elements outside are clipped.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ValueRange {
-    /// The lower end.
-    pub low: f64,
-    /// The upper end.
-    pub high: f64,
 }
 
 impl RangeRule {
@@ -71,33 +65,5 @@ impl RangeRule {
             RangeRule::Entropy => entropy::range(&Counted::of(observer, whole)?, options),
             RangeRule::SquaredError => squared_error::range(&Counted::of(observer, whole)?, options)?,
         }))
-    }
-}
-
-impl ValueRange {
-    /// The range of all elements, and 0.
-    fn of(extremes: Extremes) -> ValueRange {
-        ValueRange { low: f64::from(extremes.low).min(0.0), high: f64::from(extremes.high).max(0.0) }
-    }
-}
-
-/// The elements of a value, counted by bins.
-struct Counted<'o> {
-    histogram: &'o Histogram,
-    /// The elements that are 0, which are in no bin.
-    zeros: u64,
-    /// The range of all elements.
-    whole: ValueRange,
-}
-
-impl<'o> Counted<'o> {
-    fn of(observer: &'o Observer, whole: ValueRange) -> Result<Counted<'o>> {
-        let histogram = observer.histogram().ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "the range rule needs a histogram, which was not collected",
-            )
-        })?;
-        Ok(Counted { histogram, zeros: observer.counts().zeros, whole })
     }
 }

@@ -2,8 +2,8 @@
 
 use ort_core::Result;
 
+use super::counted::{Counted, ValueRange};
 use super::squared_error::squared_error;
-use super::{Counted, ValueRange};
 use crate::integer::GridOptions;
 use crate::observe::Histogram;
 

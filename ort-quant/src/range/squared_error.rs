@@ -2,7 +2,7 @@
 
 use ort_core::Result;
 
-use super::{Counted, ValueRange};
+use super::counted::{Counted, ValueRange};
 use crate::integer::GridOptions;
 
 /// Ends of the range that are tried: this many hundredths of the extreme, in steps of 2.

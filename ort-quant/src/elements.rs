@@ -1,0 +1,95 @@
+//! The elements of a tensor, converted to float32 a few at a time.
+//!
+//! ONNX does not align the data of weights, so that a mapped weight is bytes. Copying all of it to
+//! aligned memory would double the memory of the largest weight.
+
+use std::marker::PhantomData;
+
+use crate::weight::Weight;
+
+/// Elements in order.
+pub(crate) trait Elements: Sync {
+    /// Their type.
+    type Element: Weight;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Converts the elements from `start` on, as many as `to` has. If there are fewer, nothing is
+    /// converted.
+    fn widen(&self, start: usize, to: &mut [f32]);
+}
+
+impl<T: Weight> Elements for [T] {
+    type Element = T;
+
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn widen(&self, start: usize, to: &mut [f32]) {
+        if let Some(from) = self.get(start..start + to.len()) {
+            T::widen(from, to);
+        }
+    }
+}
+
+/// Elements as the bytes of a tensor, which need no alignment.
+pub(crate) struct RawElements<'b, T> {
+    bytes: &'b [u8],
+    element: PhantomData<fn() -> T>,
+}
+
+impl<'b, T: Weight> RawElements<'b, T> {
+    pub(crate) fn new(bytes: &'b [u8]) -> RawElements<'b, T> {
+        RawElements { bytes, element: PhantomData }
+    }
+}
+
+impl<T: Weight> Elements for RawElements<'_, T> {
+    type Element = T;
+
+    fn count(&self) -> usize {
+        self.bytes.len() / size_of::<T>()
+    }
+
+    fn widen(&self, start: usize, to: &mut [f32]) {
+        let range = start * size_of::<T>()..(start + to.len()) * size_of::<T>();
+        if let Some(from) = self.bytes.get(range) {
+            T::widen_bytes(from, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    fn widened<E: Elements + ?Sized>(elements: &E, start: usize, count: usize) -> Vec<f32> {
+        let mut wide = vec![-1.0; count];
+        elements.widen(start, &mut wide);
+        wide
+    }
+
+    #[test]
+    fn bytes_at_any_address_are_the_same_elements() {
+        let values: Vec<f32> = (0..700_u16).map(|step| f32::from(step) * 0.25 - 50.0).collect();
+        let halves: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
+        let (mut single, mut half) = (vec![0xff], vec![0xff]);
+        single.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        half.extend(halves.iter().flat_map(|value| value.to_le_bytes()));
+        let single = RawElements::<f32>::new(&single[1..]);
+        let half = RawElements::<f16>::new(&half[1..]);
+        assert_eq!((single.count(), half.count()), (700, 700));
+        for (start, count) in [(0, 700), (3, 1), (1, 513), (699, 1), (700, 0)] {
+            let expected = &values[start..start + count];
+            assert_eq!(widened(&single, start, count), expected);
+            assert_eq!(widened(&half, start, count), expected);
+            assert_eq!(widened(&values[..], start, count), expected);
+            assert_eq!(widened(&halves[..], start, count), expected);
+        }
+        assert_eq!(widened(&single, 699, 2), [-1.0, -1.0]);
+    }
+}

@@ -1,0 +1,451 @@
+//! Conversion of models to float16.
+//!
+//! Each value has one type: float16 if the node that computes it allows that, and float32
+//! otherwise. Where a reader needs the other type there is a Cast, one for each value. Names of
+//! casts are those of onnxruntime.transformers.float16; unlike its, the nodes are in topological
+//! order. Inputs and outputs of the model stay float32 unless asked otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use half::f16;
+use ort_core::dtype::DType;
+use ort_core::onnx::proto::type_proto::Value as TypeValue;
+use ort_core::onnx::proto::{AttributeProto, NodeProto, TensorProto, ValueInfoProto};
+use ort_core::onnx::{Source, tensor_from_proto, tensor_to_proto};
+use ort_core::spec::{Arity, OpSpec, Param, Registry};
+use ort_core::tensor::Tensor;
+use ort_core::{Result, Within};
+
+use super::draft::{Part, integer, node, reads, rename_reads, subgraphs};
+use super::options::{HalfOptions, Quantizer};
+use super::weights::{Form, Job, nearest_half};
+use super::work::{Outcome, Work, is_standard, title};
+
+/// Operators that stay in float32: their results are ids or positions, they have no float16 in
+/// older operator sets, or their sums and constants leave its range.
+const BLOCKED: [&str; 36] = [
+    "ArrayFeatureExtractor",
+    "Binarizer",
+    "CastMap",
+    "CategoryMapper",
+    "CumSum",
+    "DequantizeLinear",
+    "DictVectorizer",
+    "DynamicQuantizeLinear",
+    "EyeLike",
+    "FeatureVectorizer",
+    "Imputer",
+    "LabelEncoder",
+    "LinearClassifier",
+    "LinearRegressor",
+    "Max",
+    "Min",
+    "NonMaxSuppression",
+    "Normalizer",
+    "OneHotEncoder",
+    "QuantizeLinear",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Range",
+    "RoiAlign",
+    "SVMClassifier",
+    "SVMRegressor",
+    "Scaler",
+    "TopK",
+    "TreeEnsemble",
+    "TreeEnsembleClassifier",
+    "TreeEnsembleRegressor",
+    "Upsample",
+    "ZipMap",
+    "Bernoulli",
+];
+
+/// How a node takes part.
+enum Role {
+    /// It computes in float16.
+    Half(&'static OpSpec),
+    /// It stays as it is, and reads and writes float32.
+    Single { reason: String },
+    /// It has no float32 value.
+    Other,
+    /// It was a `Constant`, which is an initializer now.
+    Gone,
+}
+
+/// A constant that became float16.
+struct Converted {
+    name: String,
+    shape: Vec<usize>,
+    before: usize,
+    after: usize,
+}
+
+/// The state of the conversion.
+struct Conversion<'n> {
+    /// The values that are float16 now.
+    halves: BTreeSet<String>,
+    /// What a value is called as the other type.
+    casts: BTreeMap<String, String>,
+    /// What an output of the model is called before its last Cast.
+    inner: BTreeMap<String, String>,
+    /// The position of each input of the model.
+    inputs: BTreeMap<&'n str, usize>,
+    /// The constants that became float16, by the node that reads them first.
+    constants: BTreeMap<usize, Vec<Converted>>,
+}
+
+pub(super) fn rewrite(
+    work: &mut Work,
+    nodes: &[NodeProto],
+    (options, source): (&HalfOptions, &Source),
+    quantizer: &Quantizer,
+) -> Result<()> {
+    let gone = constants_to_initializers(work, nodes);
+    let large = large_constants(work, source)?;
+    let roles: Vec<Role> = nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| match gone.contains(&index) {
+            true => Ok(Role::Gone),
+            false => role(work, (index, node), &large, quantizer),
+        })
+        .collect::<Result<_>>()?;
+    let graph = work.draft.message.graph.clone().unwrap_or_default();
+    let inputs = graph.input.iter().enumerate().map(|(place, input)| (input.name(), place)).collect();
+    let (halves, casts) = (BTreeSet::new(), BTreeMap::new());
+    let (inner, constants) = (BTreeMap::new(), BTreeMap::new());
+    let mut conversion = Conversion { halves, casts, inner, inputs, constants };
+    if options.converts_io {
+        conversion.convert_inputs(work);
+    }
+    conversion.convert_constants(work, nodes, &roles)?;
+    let outputs: BTreeMap<&str, usize> =
+        graph.output.iter().enumerate().map(|(place, output)| (output.name(), place)).collect();
+    for (node, role) in nodes.iter().zip(&roles) {
+        let place = || format!("node '{}' ({})", title(node), node.op_type());
+        conversion.convert(work, node, role, (&outputs, options)).within(place)?;
+    }
+    for (index, (node, role)) in nodes.iter().zip(&roles).enumerate() {
+        conversion.note(work, (index, node), role);
+    }
+    if options.converts_io {
+        conversion.convert_outputs(work);
+    }
+    // What they said of types is not true any more, and readers find out themselves.
+    work.draft.message.graph.get_or_insert_default().value_info.clear();
+    Ok(())
+}
+
+/// Makes float32 tensors of `Constant` nodes initializers, so that one rule holds for both. Returns
+/// the nodes.
+fn constants_to_initializers(work: &mut Work, nodes: &[NodeProto]) -> BTreeSet<usize> {
+    let mut gone = BTreeSet::new();
+    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| is_standard(node, "Constant")) {
+        let tensor = node.attribute.iter().find_map(|attribute| attribute.t.as_deref());
+        let (Some(tensor), [output]) = (tensor, &node.output[..]) else { continue };
+        // An output of the model has to be computed by a node.
+        if tensor.data_type() == DType::F32.onnx_code() && !work.outputs.contains(output) {
+            work.draft.add_constant(TensorProto { name: Some(output.clone()), ..tensor.clone() });
+            gone.insert(index);
+        }
+    }
+    gone
+}
+
+/// The constants that have finite elements above the range of float16, with whether all of those
+/// are negative, as in masks.
+fn large_constants(work: &Work, source: &Source) -> Result<BTreeMap<String, bool>> {
+    let mut large = BTreeMap::new();
+    let mut external = source.external_data()?;
+    for proto in &work.draft.initializers {
+        if proto.data_type() != DType::F32.onnx_code() {
+            continue;
+        }
+        let tensor = tensor_from_proto(proto.clone(), &mut external)?;
+        if let Some(is_negative) = beyond_half(&tensor)? {
+            large.insert(proto.name().to_string(), is_negative);
+        }
+        for mapping in source.mapping().into_iter().chain(external.mappings()) {
+            if let Some(range) = tensor.bytes().and_then(|bytes| mapping.range_of(bytes)) {
+                // A hint, so a failure only costs memory.
+                let _ = mapping.release(range);
+            }
+        }
+    }
+    Ok(large)
+}
+
+/// Whether finite elements are beyond float16: if so, whether all of those are negative.
+fn beyond_half(tensor: &Tensor) -> Result<Option<bool>> {
+    let view = tensor.view();
+    let elements = view.to_cow::<f32>()?;
+    let most = f16::MAX.to_f32();
+    let mut beyond = elements.iter().filter(|element| element.is_finite() && element.abs() > most).peekable();
+    Ok(beyond.peek().is_some().then(|| beyond.all(|element| *element < 0.0)))
+}
+
+fn role(
+    work: &Work,
+    (index, node): (usize, &NodeProto),
+    large: &BTreeMap<String, bool>,
+    quantizer: &Quantizer,
+) -> Result<Role> {
+    let is_single = |name: &String| work.types.dtype(name) == Some(DType::F32);
+    let outer: BTreeSet<String> = subgraphs(node).flat_map(|graph| reads(&graph.node)).collect();
+    if !node.input.iter().chain(&node.output).any(is_single) && !outer.iter().any(is_single) {
+        return Ok(Role::Other);
+    }
+    let single = |reason: &str| Ok(Role::Single { reason: reason.to_string() });
+    if let Err(reason) = quantizer.allows(work.place(index), node) {
+        return single(&reason);
+    }
+    if subgraphs(node).next().is_some() {
+        return single("it has subgraphs");
+    }
+    let domain = if node.domain() == "ai.onnx" { "" } else { node.domain() };
+    let spec = Registry::global()?.find(domain, node.op_type());
+    let Some(spec) = spec.filter(|_| !BLOCKED.contains(&node.op_type())) else {
+        return single("its operator stays in float32");
+    };
+    if node.attribute.iter().any(|attribute| attribute.name() == "dtype") {
+        return single("an attribute says what its type is");
+    }
+    if is_standard(node, "Constant") {
+        return single("its value is an attribute");
+    }
+    for name in &node.input {
+        // A mask before a softmax means no more than "much less than the others".
+        let is_mask = is_standard(node, "Add") || is_standard(node, "Where");
+        if let Some(is_negative) = large.get(name)
+            && !(*is_negative && is_mask)
+        {
+            return single(&format!("constant '{name}' is beyond the range of float16"));
+        }
+    }
+    let has_half = |(names, params): (&[String], &'static [Param])| {
+        names.iter().enumerate().any(|(place, name)| is_single(name) && allows_half(spec, params, place))
+    };
+    let sides: [(&[String], &'static [Param]); 2] =
+        [(&node.input, spec.inputs), (&node.output, spec.outputs)];
+    match sides.into_iter().any(has_half) {
+        true => Ok(Role::Half(spec)),
+        false => single("its operator has no float16"),
+    }
+}
+
+/// Whether a parameter may be float16.
+fn allows_half(spec: &OpSpec, params: &'static [Param], place: usize) -> bool {
+    let variadic = || params.last().filter(|param| matches!(param.arity, Arity::Variadic { .. }));
+    let Some(param) = params.get(place).or_else(variadic) else { return false };
+    // The scales of Resize are float32 in every version, and ratios like 1/3 need it.
+    if spec.name == "Resize" && param.name == "scales" {
+        return false;
+    }
+    spec.types.iter().any(|var| var.name == param.ty && var.types.tensor.contains(DType::F16))
+}
+
+impl Conversion<'_> {
+    /// Declares the inputs of the model as float16.
+    fn convert_inputs(&mut self, work: &mut Work) {
+        let graph = work.draft.message.graph.get_or_insert_default();
+        for input in &mut graph.input {
+            if set_half(input) {
+                self.halves.insert(input.name().to_string());
+            }
+        }
+    }
+
+    /// Declares the outputs of the model as what they are.
+    fn convert_outputs(&self, work: &mut Work) {
+        let graph = work.draft.message.graph.get_or_insert_default();
+        for output in &mut graph.output {
+            if self.halves.contains(output.name()) {
+                set_half(output);
+            }
+        }
+    }
+
+    /// Replaces the constants that only nodes in float16 read. One that others read as well becomes
+    /// two.
+    fn convert_constants(&mut self, work: &mut Work, nodes: &[NodeProto], roles: &[Role]) -> Result<()> {
+        // The first reader in float16, and whether there are others.
+        let mut readers: BTreeMap<&str, (Option<usize>, bool)> = BTreeMap::new();
+        // What bodies read, and what the caller does.
+        let mut captured = BTreeSet::new();
+        for (index, (node, role)) in nodes.iter().zip(roles).enumerate() {
+            for (place, name) in node.input.iter().enumerate() {
+                let is_half = matches!(role, Role::Half(spec) if allows_half(spec, spec.inputs, place));
+                let entry = readers.entry(name).or_default();
+                if is_half {
+                    entry.0 = entry.0.or(Some(index));
+                } else {
+                    entry.1 = true;
+                }
+            }
+            captured.extend(subgraphs(node).flat_map(|graph| reads(&graph.node)));
+        }
+        captured.extend(work.outputs.iter().cloned());
+        for proto in work.draft.initializers.clone() {
+            let name = proto.name();
+            let is_constant = work.draft.constant(name).is_some();
+            let Some((Some(first), others)) = readers.get(name).copied() else { continue };
+            if !is_constant || proto.data_type() != DType::F32.onnx_code() {
+                continue;
+            }
+            let elements: usize = proto.dims.iter().map(|size| *size as usize).product();
+            let keeps = others || captured.contains(name);
+            let new = match keeps {
+                true => work.draft.value_name(&format!("{name}_cast_to_fp16")),
+                false => name.to_string(),
+            };
+            let header = TensorProto {
+                name: Some(new.clone()),
+                data_type: Some(DType::F16.onnx_code()),
+                dims: proto.dims.clone(),
+                doc_string: proto.doc_string.clone(),
+                metadata_props: proto.metadata_props.clone(),
+                ..TensorProto::default()
+            };
+            let job = work.draft.jobs.len();
+            let shape: Vec<usize> = proto.dims.iter().map(|size| *size as usize).collect();
+            let (is_half, is_transposed, has_one_point) = (true, false, false);
+            work.draft.jobs.push(Job {
+                weight: proto.clone(),
+                codes: new.clone(),
+                is_transposed,
+                shape: shape.clone(),
+                is_half,
+                has_one_point,
+                form: Form::Half,
+            });
+            work.draft.parts.push(Part { header, from: Some((job, 0)) });
+            if keeps {
+                self.casts.insert(name.to_string(), new.clone());
+            } else {
+                work.draft.replace(name);
+                self.halves.insert(name.to_string());
+            }
+            let before = if keeps { 0 } else { 4 * elements };
+            let converted = Converted { name: new, shape, before, after: 2 * elements };
+            self.constants.entry(first).or_default().push(converted);
+        }
+        Ok(())
+    }
+
+    /// The name of a value as the wanted type, with a Cast if it has the other one.
+    fn read(&mut self, work: &mut Work, name: &str, is_half: bool) -> String {
+        let own = self.inner.get(name).cloned().unwrap_or_else(|| name.to_string());
+        if self.halves.contains(name) == is_half {
+            return own;
+        }
+        if let Some(cast) = self.casts.get(name) {
+            return cast.clone();
+        }
+        let (suffix, to) = if is_half { ("fp16", DType::F16) } else { ("fp32", DType::F32) };
+        let (value, title) = match self.inputs.get(name).filter(|_| is_half) {
+            Some(place) => (format!("graph_input_cast_{place}"), format!("graph_input_cast{place}")),
+            None => (format!("{name}_cast_to_{suffix}"), format!("{name}_cast_to_{suffix}_node")),
+        };
+        let (cast, title) = (work.draft.value_name(&value), work.draft.node_name(&title));
+        let attributes = vec![integer("to", i64::from(to.onnx_code()))];
+        work.draft.nodes.push(node(("", "Cast"), title, &[&own], &[&cast], attributes));
+        self.casts.insert(name.to_string(), cast.clone());
+        cast
+    }
+
+    fn convert(
+        &mut self,
+        work: &mut Work,
+        old: &NodeProto,
+        role: &Role,
+        (outputs, options): (&BTreeMap<&str, usize>, &HalfOptions),
+    ) -> Result<()> {
+        if matches!(role, Role::Gone) {
+            return Ok(());
+        }
+        let mut new = old.clone();
+        let is_single = |work: &Work, name: &str| work.types.dtype(name) == Some(DType::F32);
+        for (place, input) in new.input.iter_mut().enumerate() {
+            if !is_single(work, input) {
+                continue;
+            }
+            let is_half = matches!(role, Role::Half(spec) if allows_half(spec, spec.inputs, place));
+            let name = self.read(work, input, is_half);
+            *input = name;
+        }
+        // A body reads the values around it by their names, which have to be float32 there.
+        for name in subgraphs(old).flat_map(|graph| reads(&graph.node)).collect::<BTreeSet<_>>() {
+            if is_single(work, &name) && (self.halves.contains(&name) || self.inner.contains_key(&name)) {
+                let cast = self.read(work, &name, false);
+                rename_reads(std::slice::from_mut(&mut new), &name, &cast);
+            }
+        }
+        let mut last = Vec::new();
+        if let Role::Half(spec) = role {
+            for (place, output) in new.output.iter_mut().enumerate() {
+                if !is_single(work, output) || !allows_half(spec, spec.outputs, place) {
+                    continue;
+                }
+                self.halves.insert(output.clone());
+                let Some(number) = outputs.get(output.as_str()).filter(|_| !options.converts_io) else {
+                    continue;
+                };
+                // The caller reads float32, the nodes read what was computed.
+                let inner = work.draft.value_name(&format!("graph_output_cast_{number}"));
+                let name = work.draft.node_name(&format!("graph_output_cast{number}"));
+                let to = vec![integer("to", i64::from(DType::F32.onnx_code()))];
+                last.push(node(("", "Cast"), name, &[&inner], &[output], to));
+                self.casts.insert(output.clone(), output.clone());
+                self.inner.insert(output.clone(), inner.clone());
+                *output = inner;
+            }
+            new.attribute.iter_mut().try_for_each(|attribute| convert_attribute(old, attribute))?;
+        }
+        work.draft.nodes.push(new);
+        work.draft.nodes.append(&mut last);
+        Ok(())
+    }
+
+    /// A row for each constant that was converted, and for each node that stays.
+    fn note(&self, work: &mut Work, (index, node): (usize, &NodeProto), role: &Role) {
+        if let Role::Single { reason } = role {
+            work.note(node, Vec::new(), Outcome::Kept { reason: reason.clone() });
+        }
+        for converted in self.constants.get(&index).into_iter().flatten() {
+            let Converted { name, shape, before, after } = converted;
+            let precision = format!("float16: '{name}'");
+            let (before, after, codes) = (*before, *after, name.clone());
+            let outcome = Outcome::Quantized { precision, before, after, codes };
+            work.note(node, shape.clone(), outcome);
+        }
+    }
+}
+
+/// Makes an attribute say float16: the target of a Cast, and tensors.
+fn convert_attribute(node: &NodeProto, attribute: &mut AttributeProto) -> Result<()> {
+    let single = i64::from(DType::F32.onnx_code());
+    if is_standard(node, "Cast") && attribute.name() == "to" && attribute.i() == single {
+        attribute.i = Some(i64::from(DType::F16.onnx_code()));
+    }
+    if let Some(proto) = attribute.t.as_deref_mut()
+        && proto.data_type() == DType::F32.onnx_code()
+    {
+        let tensor = tensor_from_proto(proto.clone(), &mut ort_core::onnx::ExternalData::unavailable())?;
+        let halves: Vec<f16> = tensor.to_vec::<f32>()?.into_iter().map(nearest_half).collect();
+        *proto = tensor_to_proto(proto.name(), &Tensor::from_slice(tensor.shape(), &halves)?)?;
+    }
+    Ok(())
+}
+
+/// Declares a float32 value as float16. Returns whether it was one.
+fn set_half(info: &mut ValueInfoProto) -> bool {
+    let value = info.r#type.as_mut().and_then(|ty| ty.value.as_mut());
+    let Some(TypeValue::TensorType(tensor)) = value else { return false };
+    let is_single = tensor.elem_type == Some(DType::F32.onnx_code());
+    if is_single {
+        tensor.elem_type = Some(DType::F16.onnx_code());
+    }
+    is_single
+}

@@ -1,0 +1,137 @@
+//! What a caller chooses: the mode of a quantization, and its nodes.
+
+use std::collections::BTreeMap;
+
+use ort_core::onnx::proto::NodeProto;
+use ort_core::{Error, ErrorKind, Result};
+
+use super::draft::{any_node, subgraphs};
+use super::select::NodePattern;
+use crate::grid::{Bits, BlockMethod};
+use crate::integer::{GridOptions, QuantType};
+use crate::range::ValueRange;
+
+/// How a model is quantized.
+#[derive(Clone, Debug)]
+pub struct Quantizer {
+    /// What weights and nodes become.
+    pub mode: Mode,
+    /// If there are any, other nodes stay as they are.
+    pub only: Vec<NodePattern>,
+    /// Nodes that stay as they are.
+    pub exclude: Vec<NodePattern>,
+}
+
+/// What weights and nodes become.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mode {
+    /// Weights are integers of 8 bits, and the inputs of products are quantized in each run:
+    /// `MatMulInteger` and `ConvInteger`.
+    Dynamic(DynamicOptions),
+    /// Weights and the inputs of products are integers of 8 bits, in ranges that a calibration
+    /// found: `QuantizeLinear` and `DequantizeLinear` around products in floating point, which
+    /// runtimes compute with integers.
+    Static(StaticOptions),
+    /// Weights and values are float16, where the operators and constants allow it.
+    Half(HalfOptions),
+    /// Weights are integers of 2, 4 or 8 bits in blocks with a scale each, and products stay in
+    /// floating point: `MatMulNBits` and `GatherBlockQuantized`.
+    Blocks(BlockOptions),
+}
+
+/// The options of [`Mode::Dynamic`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DynamicOptions {
+    /// One scale for a whole weight, not one for each output channel.
+    pub per_tensor: bool,
+    /// Weights of 7 bits, for other runtimes on processors whose 8-bit products saturate.
+    pub reduce_range: bool,
+}
+
+/// The options of [`Mode::Static`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StaticOptions {
+    /// The ranges of the values that [`Quantizer::activations`] lists. A layer with a value that
+    /// has none stays.
+    pub ranges: BTreeMap<String, ValueRange>,
+    /// One scale for a whole weight, not one for each output channel.
+    pub per_tensor: bool,
+    /// Weights of 7 bits, for other runtimes on processors whose 8-bit products saturate.
+    pub reduce_range: bool,
+    /// Whether the zero point of inputs is the middle of their codes.
+    pub is_symmetric: bool,
+}
+
+impl StaticOptions {
+    /// The grid of the inputs of products.
+    pub fn activations(&self) -> GridOptions {
+        GridOptions::new(QuantType::UInt8, self.is_symmetric)
+    }
+}
+
+/// The options of [`Mode::Half`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HalfOptions {
+    /// Whether the inputs and outputs of the model become float16, too.
+    pub converts_io: bool,
+}
+
+/// The options of [`Mode::Blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockOptions {
+    /// The bits of a quantized weight.
+    pub bits: Bits,
+    /// The weights of a block: 16, 32, 64, 128 or 256.
+    pub block_size: usize,
+    /// Whether blocks have no zero point.
+    pub is_symmetric: bool,
+    /// How the range of a block is chosen.
+    pub method: BlockMethod,
+    /// Whether the last product, which makes the answer, keeps 8 bits.
+    pub protects_last: bool,
+}
+
+impl Quantizer {
+    /// Whether a node may be quantized. If not, the reason.
+    pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
+        if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.matches(place, node)) {
+            return Err(format!("excluded by '{pattern}'"));
+        }
+        let is_listed = self.only.is_empty() || self.only.iter().any(|pattern| pattern.matches(place, node));
+        if is_listed { Ok(()) } else { Err("not among the nodes to quantize".to_string()) }
+    }
+
+    /// Refuses patterns that match nothing, which are typing errors.
+    pub(super) fn check_patterns(&self, nodes: &[NodeProto]) -> Result<()> {
+        let is_in_body = |pattern: &NodePattern, node: &NodeProto| {
+            subgraphs(node).any(|graph| any_node(&graph.node, &|node| pattern.matches(None, node)))
+        };
+        let matches = |pattern: &NodePattern| {
+            let mut numbered = nodes.iter().enumerate();
+            numbered.any(|(index, node)| pattern.matches(Some(index), node) || is_in_body(pattern, node))
+        };
+        match self.only.iter().chain(&self.exclude).find(|pattern| !matches(pattern)) {
+            Some(pattern) => {
+                let text = format!("pattern '{pattern}' matches no node of the model");
+                Err(Error::new(ErrorKind::InvalidArgument, text)
+                    .help("give names of nodes with * and ?, op:OPERATOR, or #NUMBER"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Mode {
+    /// The oldest operator set with the operators that the mode writes.
+    pub(super) fn least_opset(&self) -> i64 {
+        match self {
+            // DynamicQuantizeLinear.
+            Mode::Dynamic(_) => 11,
+            // DequantizeLinear of channels.
+            Mode::Static(_) => 13,
+            // Older operator sets have operators with fewer types.
+            Mode::Half(_) => 13,
+            Mode::Blocks(_) => 7,
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The state of a rewrite: the model in editing, what is known of it, and the rows of the report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ort_core::Result;
+use ort_core::dtype::DType;
+use ort_core::ir::Graph;
+use ort_core::onnx::proto::{NodeProto, TensorProto};
+use ort_core::session::Model;
+
+use super::draft::{Draft, Part};
+use super::weights::Job;
+
+/// A node that has a weight, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// The name of the node, or its operator and first output.
+    pub node: String,
+    /// The operator in the original model.
+    pub operator: String,
+    /// The shape of the weight, if it is a constant.
+    pub shape: Vec<usize>,
+    /// Whether it was quantized.
+    pub outcome: Outcome,
+}
+
+/// What became of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was quantized.
+    Quantized {
+        /// The type and grouping of the codes, such as `int4, blocks of 32`.
+        precision: String,
+        /// The bytes of the weight before; 0 if another layer with the same weight has them.
+        before: usize,
+        /// The bytes of codes, scales and zero points.
+        after: usize,
+        /// The name of the codes, by which [`Written::noises`](crate::Written::noises) lists what
+        /// changed in the weight; empty if it has none.
+        codes: String,
+    },
+    /// It stays as it is.
+    Kept {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The types of a model's values by name.
+pub(super) struct Types {
+    dtypes: BTreeMap<String, Option<DType>>,
+}
+
+impl Types {
+    pub(super) fn of(model: &Model) -> Types {
+        let mut types = Types { dtypes: BTreeMap::new() };
+        types.note(model.graph());
+        types
+    }
+
+    /// Notes the types of a graph and of its bodies. Values of two bodies may have one name; then
+    /// their type is known only if it is the same.
+    fn note(&mut self, graph: &Graph) {
+        for value in graph.value_ids().map(|id| graph.value(id)) {
+            let dtype = value.ty.dtype();
+            let known = self.dtypes.entry(value.name.to_string()).or_insert(dtype);
+            *known = known.filter(|known| Some(*known) == dtype);
+        }
+        let bodies = graph.nodes.iter().flat_map(|node| &node.subgraphs);
+        bodies.for_each(|body| self.note(&body.graph));
+    }
+
+    pub(super) fn dtype(&self, name: &str) -> Option<DType> {
+        self.dtypes.get(name).copied().flatten()
+    }
+}
+
+/// The state of a rewrite.
+pub(super) struct Work {
+    pub(super) draft: Draft,
+    pub(super) types: Types,
+    pub(super) layers: Vec<Layer>,
+    /// The outputs of the graph whose nodes are rewritten: the model's, or those of a body.
+    pub(super) outputs: BTreeSet<String>,
+    /// Whether the nodes are those of a body.
+    pub(super) is_inside: bool,
+    /// The names of the results of a weight, and its bytes, by its name and form.
+    done: BTreeMap<WeightKey, Vec<String>>,
+}
+
+/// What tells a quantized weight from others: the name of the float weight, whether it was
+/// transposed, and how it is quantized.
+type WeightKey = (String, bool, String);
+
+/// Operators whose second input is a weight.
+const WEIGHTED: [&str; 5] = ["Conv", "ConvTranspose", "LSTM", "GRU", "RNN"];
+
+/// A constant weight.
+pub(super) struct WeightOf {
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: DType,
+}
+
+impl WeightOf {
+    pub(super) fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.byte_size().unwrap_or(1)
+    }
+}
+
+impl Work {
+    pub(super) fn new(draft: Draft, model: &Model) -> Work {
+        let outputs = draft.message.graph.iter().flat_map(|graph| &graph.output);
+        let outputs = outputs.map(|output| output.name().to_string()).collect();
+        let (types, layers, done) = (Types::of(model), Vec::new(), BTreeMap::new());
+        Work { draft, types, layers, outputs, is_inside: false, done }
+    }
+
+    /// The constant weight of this name, or why there is none.
+    pub(super) fn weight(&self, name: &str) -> std::result::Result<WeightOf, String> {
+        let proto = self.draft.constant(name).ok_or("its weight is computed")?;
+        let dtype = DType::from_onnx(proto.data_type()).ok_or("the type of its weight is not known")?;
+        let shape: Option<Vec<usize>> = proto.dims.iter().map(|size| usize::try_from(*size).ok()).collect();
+        let shape = shape.filter(|shape| !shape.contains(&0)).ok_or("its weight is empty")?;
+        Ok(WeightOf { shape, dtype })
+    }
+
+    /// Adds the results of a job as initializers, or finds them if an earlier layer has the same
+    /// weight. `results` are the suffixes of their names, with type and dimensions. Returns the
+    /// names, and how many bytes were added.
+    pub(super) fn add_weight(
+        &mut self,
+        mut job: Job,
+        results: &[(&str, DType, Vec<usize>)],
+    ) -> Result<(Vec<String>, usize)> {
+        let name = job.weight.name().to_string();
+        let key = (name.clone(), job.is_transposed, format!("{:?}", job.form));
+        if let Some(names) = self.done.get(&key) {
+            return Ok((names.clone(), 0));
+        }
+        let bytes = job.lengths()?.iter().sum();
+        let index = self.draft.jobs.len();
+        let mut names = Vec::with_capacity(results.len());
+        for (result, (suffix, dtype, dims)) in results.iter().enumerate() {
+            let name = self.draft.value_name(&format!("{name}{suffix}"));
+            let header = TensorProto {
+                name: Some(name.clone()),
+                data_type: Some(dtype.onnx_code()),
+                dims: dims.iter().map(|size| *size as i64).collect(),
+                ..TensorProto::default()
+            };
+            self.draft.parts.push(Part { header, from: Some((index, result)) });
+            names.push(name);
+        }
+        job.codes = names.get(job.form.codes()).cloned().unwrap_or_default();
+        self.draft.jobs.push(job);
+        self.done.insert(key, names.clone());
+        Ok((names, bytes))
+    }
+
+    /// Leaves a node of another operator as it is. One with a weight is a row of the report.
+    pub(super) fn pass(&mut self, node: &NodeProto) {
+        let has_weight = WEIGHTED.contains(&node.op_type()) && matches!(node.domain(), "" | "ai.onnx");
+        let weight = node.input.get(1).filter(|_| has_weight).and_then(|name| self.weight(name).ok());
+        if let Some(WeightOf { shape, .. }) = weight {
+            let reason = "this mode has no rule for the operator".to_string();
+            self.note(node, shape, Outcome::Kept { reason });
+        }
+        self.draft.nodes.push(node.clone());
+    }
+
+    /// Adds a row to the report.
+    pub(super) fn note(&mut self, node: &NodeProto, shape: Vec<usize>, outcome: Outcome) {
+        let operator = node.op_type().to_string();
+        self.layers.push(Layer { node: title(node), operator, shape, outcome });
+    }
+
+    /// The number of a node in the file, for patterns. Nodes of bodies have none.
+    pub(super) fn place(&self, index: usize) -> Option<usize> {
+        (!self.is_inside).then_some(index)
+    }
+}
+
+/// The name of a node, or its operator and first output.
+pub(super) fn title(node: &NodeProto) -> String {
+    match node.name() {
+        "" => format!("{}_{}", node.op_type(), node.output.first().map_or("", String::as_str)),
+        name => name.to_string(),
+    }
+}
+
+/// Whether a node is of an operator of the standard.
+pub(super) fn is_standard(node: &NodeProto, operator: &str) -> bool {
+    node.op_type() == operator && matches!(node.domain(), "" | "ai.onnx")
+}
