@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -14,10 +14,10 @@ use clap::{Args, ValueEnum};
 use half::f16;
 use ort_runtime::onnx::{Source, Weights};
 use ort_runtime::quant::{
-    Bits, BlockOptions, Calibration, DynamicOptions, Layer, Mode, NodePattern, Outcome, Quantizer, RangeRule,
-    StaticOptions, Written,
+    Bits, BlockMethod, BlockOptions, Calibration, DynamicOptions, HalfOptions, Layer, Mode, NodePattern,
+    Noise, Outcome, Quantizer, RangeRule, StaticOptions, Written, read_ranges, write_ranges,
 };
-use ort_runtime::{DType, Model, Session, Tensor, Value};
+use ort_runtime::{DType, MemoryShortage, Model, Session, Tensor, Value};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes, table};
@@ -47,12 +47,19 @@ pub(crate) struct QuantizeArgs {
     /// most.
     #[arg(long, value_name = "N", default_value_t = 32, requires = "data")]
     held_out: usize,
+    /// Take the ranges from this file if it exists; otherwise write them to it. Its format is that
+    /// of onnxruntime.quantization's calibration cache.
+    #[arg(long, value_name = "FILE.json")]
+    calibration: Option<PathBuf>,
     /// How ranges follow from the samples: minmax, average, percentile (=99.99), entropy or mse.
     #[arg(long, value_name = "RULE", default_value = "minmax", value_parser = range_rule)]
     ranges: RangeRule,
     /// Weights per scale, for weights alone: 16, 32, 64, 128 or 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = block_size)]
     block: usize,
+    /// How the scale of a block is chosen (weights alone).
+    #[arg(long, value_enum, default_value_t = MethodArg::Mse)]
+    method: MethodArg,
     /// Blocks without zero points: less memory and, for weights that are not centred, less
     /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
     #[arg(long)]
@@ -69,6 +76,9 @@ pub(crate) struct QuantizeArgs {
     /// saturate.
     #[arg(long)]
     portable: bool,
+    /// Convert the inputs and outputs of the model, too (fp16 mode).
+    #[arg(long)]
+    convert_io: bool,
     /// Quantize these nodes alone: a name with * and ?, op:OPERATOR or #NUMBER (repeatable).
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     only: Vec<NodePattern>,
@@ -89,6 +99,15 @@ pub(crate) struct QuantizeArgs {
     json: bool,
 }
 
+/// The values of `--method`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MethodArg {
+    /// Round to nearest: the scale covers the whole block, as in ONNX Runtime.
+    Rtn,
+    /// The least squared error: the largest weights of a block may be clipped.
+    Mse,
+}
+
 /// The values of `--mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ModeArg {
@@ -96,6 +115,8 @@ enum ModeArg {
     Dynamic,
     /// Weights and the inputs of products have 8 bits, in ranges found with --data.
     Static,
+    /// Weights and values in float16; inputs and outputs stay float32.
+    Fp16,
     /// Weights of 8 bits in blocks; products in floating point.
     Int8,
     /// Weights of 4 bits in blocks; tables and the last product have 8 bits.
@@ -109,19 +130,24 @@ impl QuantizeArgs {
     fn quantizer(&self) -> Result<Quantizer> {
         let is_dynamic = self.mode == ModeArg::Dynamic;
         let is_static = self.mode == ModeArg::Static;
-        let is_blocks = !is_dynamic && !is_static;
+        let is_half = self.mode == ModeArg::Fp16;
+        let is_blocks = !is_dynamic && !is_static && !is_half;
         // A flag without effect would look as if it had one.
         let stray = [
-            ("--symmetric", is_dynamic && self.symmetric),
+            ("--symmetric", (is_dynamic || is_half) && self.symmetric),
             ("--no-protect-last", !is_blocks && self.no_protect_last),
-            ("--per-tensor", is_blocks && self.per_tensor),
-            ("--portable", is_blocks && self.portable),
+            ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
+            ("--portable", (is_blocks || is_half) && self.portable),
+            ("--method", !is_blocks && self.method != MethodArg::Mse),
+            ("--calibration", !is_static && self.calibration.is_some()),
+            ("--convert-io", !is_half && self.convert_io),
             ("--ranges", !is_static && self.ranges != RangeRule::MinMax),
         ];
         if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {
             bail!("{flag} has no effect in this --mode; leave it out");
         }
-        if is_static && self.data.is_none() {
+        let has_ranges = self.calibration.as_deref().is_some_and(Path::exists);
+        if is_static && self.data.is_none() && !has_ranges {
             bail!(
                 "--mode static needs --data with samples; without any, take --mode dynamic, or int8 or int4 for \
                  weights alone"
@@ -133,6 +159,10 @@ impl QuantizeArgs {
                 bits,
                 block_size: self.block,
                 is_symmetric: self.symmetric,
+                method: match self.method {
+                    MethodArg::Rtn => BlockMethod::MinMax,
+                    MethodArg::Mse => BlockMethod::SquaredError,
+                },
                 protects_last: !self.no_protect_last,
             })
         };
@@ -144,6 +174,7 @@ impl QuantizeArgs {
                 reduce_range,
                 is_symmetric: self.symmetric,
             }),
+            ModeArg::Fp16 => Mode::Half(HalfOptions { converts_io: self.convert_io }),
             ModeArg::Int8 => blocks(Bits::Eight),
             ModeArg::Int4 => blocks(Bits::Four),
             ModeArg::Int2 => blocks(Bits::Two),
@@ -189,9 +220,12 @@ fn calibrate(
         Mode::Static(_) => quantizer.activations(source)?,
         _ => return Ok(None),
     };
-    let (Mode::Static(options), Some(samples)) = (&mut quantizer.mode, &inputs.samples) else {
+    let Mode::Static(options) = &mut quantizer.mode else { return Ok(None) };
+    if let Some(path) = args.calibration.as_deref().filter(|path| path.exists()) {
+        options.ranges = read_ranges(path)?;
         return Ok(None);
-    };
+    }
+    let Some(samples) = &inputs.samples else { return Ok(None) };
     let calibration = Calibration::new(names, args.ranges.wanted());
     let session = Calibration::session(args.model.builder(model)?)?;
     for index in 0..inputs.calibration {
@@ -210,6 +244,9 @@ fn calibrate(
         if let Some(range) = args.ranges.range(&observer, &grid)? {
             options.ranges.insert(name, range);
         }
+    }
+    if let Some(path) = &args.calibration {
+        write_ranges(path, &options.ranges, args.ranges)?;
     }
     Ok(Some(report))
 }
@@ -230,11 +267,13 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
     let inputs = Inputs::open(args, &model)?;
     let calibration = calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
     let quantization = quantizer.quantize(&source)?;
-    let layers = quantization.layers().iter().map(Row::of).collect();
-    let mut report = Report { layers, calibration, checked: None, written: None };
+    let bytes_before = quantization.bytes_before();
+    let layers = quantization.layers().to_vec();
+    let mut report = Report { layers: Vec::new(), calibration, checked: None, written: None };
+    let mut noises = BTreeMap::new();
     if !args.dry_run {
         // Runs before anything is written: a model that does not run is not worth the time.
-        let original = Ran::of(args, &model, inputs.compared(args, &model)?)?;
+        let original = Ran::of(args, &model, &inputs.compared(args, &model)?)?;
         drop((model, inputs));
         let weights = if args.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside };
         let mut checked = None;
@@ -242,8 +281,10 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
             checked = Some(compare(args, &original, model)?);
             Ok(())
         })?;
-        (report.checked, report.written) = (checked, Some(Sizes::of(args, written)));
+        (report.checked, report.written) = (checked, Some(Sizes::of(bytes_before, &written)));
+        noises = written.noises;
     }
+    report.layers = layers.into_iter().map(|layer| Row::of(layer, &noises)).collect();
     if let Some(path) = &args.report {
         write_file(path, |file| {
             serde_json::to_writer_pretty(&mut *file, &report)?;
@@ -287,6 +328,8 @@ struct Row {
     precision: Option<String>,
     bytes_before: usize,
     bytes_after: usize,
+    /// The ratio of the weight to its change, in decibels.
+    weight_decibels: Option<f64>,
     /// Why the layer stays.
     kept: Option<String>,
 }
@@ -294,7 +337,8 @@ struct Row {
 /// The files.
 #[derive(Serialize)]
 struct Sizes {
-    model_bytes_before: u64,
+    /// With data files.
+    bytes_before: usize,
     model_bytes: u64,
     data_bytes: u64,
 }
@@ -310,31 +354,43 @@ struct Checked {
     weights: usize,
     /// The norm of the difference of the outputs over that of the original's.
     relative_error: Option<f64>,
-    /// The elements that are not finite, although the original's are.
-    not_finite: u64,
 }
 
 impl Row {
-    fn of(layer: &Layer) -> Row {
-        let Layer { node, operator, shape, outcome } = layer.clone();
-        let (precision, bytes_before, bytes_after, kept) = match outcome {
-            Outcome::Quantized { precision, before, after } => (Some(precision), before, after, None),
-            Outcome::Kept { reason } => (None, 0, 0, Some(reason)),
+    fn of(layer: Layer, noises: &BTreeMap<String, Noise>) -> Row {
+        let Layer { node, operator, shape, outcome } = layer;
+        let mut row = Row {
+            node,
+            operator,
+            shape,
+            precision: None,
+            bytes_before: 0,
+            bytes_after: 0,
+            weight_decibels: None,
+            kept: None,
         };
-        Row { node, operator, shape, precision, bytes_before, bytes_after, kept }
+        match outcome {
+            Outcome::Quantized { precision, before, after, codes } => {
+                (row.precision, row.bytes_before, row.bytes_after) = (Some(precision), before, after);
+                // JSON has no infinity, which is the ratio of a weight that did not change.
+                let decibels = noises.get(&codes).map(Noise::decibels);
+                row.weight_decibels = decibels.filter(|decibels| decibels.is_finite());
+            }
+            Outcome::Kept { reason } => row.kept = Some(reason),
+        }
+        row
     }
 }
 
 impl Sizes {
-    fn of(args: &QuantizeArgs, written: Written) -> Sizes {
-        let before = args.model.model.metadata().map_or(0, |file| file.len());
-        Sizes { model_bytes_before: before, model_bytes: written.model, data_bytes: written.data }
+    fn of(bytes_before: usize, written: &Written) -> Sizes {
+        Sizes { bytes_before, model_bytes: written.model, data_bytes: written.data }
     }
 }
 
 impl Report {
     fn print(&self, args: &QuantizeArgs) -> Result<()> {
-        let mut rows = table(&["layer", "operator", "weight", "becomes", "bytes", "after"]);
+        let mut rows = table(&["layer", "operator", "weight", "becomes", "bytes", "after", "weight dB"]);
         for row in &self.layers {
             let shape: Vec<String> = row.shape.iter().map(ToString::to_string).collect();
             let becomes = match (&row.precision, &row.kept) {
@@ -344,7 +400,9 @@ impl Report {
             let bytes =
                 |bytes: usize| if row.precision.is_some() { bytes.to_string() } else { String::new() };
             let (before, after) = (bytes(row.bytes_before), bytes(row.bytes_after));
-            rows.add_row([row.node.clone(), row.operator.clone(), shape.join("x"), becomes, before, after]);
+            let decibels = row.weight_decibels.map_or(String::new(), |decibels| format!("{decibels:.1}"));
+            let (node, operator) = (row.node.clone(), row.operator.clone());
+            rows.add_row([node, operator, shape.join("x"), becomes, before, after, decibels]);
         }
         say!("{rows}")?;
         if let Some(calibration) = self.calibration.as_ref().filter(|done| !done.not_finite.is_empty()) {
@@ -366,14 +424,11 @@ impl Report {
                 Some(error) => say!("the outputs differ by {:.3} % in {} runs", 100.0 * error, checked.runs)?,
                 None => say!("the outputs are not floating point, or all zero")?,
             }
-            if checked.not_finite > 0 {
-                say!("{} elements of the outputs are not finite any more", checked.not_finite)?;
-            }
         }
         match &self.written {
             Some(sizes) => say!(
                 "a file of {} became {}; written to {}",
-                human_bytes(sizes.model_bytes_before as usize),
+                human_bytes(sizes.bytes_before),
                 human_bytes((sizes.model_bytes + sizes.data_bytes) as usize),
                 args.output.display()
             ),
@@ -391,24 +446,52 @@ struct Ran {
     weights: usize,
 }
 
+/// The memory of a single comparing run, unless it needs more. Under a limit, weights are packed
+/// for the step that reads them, so that a large model does not take its size in memory.
+const MEMORY_OF_ONE_RUN: usize = 64 << 20;
+
 impl Ran {
-    fn of(args: &QuantizeArgs, model: &Model, inputs: Vec<Sample>) -> Result<Ran> {
-        let session: Session = args.model.session(model)?;
-        let mut ran = Ran { inputs: Vec::new(), outputs: Vec::new(), peak: Some(0), weights: 0 };
-        for sample in inputs {
-            let plan = session.plan_for_inputs(&named(&sample))?;
-            ran.peak = ran.peak.and_then(|peak| Some(peak.max(plan.peak_bytes?)));
-            ran.weights = plan.weights_bytes;
-            ran.outputs.push(session.run(&named(&sample))?);
-            ran.inputs.push(sample);
+    fn of(args: &QuantizeArgs, model: &Model, inputs: &[Sample]) -> Result<Ran> {
+        let is_free = args.model.memory_limit.is_none() && inputs.len() == 1;
+        let mut limit = is_free.then_some(MEMORY_OF_ONE_RUN);
+        for _ in 0..2 {
+            let problem = match Ran::within(args, model, (inputs, limit)) {
+                Err(problem) if limit.is_some() => problem,
+                done => return done,
+            };
+            let shortage =
+                problem.downcast_ref::<ort_runtime::Error>().and_then(|problem| problem.shortage());
+            limit = Some(shortage.map(MemoryShortage::sufficient_limit).ok_or(problem)?);
         }
-        Ok(ran)
+        Ran::within(args, model, (inputs, None))
+    }
+
+    fn within(
+        args: &QuantizeArgs,
+        model: &Model,
+        (inputs, limit): (&[Sample], Option<usize>),
+    ) -> Result<Ran> {
+        let mut builder = args.model.builder(model)?;
+        if let Some(limit) = limit {
+            builder = builder.memory_limit(limit);
+        }
+        let session: Session = builder.build()?;
+        let (mut peak, mut weights, mut outputs) = (Some(0), 0, Vec::new());
+        for sample in inputs {
+            let plan = session.plan_for_inputs(&named(sample))?;
+            peak = peak.and_then(|peak: usize| Some(peak.max(plan.peak_bytes?)));
+            weights = plan.weights_bytes;
+            outputs.push(session.run(&named(sample))?);
+        }
+        Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights })
     }
 }
 
 /// Runs the quantized model on the inputs of the original.
 fn compare(args: &QuantizeArgs, original: &Ran, model: &Model) -> ort_runtime::Result<Checked> {
-    let ran = Ran::of(args, model, original.inputs.clone())
+    let inputs: Vec<Sample> =
+        original.inputs.iter().map(|sample| fitted(model, sample)).collect::<ort_runtime::Result<_>>()?;
+    let ran = Ran::of(args, model, &inputs)
         .map_err(|problem| ort_runtime::Error::new(ort_runtime::ErrorKind::Fail, format!("{problem:#}")))?;
     let (mut squares, mut errors, mut not_finite) = (0.0, 0.0, 0);
     let outputs = original.outputs.iter().flatten().zip(ran.outputs.iter().flatten());
@@ -424,6 +507,13 @@ fn compare(args: &QuantizeArgs, original: &Ran, model: &Model) -> ort_runtime::R
             }
         }
     }
+    if not_finite > 0 {
+        let text =
+            format!("{not_finite} elements of the outputs are NaN or infinite, but not the original's");
+        return Err(ort_runtime::Error::new(ort_runtime::ErrorKind::Fail, text).help(
+            "keep the nodes that overflow in float32 with --exclude, or give real inputs with --inputs or --data",
+        ));
+    }
     Ok(Checked {
         runs: ran.outputs.len(),
         planned_peak_before: original.peak,
@@ -431,8 +521,25 @@ fn compare(args: &QuantizeArgs, original: &Ran, model: &Model) -> ort_runtime::R
         weights_before: original.weights,
         weights: ran.weights,
         relative_error: (squares > 0.0).then(|| (errors / squares).sqrt()),
-        not_finite,
     })
+}
+
+/// A sample in the types of the model: float16 where that was float32 before.
+fn fitted(model: &Model, sample: &Sample) -> ort_runtime::Result<Sample> {
+    let specs = model.inputs();
+    let is_half =
+        |name: &str| specs.iter().any(|spec| spec.name == name && spec.ty.dtype() == Some(DType::F16));
+    let fit = |(name, value): &(String, Value)| -> ort_runtime::Result<(String, Value)> {
+        let narrowed = match value {
+            Value::Tensor(tensor) if tensor.dtype() == DType::F32 && is_half(name) => {
+                let halves = tensor.to_vec::<f32>()?.into_iter().map(f16::from_f32).collect();
+                Tensor::from_vec::<f16>(tensor.shape(), halves)?.into()
+            }
+            value => value.clone(),
+        };
+        Ok((name.clone(), narrowed))
+    };
+    sample.iter().map(fit).collect()
 }
 
 /// The elements of a tensor of floating-point numbers.
