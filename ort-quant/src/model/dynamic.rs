@@ -239,7 +239,8 @@ impl Quantized {
             _ => (title.clone(), output.to_string()),
         };
         let scaled = if bias.is_some() || layer.rule != Rule::Gemm { product } else { output.to_string() };
-        integer_node(work, "MatMulInteger", (&base, &scaled), (&input, &weight), old);
+        let values = Operands { input: &input, weight: &weight };
+        integer_node(work, values, (&base, &scaled), old);
         if let Some(bias) = bias {
             let name = work.draft.node_name(&format!("{title}_Add"));
             work.draft.nodes.push(node(("", "Add"), name, &[&scaled, bias], &[output], Vec::new()));
@@ -254,11 +255,11 @@ impl Quantized {
         let output = old.output.first().map(String::as_str).unwrap_or_default();
         let title = title(old);
         let Some(bias) = old.input.get(2).filter(|name| !name.is_empty()) else {
-            integer_node(work, "ConvInteger", (&title, output), (&input, &weight), old);
+            integer_node(work, Operands { input: &input, weight: &weight }, (&title, output), old);
             return Ok(());
         };
         let scaled = work.draft.value_name(&format!("{output}quant_scaled_output"));
-        integer_node(work, "ConvInteger", (&title, &scaled), (&input, &weight), old);
+        integer_node(work, Operands { input: &input, weight: &weight }, (&title, &scaled), old);
         let draft = &mut work.draft;
         let shape = draft.value_name(&format!("{output}_bias_reshape_shape"));
         let reshaped = draft.value_name(&format!("{output}_bias_reshape_output"));
@@ -296,14 +297,20 @@ impl Quantized {
     }
 }
 
-/// The integer product, its conversion to float32, and the scaling.
+/// The codes that a product reads.
+struct Operands<'c> {
+    input: &'c Codes,
+    weight: &'c Codes,
+}
+
+/// The integer product of a node, its conversion to float32, and the scaling.
 fn integer_node(
     work: &mut Work,
-    operator: &str,
+    Operands { input, weight }: Operands<'_>,
     (title, output): (&str, &str),
-    (input, weight): (&Codes, &Codes),
     old: &NodeProto,
 ) {
+    let operator = if is_standard(old, "Conv") { "ConvInteger" } else { "MatMulInteger" };
     let draft = &mut work.draft;
     // Named after the value that the product had, as by the peer.
     let base = match old.output.first() {
