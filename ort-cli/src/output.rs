@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use ort_runtime::files::NewFile;
@@ -121,6 +121,13 @@ macro_rules! say {
     };
 }
 pub(crate) use say;
+
+/// Returns the path of the data file that belongs to a model file with weights outside.
+pub(crate) fn data_path(model: &Path) -> PathBuf {
+    let mut path = model.as_os_str().to_os_string();
+    path.push(".data");
+    path.into()
+}
 
 /// Writes a file atomically: see [`ort_runtime::files`].
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {

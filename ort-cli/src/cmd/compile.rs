@@ -10,7 +10,7 @@ use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{Model, Session};
 
 use crate::args::{PrecisionArg, human_bytes, level, threads};
-use crate::output::{refuse_replacing, say};
+use crate::output::say;
 use crate::providers::ProviderArgs;
 
 /// Compiles a model: packs its weights and folds its constants into one file that loads by mapping.
@@ -40,8 +40,9 @@ pub(crate) struct CompileArgs {
 }
 
 pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
-    refuse_replacing(&args.input, &args.output)?;
-    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
+    let source = Source::open(&args.input, FileAccess::default())?.strict(args.strict);
+    source.check_outputs([args.output.as_path()])?;
+    let model = Model::from_source(source)?;
     let optimizer =
         Optimizer { level: args.opt_level, disabled: args.without_rules.clone(), ..Optimizer::default() };
     let mut builder = Session::builder(&model).precision(args.precision.into()).optimizer(optimizer);

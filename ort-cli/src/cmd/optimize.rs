@@ -14,7 +14,7 @@ use ort_runtime::{Model, Session};
 
 use crate::args::{level, table};
 use crate::numbers::whole;
-use crate::output::{listed, refuse_replacing, say};
+use crate::output::{data_path, listed, say};
 
 /// Writes the optimized model as standard ONNX, and lists the rewrites.
 #[derive(Args)]
@@ -45,8 +45,10 @@ pub(crate) struct OptimizeArgs {
 }
 
 pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
-    refuse_replacing(&args.input, &args.output)?;
-    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
+    let source = Source::open(&args.input, FileAccess::default())?.strict(args.strict);
+    let beside = args.external_data.then(|| data_path(&args.output));
+    source.check_outputs([&args.output].into_iter().chain(&beside).map(PathBuf::as_path))?;
+    let model = Model::from_source(source)?;
     let optimizer =
         Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };
     let builder = Session::builder(&model).trust_dimension_names(args.trust_dimension_names);

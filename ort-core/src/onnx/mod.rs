@@ -20,6 +20,7 @@ mod source;
 mod tensor;
 mod types;
 mod value;
+mod visit;
 mod warnings;
 
 pub use changes::LoadOptions;
@@ -33,5 +34,6 @@ pub use save::{MESSAGE_LIMIT, Weights, data_file, save, to_proto};
 pub use source::Source;
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};
 pub use value::{tensor_name, value_from_bytes, value_to_bytes};
+pub use visit::{visit_node_tensors, visit_tensors};
 pub(crate) use warnings::Warnings;
 pub use warnings::{ModelWarning, WarningKind};

@@ -12,10 +12,11 @@ use ort_alloc::MappedFile;
 use prost::Message;
 
 use super::expansion::check_expansion;
-use super::external::ExternalData;
+use super::external::{ExternalData, Location};
 use super::files::{EMPTY, EMPTY_MODEL, FileAccess, FileBytes, NO_GRAPH, read_file};
+use super::proto::tensor_proto::DataLocation;
 use super::proto::{GraphProto, ModelProto};
-use super::{ort_format, recognise};
+use super::{ort_format, recognise, visit_tensors};
 use crate::cache::{CompiledModel, Content, Identity};
 use crate::{Limits, Result, Within, ensure, error};
 
@@ -243,5 +244,51 @@ impl Source {
             None => Ok(ExternalData::unavailable()),
             Some(folder) => ExternalData::in_folder(folder, self.path.as_deref(), self.access),
         }
+    }
+
+    /// Refuses outputs that would replace the model's file or one of its data files.
+    ///
+    /// Outputs are atomic, so replacing them would succeed, and would leave a model without its
+    /// data, or no original to go back to.
+    ///
+    /// # Errors
+    ///
+    /// An output is such a file, or the model cannot be decoded.
+    pub fn check_outputs<'p>(&self, outputs: impl IntoIterator<Item = &'p Path>) -> Result<()> {
+        let mut existing = Vec::new();
+        for output in outputs {
+            // An output that does not exist yet replaces nothing.
+            existing.extend(output.canonicalize().ok().map(|real| (output, real)));
+        }
+        if existing.is_empty() {
+            return Ok(());
+        }
+        let refuse = |files: &[PathBuf], what: &str| {
+            let replaced = existing.iter().find(|(_, real)| files.contains(real));
+            replaced.map_or(Ok(()), |(output, _)| {
+                let shown = output.display();
+                Err(error!(InvalidArgument, "'{shown}' would replace {what} that is read")
+                    .help("give another file to write"))
+            })
+        };
+        let own: Vec<PathBuf> = self.path.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        refuse(&own, "the model")?;
+        refuse(&self.data_files()?, "a data file of the model")
+    }
+
+    /// Returns the resolved paths of the data files that exist.
+    fn data_files(&self) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        let Some(folder) = self.folder.as_ref().filter(|_| self.compiled.is_none()) else {
+            return Ok(files);
+        };
+        visit_tensors(&mut self.decode()?, &mut |tensor| {
+            if tensor.data_location() == DataLocation::External as i32 {
+                let location = Location::parse(&tensor.external_data)?;
+                files.extend(folder.join(location.path).canonicalize().ok());
+            }
+            Ok(())
+        })?;
+        Ok(files)
     }
 }
