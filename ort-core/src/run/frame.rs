@@ -130,9 +130,9 @@ impl<'a> Frame<'a> {
         }
         self.open_homes()?;
         self.copy_given()?;
-        if let Some(observer) = self.env.observer.filter(|_| self.env.depth == 0) {
-            // Those of a subgraph are values of the graph around it, or of the iteration before.
-            self.show(observer, self.program.given.iter());
+        if let Some(observer) = self.env.observer {
+            // The captures of a subgraph come after its inputs. The graph around it has shown them.
+            self.show(observer, self.program.given.iter().take(self.program.graph.inputs.len()));
         }
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {

@@ -63,8 +63,8 @@ use crate::run::inputs::bind;
 use crate::run::microbatch::RunRequest;
 use crate::run::transfer::{self as transfers, check_reachable};
 pub use crate::run::{
-    EventMemory, EventTensor, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory,
-    ValueObserver, release_idle_memory,
+    EventMemory, EventTensor, IdleMemory, Profile, ProfileEvent, RunOptions, SharedMemory, ValueObserver,
+    release_idle_memory,
 };
 use crate::seeded::{HashMap, HashSet};
 use crate::tensor::{Value, ValueView};
