@@ -76,9 +76,11 @@ pub(crate) const QUANTIZE: &str = "\
 Examples:
   ort quantize model.onnx small.onnx --mode int4 --dim batch=1 --dim seq=128
   ort quantize model.onnx small.onnx --mode dynamic --inputs sample.npz
-  ort quantize model.onnx small.onnx --mode static --data samples.npz
+  ort quantize model.onnx small.onnx --mode static --data samples.npz --smooth auto
+  ort quantize model.onnx small.onnx --mode static --data samples.npz --format qoperator
+  ort quantize model.onnx small.onnx --compare --data samples.npz   the error of each output of small.onnx
   ort quantize model.onnx small.onnx --mode int4 --exclude '*/lm_head*' --exclude op:Gather
-  ort quantize model.onnx small.onnx --mode int8 --dry-run       list the layers, and write nothing
+  ort quantize model.onnx small.onnx --mode int8 --dry-run          list the layers, and write nothing
 
 Weights are read from the mapped file, and written, one at a time. The new model is loaded and run before it appears under
 its name; if it fails, nothing is written. The outputs of both models on the same inputs are compared: give real ones with

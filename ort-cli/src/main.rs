@@ -86,7 +86,7 @@ enum Command {
     /// Write the optimized model as standard ONNX.
     #[command(after_help = help::OPTIMIZE)]
     Optimize(cmd::optimize::OptimizeArgs),
-    /// Write a model with smaller weights: integers of 8, 4 or 2 bits.
+    /// Write a model with smaller weights: integers of 8, 4 or 2 bits, or 16-bit floats.
     #[command(after_help = help::QUANTIZE)]
     Quantize(Box<cmd::quantize::QuantizeArgs>),
     /// Compile a model: pack its weights into one file that loads by mapping.

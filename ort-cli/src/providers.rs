@@ -13,7 +13,7 @@ use crate::usage::wrong_usage;
 const OPTIONAL: &str = "optional:";
 
 /// The execution providers and their options.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct ProviderArgs {
     /// Execution provider, by name or library path; the first is preferred [default: cpu].
     /// optional:NAME is skipped, with a warning, if it cannot be used.

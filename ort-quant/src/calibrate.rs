@@ -4,7 +4,7 @@
 //! run, and the observers, whatever the number of samples.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::f16;
 use ort_core::Result;
@@ -13,23 +13,52 @@ use ort_core::rewrite::{Level, Optimizer};
 use ort_core::session::{RunOptions, Session, SessionBuilder, ValueObserver};
 use ort_core::tensor::{TensorView, Value};
 
-use crate::observe::{Observer, Wanted};
+use crate::model::Smoothing;
+use crate::observe::{Channels, Extremes, Observer, Wanted, joined};
 
 /// The observers of the values of a model.
 #[derive(Debug)]
 pub struct Calibration {
-    observers: Mutex<BTreeMap<String, Observer>>,
+    /// The position of each value's observer.
+    places: BTreeMap<String, usize>,
+    observers: Mutex<Vec<Observer>>,
+    /// What the channels of a value are multiplied by first; empty for most values.
+    factors: Vec<Vec<f32>>,
+}
+
+/// A run of a calibration.
+#[derive(Debug)]
+struct ObservedRun<'c> {
+    calibration: &'c Calibration,
+    /// The extremes of each value in this run, in the order of the observers. A value of a
+    /// subgraph may be computed several times in a run, and one of a split batch in parts.
+    seen: Mutex<Vec<Option<Extremes>>>,
 }
 
 impl Calibration {
     /// Creates observers for these values. Other values are not observed.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>, wanted: Wanted) -> Calibration {
-        let observers = names.into_iter().map(|name| (name.into(), Observer::new(wanted)));
-        Calibration { observers: Mutex::new(observers.collect()) }
+        let mut places: BTreeMap<String, usize> = names.into_iter().map(|name| (name.into(), 0)).collect();
+        places.values_mut().enumerate().for_each(|(index, place)| *place = index);
+        let observers: Vec<Observer> = places.values().map(|_| Observer::new(wanted)).collect();
+        let factors = vec![Vec::new(); observers.len()];
+        Calibration { places, observers: Mutex::new(observers), factors }
+    }
+
+    /// Observes smoothed values as they are after their division.
+    #[must_use]
+    pub fn smoothed(mut self, smoothing: &Smoothing) -> Calibration {
+        for (name, smoothed) in smoothing {
+            if let Some(factors) = self.places.get(name).and_then(|place| self.factors.get_mut(*place)) {
+                *factors = smoothed.factors();
+            }
+        }
+        self
     }
 
     /// Builds a session in which each value of the model is computed, so that it can be observed:
-    /// without rewrites, whatever level the builder has. It has to run on the CPU.
+    /// without rewrites, whatever level the builder has. It has to run on the CPU, because values
+    /// in device memory are not observed.
     ///
     /// # Errors
     ///
@@ -44,33 +73,101 @@ impl Calibration {
     ///
     /// As [`Session::run`].
     pub fn run(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
-        session.run_with(inputs, &RunOptions { observer: Some(self), ..RunOptions::default() })
+        let seen = Mutex::new(vec![None; self.places.len()]);
+        let run = ObservedRun { calibration: self, seen };
+        let outputs =
+            session.run_with(inputs, &RunOptions { observer: Some(&run), ..RunOptions::default() })?;
+        let seen = run.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        locked(&self.observers)
+            .iter_mut()
+            .zip(seen)
+            .for_each(|(observer, seen)| observer.end_observation(seen));
+        Ok(outputs)
     }
 
     /// The observers by the names of their values. A value that no run has reached has seen no
     /// element.
     pub fn into_observers(self) -> BTreeMap<String, Observer> {
-        self.observers.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let observers = self.observers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.places.into_keys().zip(observers).collect()
     }
 }
 
-impl ValueObserver for Calibration {
+impl ValueObserver for ObservedRun<'_> {
     fn observe(&self, name: &str, tensor: TensorView<'_>) {
-        let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(observer) = observers.get_mut(name) else { return };
-        match tensor.dtype() {
-            DType::F32 => {
-                if let Ok(values) = tensor.to_cow::<f32>() {
-                    observer.observe(&values);
+        let Some(place) = self.calibration.places.get(name) else { return };
+        let mut observers = locked(&self.calibration.observers);
+        let Some(observer) = observers.get_mut(*place) else { return };
+        let extremes = match tensor.dtype() {
+            DType::F32 => tensor.to_cow::<f32>().ok().and_then(|values| {
+                match self.calibration.factors.get(*place).filter(|factors| !factors.is_empty()) {
+                    Some(factors) => observe_scaled(observer, &values, factors),
+                    None => observer.observe_part(&values),
                 }
-            }
-            DType::F16 => {
-                if let Ok(values) = tensor.to_cow::<f16>() {
-                    observer.observe_half(&values);
-                }
-            }
+            }),
+            DType::F16 => tensor.to_cow::<f16>().ok().and_then(|values| observer.observe_half_part(&values)),
             // No other type is quantized.
-            _ => {}
+            _ => None,
+        };
+        if let Some(seen) = locked(&self.seen).get_mut(*place) {
+            *seen = joined(*seen, extremes);
         }
     }
+}
+
+/// Observes the rows of a value after the multiplication of its channels.
+fn observe_scaled(observer: &mut Observer, values: &[f32], factors: &[f32]) -> Option<Extremes> {
+    let mut seen = None;
+    let mut scaled = Vec::with_capacity(factors.len());
+    for row in values.chunks(factors.len()) {
+        scaled.clear();
+        scaled.extend(row.iter().zip(factors).map(|(value, factor)| value * factor));
+        seen = joined(seen, observer.observe_part(&scaled));
+    }
+    seen
+}
+
+/// The statistics of the channels of values, for [`Smooth`](crate::Smooth).
+#[derive(Debug)]
+pub struct ChannelCalibration {
+    channels: Mutex<BTreeMap<String, Channels>>,
+}
+
+impl ChannelCalibration {
+    /// Creates statistics of these values. Other values are not observed.
+    pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> ChannelCalibration {
+        let channels = names.into_iter().map(|name| (name.into(), Channels::default()));
+        ChannelCalibration { channels: Mutex::new(channels.collect()) }
+    }
+
+    /// Runs a sample and observes it. Returns the outputs. The session is that of
+    /// [`Calibration::session`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::run`].
+    pub fn run(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
+        session.run_with(inputs, &RunOptions { observer: Some(self), ..RunOptions::default() })
+    }
+
+    /// The statistics by the names of their values.
+    pub fn into_channels(self) -> BTreeMap<String, Channels> {
+        self.channels.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ValueObserver for ChannelCalibration {
+    fn observe(&self, name: &str, tensor: TensorView<'_>) {
+        let mut channels = locked(&self.channels);
+        let (Some(channels), Some(last)) = (channels.get_mut(name), tensor.shape().last()) else { return };
+        if tensor.dtype() == DType::F32
+            && let Ok(values) = tensor.to_cow::<f32>()
+        {
+            channels.observe(&values, *last);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -61,6 +61,39 @@ impl<T: Weight> Elements for RawElements<'_, T> {
     }
 }
 
+/// Elements whose parts along an axis are multiplied by factors.
+pub(crate) struct ScaledElements<'e, E> {
+    pub(crate) elements: &'e E,
+    /// The factor of each part.
+    pub(crate) scales: &'e [f32],
+    /// How many neighbouring elements share a factor.
+    pub(crate) inner: usize,
+}
+
+impl<E: Elements> Elements for ScaledElements<'_, E> {
+    type Element = E::Element;
+
+    fn count(&self) -> usize {
+        self.elements.count()
+    }
+
+    fn widen(&self, start: usize, to: &mut [f32]) {
+        self.elements.widen(start, to);
+        let (count, inner) = (self.scales.len().max(1), self.inner.max(1));
+        let mut place = start;
+        let mut rest = to;
+        while !rest.is_empty() {
+            // Up to the end of the part.
+            let length = (inner - place % inner).min(rest.len());
+            let (part, after) = rest.split_at_mut(length);
+            let scale = self.scales.get(place / inner % count).copied().unwrap_or(1.0);
+            part.iter_mut().for_each(|value| *value *= scale);
+            place += length;
+            rest = after;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use half::f16;
@@ -91,5 +124,22 @@ mod tests {
             assert_eq!(widened(&halves[..], start, count), expected);
         }
         assert_eq!(widened(&single, 699, 2), [-1.0, -1.0]);
+    }
+
+    #[test]
+    fn parts_have_factors() {
+        let values: Vec<f32> = (0..24_u8).map(f32::from).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let elements = RawElements::<f32>::new(&bytes);
+        // Shape [2, 3, 4]: along each axis, and from any element on.
+        for (scales, inner) in [(&[2.0_f32, 3.0][..], 12), (&[2.0, 3.0, 5.0], 4), (&[2.0, 3.0, 5.0, 7.0], 1)]
+        {
+            let scaled = ScaledElements { elements: &elements, scales, inner };
+            let expected: Vec<f32> =
+                (0..24).map(|place| values[place] * scales[place / inner % scales.len()]).collect();
+            for start in 0..24 {
+                assert_eq!(widened(&scaled, start, 24 - start), expected[start..]);
+            }
+        }
     }
 }

@@ -61,19 +61,21 @@ mod pack;
 mod parallel;
 mod range;
 mod rows;
+mod smooth;
 mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};
-pub use calibrate::Calibration;
+pub use calibrate::{Calibration, ChannelCalibration};
 pub use calibration_file::{read_ranges, write_ranges};
 pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
 pub use model::{
-    BlockOptions, DynamicOptions, HalfOptions, Layer, Mode, NodePattern, Outcome, Quantization, Quantizer,
-    StaticOptions, Written,
+    BlockOptions, DynamicOptions, HalfOptions, HalfType, Layer, Mode, NodePattern, Outcome, Quantization,
+    Quantizer, Smoothed, Smoothing, StaticFormat, StaticOptions, Written,
 };
 pub use noise::Noise;
-pub use observe::{BINS, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
+pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
 pub use range::{RangeRule, ValueRange};
+pub use smooth::Smooth;
 pub use weight::Weight;

@@ -62,6 +62,17 @@ impl LinearQuantizer {
         elements: &E,
         shape: &[usize],
     ) -> Result<LinearCodes> {
+        self.quantize_at_least(elements, shape, &[])
+    }
+
+    /// [`Self::quantize_elements`] with scales that are no smaller than these: one for each channel,
+    /// of which one grid takes the largest.
+    pub(crate) fn quantize_at_least<E: Elements + ?Sized>(
+        &self,
+        elements: &E,
+        shape: &[usize],
+        least: &[f32],
+    ) -> Result<LinearCodes> {
         let channels = self.channels(elements.count(), shape)?;
         let options = GridOptions { is_half: E::Element::IS_HALF, ..self.grid };
         let grids = ranges(elements, channels).into_iter().enumerate();
@@ -72,7 +83,14 @@ impl LinearQuantizer {
             };
             options.grid(f64::from(low), f64::from(high)).map_err(within)
         });
-        let grids: Vec<Grid> = grids.collect::<Result<_>>()?;
+        let mut grids: Vec<Grid> = grids.collect::<Result<_>>()?;
+        match &mut grids[..] {
+            [only] => only.scale = least.iter().copied().fold(only.scale, f32::max),
+            grids => {
+                let pairs = grids.iter_mut().zip(least);
+                pairs.for_each(|(grid, least)| grid.scale = grid.scale.max(*least));
+            }
+        }
         let (codes, noise) = encode(self.grid.ty, elements, channels, &grids);
         Ok(LinearCodes { codes, grids, noise })
     }

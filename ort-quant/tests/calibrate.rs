@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, Capture, GraphBuilder, Subgraph, ValueType};
+use ort_core::rewrite::Level;
 use ort_core::session::{Model, Session, SessionOptions};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -76,7 +77,7 @@ fn a_calibration_takes_no_more_memory_than_a_run() {
     assert!(held <= 2 * plain + (1 << 20), "{held} of {plain}");
 }
 
-/// Each iteration of a loop is an observation of the values in its body.
+/// The iterations of a loop are parts of one observation of the values in its body.
 #[test]
 fn values_of_subgraphs_are_seen_each_time() {
     let mut body = GraphBuilder::new("body");
@@ -94,11 +95,64 @@ fn values_of_subgraphs_are_seen_each_time() {
     let body = Subgraph { attr: "body", graph: body, captures };
     let outputs = builder.add(("", "Loop"), &[Some(count), None, Some(x)], &[], 1, vec![body]).unwrap();
     let model = Model::from_graph(builder.finish(&outputs).unwrap());
-    let calibration = Calibration::new([&*name, "x"], Wanted::default());
+    let calibration = Calibration::new([&*name, "x", "carried"], Wanted::default());
     let session = Calibration::session(Session::builder(&model)).unwrap();
     calibration.run(&session, &[("x", tensor(&[2.0], &[1]))]).unwrap();
     let observers = calibration.into_observers();
     assert_eq!(observers[&name].extremes(), Some(Extremes { low: 4.0, high: 8.0 }));
-    assert_eq!(observers[&name].mean_extremes(), Some((6.0, 6.0)));
-    assert_eq!(observers["x"].counts().elements, 1);
+    assert_eq!(observers[&name].mean_extremes(), Some((4.0, 8.0)));
+    assert_eq!(observers["carried"].extremes(), Some(Extremes { low: 2.0, high: 6.0 }));
+    assert_eq!((observers["x"].counts().elements, observers["carried"].counts().elements), (1, 3));
+}
+
+/// A memory limit splits the batch of a sample. Its parts are one observation.
+#[test]
+fn a_split_batch_is_one_observation() {
+    let numbers = |count: usize| (0..count).map(|step| ((step * 37 % 101) as f32) - 50.0).collect::<Vec<_>>();
+    let mut builder = GraphBuilder::new("wide");
+    let x = builder.input("x", DType::F32, &["n", "16"]);
+    let up = builder.constant(Tensor::from_slice(&[16, 1024], &numbers(16 << 10)).unwrap());
+    let down = builder.constant(Tensor::from_slice(&[1024, 4], &numbers(4 << 10)).unwrap());
+    let wide = builder.node("MatMul", &[x, up], &[]).unwrap();
+    let name = builder.graph().value(wide).name.to_string();
+    let positive = builder.node("Relu", &[wide], &[]).unwrap();
+    let y = builder.node("MatMul", &[positive, down], &[]).unwrap();
+    let model = Model::from_graph(builder.finish(&[y]).unwrap());
+    let samples = [256, 64].map(|rows: usize| tensor(&numbers(16 * rows), &[rows, 16]));
+    let whole = Calibration::session(Session::builder(&model)).unwrap();
+    let limited = Calibration::session(Session::builder(&model).memory_limit(600 << 10)).unwrap();
+    let plan = limited.plan_for_inputs(&[("x", samples[0].clone())]).unwrap();
+    assert!(plan.batch_split.is_some(), "{:?}", plan.peak_bytes);
+    let (one, parts) = (observed(&model, &samples, &whole), observed(&model, &samples, &limited));
+    assert_eq!(one[&name].counts(), parts[&name].counts());
+    assert_eq!(one[&name].histogram(), parts[&name].histogram());
+    assert_eq!(one[&name].mean_extremes(), parts[&name].mean_extremes());
+}
+
+/// Options that a caller gives the builder, such as an optimization level, do not fuse values away.
+#[test]
+fn each_value_is_seen_whatever_the_options_of_the_session() {
+    let mut builder = GraphBuilder::new("chain");
+    let x = builder.input("x", DType::F32, &["n", "8"]);
+    let weight = builder.constant(Tensor::from_slice(&[8, 8], &[0.25_f32; 64]).unwrap());
+    let bias = builder.constant(Tensor::from_slice(&[8], &[1.0_f32; 8]).unwrap());
+    let product = builder.node("MatMul", &[x, weight], &[]).unwrap();
+    let sum = builder.node("Add", &[product, bias], &[]).unwrap();
+    let positive = builder.node("Relu", &[sum], &[]).unwrap();
+    let root = builder.node("Sqrt", &[positive], &[]).unwrap();
+    let names = [product, sum, positive, root].map(|id| builder.graph().value(id).name.to_string());
+    let model = Model::from_graph(builder.finish(&[root]).unwrap());
+    let options = SessionOptions::default();
+    let builders = [
+        Session::builder(&model).options(&options),
+        Session::builder(&model).opt_level(Level::All).options(&options),
+        Session::builder(&model).options(&options).opt_level(Level::Extended),
+    ];
+    for builder in builders {
+        let session = Calibration::session(builder).unwrap();
+        let observers = observed(&model, &[tensor(&[1.0; 16], &[2, 8])], &session);
+        for name in &names {
+            assert_eq!(observers[name].counts().elements, 16, "{name}");
+        }
+    }
 }

@@ -8,6 +8,8 @@ Needs NumPy and onnxruntime 1.31.1 with onnx.
   ranges.json   cases: the name of a set of numbers that `numbers` makes, and its ranges by each rule
   layers.onnx   a model with a layer of each kind, and what quantize_dynamic makes of it: layers_per_tensor.onnx and
                 layers_per_channel.onnx
+  layers_static.onnx, layers_qoperator.onnx, and the same per tensor
+                what quantize_static makes of it, and the ranges that it found: layers_ranges.json
 
 The ranges are computed from the elements and from histograms of NumPy, straight from the definitions: 2048 bins of each sign
 up to the next power of two, the threshold of least Kullback-Leibler divergence, the range of least squared error.
@@ -20,7 +22,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 from onnxruntime.quantization.quant_utils import quantize_data
 
 single = np.float32
@@ -252,12 +260,54 @@ def layers():
     return model
 
 
+class Samples(CalibrationDataReader):
+    """Three samples of the inputs of `layers`."""
+
+    def __init__(self):
+        random = np.random.default_rng(37)
+        self.samples = iter([
+            {
+                "x": random.standard_normal((3, 4)).astype(single),
+                "ids": random.integers(0, 7, 2),
+                "image": random.standard_normal((1, 3, 5, 5)).astype(single),
+            }
+            for _ in range(3)
+        ])
+
+    def get_next(self):
+        return next(self.samples, None)
+
+
 def write_models(folder):
     path = str(folder / "layers.onnx")
     onnx.save(layers(), path)
     for per_channel in (False, True):
         name = "layers_per_channel.onnx" if per_channel else "layers_per_tensor.onnx"
         quantize_dynamic(path, str(folder / name), per_channel=per_channel)
+    products = ["MatMul", "Gemm", "Conv"]
+    ranges = folder / "layers_ranges.json"
+    ranges.unlink(missing_ok=True)
+    variants = [
+        ("layers_static.onnx", QuantFormat.QDQ, True),
+        ("layers_static_per_tensor.onnx", QuantFormat.QDQ, False),
+        ("layers_qoperator.onnx", QuantFormat.QOperator, True),
+        ("layers_qoperator_per_tensor.onnx", QuantFormat.QOperator, False),
+    ]
+    for name, form, per_channel in variants:
+        quantize_static(
+            path,
+            str(folder / name),
+            Samples(),
+            quant_format=form,
+            op_types_to_quantize=products,
+            per_channel=per_channel,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"QuantizeBias": False, "OpTypesToExcludeOutputQuantization": products}
+            if form == QuantFormat.QDQ
+            else {},
+            calibration_cache_path=str(ranges),
+        )
 
 
 def write(path, cases):

@@ -35,7 +35,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 29] = [
+    let lines: [&[&str]; 33] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
         &["compile", "m.onnx"],

@@ -1,7 +1,9 @@
 //! `ort quantize`: what it writes runs, is smaller, and computes nearly the same; what cannot be
 //! quantized stays, with the reason; a failure leaves no file.
 
-use ort_runtime::onnx::proto::ModelProto;
+use ort_runtime::onnx::proto::{
+    AttributeProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, attribute_proto, tensor_proto,
+};
 use ort_runtime::{Model, Tensor, Value};
 use prost::Message;
 
@@ -77,7 +79,15 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("static", &["--data", &samples][..], 0.05, 85),
         ("static", &["--data", &samples, "--ranges", "mse", "--symmetric"][..], 0.05, 85),
         ("static", &["--data", &samples, "--ranges", "percentile=99", "--per-tensor"][..], 0.2, 85),
+        ("static", &["--data", &samples, "--format", "qoperator"][..], 0.05, 85),
+        (
+            "static",
+            &["--data", &samples, "--format", "qoperator", "--symmetric", "--per-tensor"][..],
+            0.1,
+            85,
+        ),
         ("fp16", &["--exclude", "matmul_y"][..], 0.002, 60),
+        ("bf16", &[][..], 0.02, 60),
         ("int8", &[][..], 0.02, 60),
         ("int8", &["--symmetric", "--block", "16"][..], 0.02, 60),
         ("int4", &[][..], 0.2, 50),
@@ -359,8 +369,17 @@ fn failures_say_why_and_leave_no_file() {
     };
     assert_fails("itself", &run(&["quantize", &path, &path, "--mode", "int4"]), &["replace"]);
     case("no node", &path, &["--mode", "int4", "--only", "nowhere*"], &["nowhere*", "matches no node"]);
-    case("stray", &path, &["--mode", "int4", "--portable"], &["--portable", "no effect"]);
-    case("stray", &path, &["--mode", "dynamic", "--symmetric"], &["--symmetric", "no effect"]);
+    let usage = |flags: &[&str], words: &[&str]| assert_wrong_usage(&quantize(&path, flags), words);
+    usage(&["--mode", "int4", "--portable"], &["--portable", "no effect"]);
+    usage(&["--mode", "dynamic", "--symmetric"], &["--symmetric", "no effect"]);
+    usage(&["--mode", "fp16", "--smooth", "auto"], &["--smooth", "no effect"]);
+    usage(&["--mode", "int8", "--format", "qoperator"], &["--format", "no effect"]);
+    usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
+    usage(&["--mode", "static"], &["--data", "dynamic"]);
+    usage(&["--mode", "int4", "--report", out], &["same file"]);
+    usage(&["--mode", "int4", "--compare"], &["cannot be used with"]);
+    usage(&["--mode", "int4", "--data", "x.npz", "--samples", "0"], &["1 or more"]);
+    usage(&["--mode", "int4", "--data", "x.npz", "--held-out", "-1"], &["must not be negative"]);
     let activations = graph(
         vec![node("MatMul", &["x", "x"], &["y"])],
         vec![value("x", 1, &["4", "4"])],
@@ -384,7 +403,6 @@ fn failures_say_why_and_leave_no_file() {
     }
     // The last product is beyond the range of float16.
     case("overflow", &path, &["--mode", "fp16"], &["NaN or infinite", "--exclude"]);
-    case("no samples", &path, &["--mode", "static"], &["--data", "dynamic"]);
     let other = folder.path("other.npz");
     let values = [("y".to_string(), Value::from(Tensor::from_slice(&[2, 4], &[0.0_f32; 8]).unwrap()))];
     ort_numpy::write_npz(std::fs::File::create(&other).unwrap(), &values).unwrap();
@@ -394,4 +412,296 @@ fn failures_say_why_and_leave_no_file() {
     case("missing", folder.path("missing.onnx").to_str().unwrap(), &int4, &["missing.onnx"]);
     let full = run(&["quantize", &path, "/dev/full", "--mode", "int4"]);
     assert_fails("a full disk", &full, &["/dev/full"]);
+}
+
+/// bfloat16 needs no exceptions for its range, and its constants are the nearest ones.
+#[test]
+fn bfloat16_is_the_upper_half_of_float32() {
+    let folder = Folder::new();
+    let weight = numbers(64 * 4, 2.0);
+    let nodes = vec![
+        node("MatMul", &["x", "W"], &["m"]),
+        node("Add", &["m", "mask"], &["n"]),
+        node("Softmax", &["n"], &["s"]),
+        node("Mul", &["s", "big"], &["y"]),
+    ];
+    let weights = vec![
+        floats("W", &[64, 4], &weight),
+        floats("mask", &[4], &[0.0, f32::MIN, 0.0, -1.0]),
+        floats("big", &[1], &[1.0e30]),
+    ];
+    let graph = graph(nodes, vec![value("x", 1, &["3", "64"])], vec![open_value("y", 1)], weights);
+    let path = folder.model("m.onnx", &model(graph));
+    let out = text(&folder.path("out.onnx"));
+    let report = run(&["quantize", &path, &out, "--mode", "bf16", "--json"]).json();
+    assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.03, "{report}");
+    let kept = report["layers"].as_array().unwrap().iter().filter(|row| !row["kept"].is_null());
+    assert_eq!(kept.count(), 0, "{report}");
+    let written = ModelProto::decode(&*std::fs::read(&out).unwrap()).unwrap();
+    assert!(written.opset_import[0].version() >= 22);
+    let written = written.graph.unwrap();
+    let named = |name: &str| written.initializer.iter().find(|tensor| tensor.name() == name).unwrap();
+    assert_eq!([named("W").data_type(), named("mask").data_type(), named("big").data_type()], [16; 3]);
+    // Rounding to nearest even on the bits.
+    let nearest = |value: &f32| {
+        let bits = value.to_bits();
+        ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+    };
+    let expected: Vec<u8> = weight.iter().flat_map(|value| nearest(value).to_le_bytes()).collect();
+    assert_eq!(named("W").raw_data.as_deref().unwrap(), expected);
+    // The least float32 rounds to an infinity, and stays finite.
+    assert_eq!(named("mask").raw_data.as_deref().unwrap(), [0, 0, 0x7f, 0xff, 0, 0, 0x80, 0xbf]);
+    assert_eq!(operators(&out).iter().filter(|operator| *operator == "Cast").count(), 2);
+    let report = run(&["quantize", &path, &out, "--mode", "bf16", "--convert-io", "--json"]).json();
+    assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.03, "{report}");
+    let (inputs, outputs) = (Model::load(&out).unwrap().inputs(), operators(&out));
+    assert_eq!(inputs[0].ty.dtype(), Some(ort_runtime::DType::BF16));
+    assert!(!outputs.iter().any(|operator| operator == "Cast"), "{outputs:?}");
+}
+
+/// A tensor whose data is in this file, and the bytes of the file.
+fn outside(tensor: TensorProto, location: &str) -> (TensorProto, Vec<u8>) {
+    let bytes = tensor.raw_data.clone().unwrap().to_vec();
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: Some(key.to_string()),
+        value: Some(value.to_string()),
+    };
+    let external_data = vec![entry("location", location)];
+    let data_location = Some(tensor_proto::DataLocation::External as i32);
+    (TensorProto { raw_data: None, data_location, external_data, ..tensor }, bytes)
+}
+
+#[test]
+fn files_of_the_model_that_is_read_are_not_replaced() {
+    let folder = Folder::new();
+    let (weight, bytes) = outside(floats("W", &[64, 64], &numbers(64 * 64, 2.0)), "out.onnx.data");
+    folder.write("out.onnx.data", &bytes);
+    let (vector, small) = outside(floats("V", &[64], &numbers(64, 1.0)), "small.data");
+    folder.write("small.data", small);
+    // A body may have data in files, too.
+    let branch = |name: &str, weights: Vec<TensorProto>, node: NodeProto| {
+        graph(vec![node], vec![], vec![open_value(name, 1)], weights)
+    };
+    let choice = node("If", &["first"], &["y"]);
+    let sum = branch("a", vec![vector], node("Add", &["m", "V"], &["a"]));
+    let choice = with(choice, graph_attribute("then_branch", sum));
+    let same = branch("b", vec![], node("Identity", &["m"], &["b"]));
+    let choice = with(choice, graph_attribute("else_branch", same));
+    let nodes = vec![node("MatMul", &["x", "W"], &["m"]), choice];
+    let inputs = vec![value("first", 9, &[]), value("x", 1, &["2", "64"])];
+    let path = folder.model("m.onnx", &model(graph(nodes, inputs, vec![open_value("y", 1)], vec![weight])));
+    let original = std::fs::read(&path).unwrap();
+    let out = text(&folder.path("out.onnx"));
+    let data = text(&folder.path("out.onnx.data"));
+    let int8 = ["--mode", "int8"];
+    let cases: [(&[&str], &str); 7] = [
+        (&["quantize", &path, &out, "--external-data"], "a data file of the model"),
+        (&["quantize", &path, &data], "a data file of the model"),
+        (&["quantize", &path, &out, "--report", &path], "the model"),
+        (&["quantize", &path, &out, "--report", &data], "a data file of the model"),
+        (&["optimize", &path, &out, "--external-data"], "a data file of the model"),
+        (&["optimize", &path, &data], "a data file of the model"),
+        (&["compile", &path, &data], "a data file of the model"),
+    ];
+    for (args, words) in cases {
+        let args = if args[0] == "quantize" { [args, &int8].concat() } else { args.to_vec() };
+        assert_fails(&format!("{args:?}"), &run(&args), &["would replace", words]);
+        assert!(!folder.path("out.onnx").exists(), "{args:?}");
+        assert_eq!(std::fs::read(&data).unwrap(), bytes, "{args:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), original, "{args:?}");
+    }
+    // The weights go into the file, beside which the data of the original stays.
+    let finished = run(&["quantize", &path, &out, "--mode", "int8"]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    assert_eq!(std::fs::read(&data).unwrap(), bytes);
+    // In another folder nothing refers to the files of the original.
+    std::fs::create_dir(folder.path("sub")).unwrap();
+    let other = text(&folder.path("sub/out.onnx"));
+    let finished = run(&["quantize", &path, &other, "--mode", "int8", "--external-data"]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    assert_eq!(run(&["check", &other]).code, Some(0));
+}
+
+#[test]
+fn two_models_are_compared_output_by_output() {
+    let folder = Folder::new();
+    let (path, samples) = (layers(&folder), samples(&folder));
+    let out = text(&folder.path("out.onnx"));
+    let written = run(&["quantize", &path, &out, "--mode", "int8", "--data", &samples, "--json"]).json();
+    let flags = ["--compare", "--data", &samples, "--samples", "5", "--json"];
+    let compared = run(&[&["quantize", &path, &out][..], &flags].concat()).json();
+    for report in [&written, &compared] {
+        let outputs = report["outputs"].as_array().unwrap();
+        let names: Vec<&str> = outputs.iter().map(|output| output["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["y", "g", "rows"], "{report}");
+        assert_eq!(report["checked"]["runs"], 5);
+        assert_eq!(outputs[0]["elements"], 5 * 9);
+        for output in outputs {
+            let error = output["relative_error"].as_f64().unwrap();
+            assert!(error < 0.02, "{output}");
+            // The convolution stays in floating point, and its output has no noise.
+            let decibels = output["decibels"].as_f64().unwrap_or(f64::INFINITY);
+            assert!(
+                decibels == f64::INFINITY && error == 0.0 || (decibels + 20.0 * error.log10()).abs() < 1e-6
+            );
+            assert!(output["same_largest"].as_f64().unwrap() > 0.8 && output["equal"].is_null(), "{output}");
+        }
+    }
+    assert_eq!(compared["layers"].as_array().unwrap().len(), 0);
+    assert!(compared["written"].is_null());
+    let table = run(&["quantize", &path, &path, "--compare", "--data", &samples]);
+    assert_eq!(table.code, Some(0), "{}", table.stderr);
+    for word in ["output", "same largest", "100.00 %", "the outputs differ by 0.000 % in 20 runs"] {
+        assert!(table.stdout.contains(word), "{word}: {}", table.stdout);
+    }
+    // A model in other types of floating point gets the inputs in its own.
+    let half = text(&folder.path("half.onnx"));
+    let flags = ["--mode", "fp16", "--exclude", "matmul_y", "--convert-io"];
+    assert_eq!(run(&[&["quantize", &path, &half][..], &flags].concat()).code, Some(0));
+    for (one, other) in [(&path, &half), (&half, &path)] {
+        let report = run(&["quantize", one, other, "--compare", "--json"]).json();
+        assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.005, "{report}");
+    }
+    // Other outputs cannot be compared.
+    let other = graph(
+        vec![node("Identity", &["x"], &["z"])],
+        vec![value("x", 1, &["3", "64"]), value("ids", 7, &["3"]), value("image", 1, &["1", "3", "8", "8"])],
+        vec![open_value("z", 1)],
+        vec![],
+    );
+    let other = folder.model("other.onnx", &model(other));
+    assert_fails("outputs", &run(&["quantize", &path, &other, "--compare"]), &["no output 'y'"]);
+}
+
+/// A convolutional network stays in codes from its input to its output.
+#[test]
+fn integer_operators_follow_one_another() {
+    let folder = Folder::new();
+    let pads = AttributeProto {
+        ints: vec![1; 4],
+        name: Some("pads".into()),
+        r#type: Some(attribute_proto::AttributeType::Ints as i32),
+        ..AttributeProto::default()
+    };
+    let kernel = AttributeProto { ints: vec![2; 2], name: Some("kernel_shape".into()), ..pads.clone() };
+    let strides = AttributeProto { name: Some("strides".into()), ..kernel.clone() };
+    let nodes = vec![
+        with(node("Conv", &["image", "K", "KB"], &["a"]), pads),
+        node("Relu", &["a"], &["r"]),
+        with(with(node("MaxPool", &["r"], &["p"]), kernel), strides),
+        node("Conv", &["p", "L"], &["c"]),
+        node("Flatten", &["c"], &["f"]),
+        with(node("Gemm", &["f", "W", "B"], &["g"]), int_attribute("transB", 1)),
+        node("Relu", &["g"], &["y"]),
+    ];
+    let mut kernels = numbers(16 * 27, 0.7);
+    // A dead channel: its scale would be far too small for its bias.
+    kernels[27 * 3..27 * 4].iter_mut().for_each(|weight| *weight *= 1e-12);
+    let mut biases = numbers(16, 1.0);
+    biases[3] = 0.75;
+    let weights = vec![
+        floats("K", &[16, 3, 3, 3], &kernels),
+        floats("KB", &[16], &biases),
+        floats("L", &[8, 16, 1, 1], &numbers(8 * 16, 1.0)),
+        floats("W", &[10, 128], &numbers(1280, 0.5)),
+        floats("B", &[1, 10], &numbers(10, 1.0)),
+    ];
+    let inputs = vec![value("image", 1, &["1", "3", "8", "8"])];
+    let path = folder.model("cnn.onnx", &model(graph(nodes, inputs, vec![open_value("y", 1)], weights)));
+    let archive = folder.path("samples.npz");
+    let images = Tensor::from_slice(&[20, 1, 3, 8, 8], &numbers(20 * 192, 4.0)).unwrap();
+    let values = [("image".to_string(), images.into())];
+    ort_numpy::write_npz(std::fs::File::create(&archive).unwrap(), &values).unwrap();
+    let (out, archive) = (text(&folder.path("out.onnx")), text(&archive));
+    let flags = ["--mode", "static", "--format", "qoperator", "--data", &archive, "--json"];
+    let report = run(&[&["quantize", &path, &out][..], &flags].concat()).json();
+    assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.03, "{report}");
+    let expected =
+        ["QuantizeLinear", "QLinearConv", "MaxPool", "QLinearConv", "Flatten", "QGemm", "DequantizeLinear"];
+    assert_eq!(operators(&out), expected);
+    let written = ModelProto::decode(&*std::fs::read(&out).unwrap()).unwrap().graph.unwrap();
+    let named = |name: &str| written.initializer.iter().find(|tensor| tensor.name() == name).unwrap();
+    assert_eq!((named("KB_quantized").data_type(), named("B_quantized").dims.clone()), (6, vec![1, 10]));
+    let codes: Vec<i32> = named("KB_quantized").raw_data.as_deref().unwrap()[12..16]
+        .chunks(4)
+        .map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect();
+    assert!(codes[0] > i32::MAX / 1001 * 1000 && codes[0] < i32::MAX, "{codes:?}");
+    // A node that is left out reads floating point, and so does the caller.
+    let flags = [&flags[..], &["--exclude", "op:Flatten", "--exclude", "relu_r"]].concat();
+    let report = run(&[&["quantize", &path, &out][..], &flags].concat()).json();
+    assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.03, "{report}");
+    let count = |name: &str| operators(&out).iter().filter(|operator| *operator == name).count();
+    assert_eq!((count("Relu"), count("QuantizeLinear"), count("DequantizeLinear")), (1, 3, 3));
+}
+
+/// An input with an outlier, and a normalization whose factors have one.
+#[test]
+fn smoothing_moves_outliers_into_the_weights() {
+    let folder = Folder::new();
+    let mut gamma = vec![1.0; 64];
+    gamma[9] = 40.0;
+    let nodes = vec![
+        node("MatMul", &["x", "W"], &["a"]),
+        node("LayerNormalization", &["x", "gamma", "beta"], &["n"]),
+        node("MatMul", &["n", "Q"], &["q"]),
+        with(node("Gemm", &["n", "K", "KB"], &["k"]), int_attribute("transB", 1)),
+    ];
+    let outputs = vec![open_value("a", 1), open_value("q", 1), open_value("k", 1)];
+    let weights = vec![
+        floats("W", &[64, 32], &numbers(64 * 32, 2.0)),
+        floats("gamma", &[64], &gamma),
+        floats("beta", &[64], &numbers(64, 0.5)),
+        floats("Q", &[64, 32], &numbers(64 * 32, 1.0)),
+        floats("K", &[32, 64], &numbers(64 * 32, 1.5)),
+        floats("KB", &[32], &numbers(32, 1.0)),
+    ];
+    let path = folder
+        .model("outliers.onnx", &model(graph(nodes, vec![value("x", 1, &["n", "64"])], outputs, weights)));
+    let archive = folder.path("samples.npz");
+    let mut x = numbers(20 * 4 * 64, 2.0);
+    x.iter_mut().skip(5).step_by(64).for_each(|value| *value *= 100.0);
+    let values = [("x".to_string(), Value::from(Tensor::from_slice(&[20, 4, 64], &x).unwrap()))];
+    ort_numpy::write_npz(std::fs::File::create(&archive).unwrap(), &values).unwrap();
+    let out = text(&folder.path("out.onnx"));
+    let archive = text(&archive);
+    let report = |flags: &[&str]| {
+        let args = ["quantize", &path, &out, "--mode", "static", "--data", &archive, "--json"];
+        run(&[&args[..], flags].concat()).json()
+    };
+    let errors = |report: &serde_json::Value| -> Vec<f64> {
+        let outputs = report["outputs"].as_array().unwrap().iter();
+        outputs.map(|output| output["relative_error"].as_f64().unwrap()).collect()
+    };
+    let plain = report(&[]);
+    assert_eq!(plain["calibration"]["smoothed"], 0);
+    for flags in [&["--smooth", "auto"][..], &["--smooth", "0.5"], &["--smooth", "auto", "--ranges", "mse"]] {
+        let smooth = report(flags);
+        assert_eq!(smooth["calibration"]["smoothed"], 2, "{flags:?}");
+        for (smooth, plain) in errors(&smooth).into_iter().zip(errors(&plain)) {
+            assert!(2.0 * smooth < plain, "{flags:?}: {smooth} of {plain}");
+        }
+        // The input is divided by a node, the normalization by its constants.
+        let count = |name: &str| operators(&out).iter().filter(|operator| *operator == name).count();
+        assert_eq!((count("Mul"), count("QuantizeLinear"), count("LayerNormalization")), (1, 2, 1));
+        let written = ModelProto::decode(&*std::fs::read(&out).unwrap()).unwrap().graph.unwrap();
+        let names: Vec<&str> = written.initializer.iter().map(|tensor| tensor.name()).collect();
+        assert!(names.contains(&"gamma_smoothed") && names.contains(&"beta_smoothed"), "{names:?}");
+        assert!(!names.contains(&"gamma") && !names.contains(&"beta"), "{names:?}");
+        let precision = smooth["layers"][0]["precision"].as_str().unwrap();
+        assert_eq!(precision, "int8, per channel, uint8 inputs, smoothed");
+    }
+    // So it is with products of integers, whose results are rounded, too.
+    let smooth = report(&["--smooth", "auto", "--format", "qoperator"]);
+    assert_eq!(smooth["calibration"]["smoothed"], 2);
+    assert!(errors(&smooth).into_iter().all(|error| error < 0.02), "{smooth}");
+    let count = |name: &str| operators(&out).iter().filter(|operator| *operator == name).count();
+    assert_eq!((count("Mul"), count("QLinearMatMul"), count("QGemm")), (1, 2, 1));
+    // A product that stays in floating point reads the normalization as it was.
+    let smooth = report(&["--smooth", "0.5", "--exclude", "matmul_q"]);
+    assert_eq!(smooth["calibration"]["smoothed"], 2);
+    let outputs = &smooth["outputs"];
+    assert!(outputs[1]["relative_error"].as_f64().unwrap() < 1e-6, "{outputs}");
+    assert!(outputs[2]["relative_error"].as_f64().unwrap() < 0.02, "{outputs}");
+    assert_eq!(operators(&out).iter().filter(|operator| *operator == "Mul").count(), 2);
 }

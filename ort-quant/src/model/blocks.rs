@@ -218,6 +218,8 @@ fn add(
         shape: vec![blocks.k, blocks.n],
         is_half: candidate.is_half,
         has_one_point: false,
+        scales: None,
+        bias: None,
         form: Form::Blocks(blocks, candidate.method),
     };
     let after: usize = job.lengths()?.iter().sum();

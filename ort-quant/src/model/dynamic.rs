@@ -207,6 +207,8 @@ impl Quantized {
             shape: layer.shape.clone(),
             is_half: false,
             has_one_point,
+            scales: None,
+            bias: None,
             form: Form::Linear(LinearQuantizer { grid, axis }),
         };
         let results = [

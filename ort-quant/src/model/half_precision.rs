@@ -1,13 +1,13 @@
-//! Conversion of models to float16.
+//! Conversion of models to float16 or bfloat16.
 //!
-//! Each value has one type: float16 if the node that computes it allows that, and float32
+//! Each value has one type: that of 16 bits if the node that computes it allows that, and float32
 //! otherwise. Where a reader needs the other type there is a Cast, one for each value. Names of
 //! casts are those of onnxruntime.transformers.float16; unlike its, the nodes are in topological
 //! order. Inputs and outputs of the model stay float32 unless asked otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use half::f16;
+use half::{bf16, f16};
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::type_proto::Value as TypeValue;
 use ort_core::onnx::proto::{AttributeProto, NodeProto, TensorProto, ValueInfoProto};
@@ -17,12 +17,12 @@ use ort_core::tensor::Tensor;
 use ort_core::{Result, Within};
 
 use super::draft::{Part, integer, node, reads, rename_reads, subgraphs};
-use super::options::{HalfOptions, Quantizer};
-use super::weights::{Form, Job, nearest_half};
+use super::options::{HalfOptions, HalfType, Quantizer};
+use super::weights::{Form, Job, nearest_bfloat, nearest_half};
 use super::work::{Outcome, Work, is_standard, title};
 
-/// Operators that stay in float32: their results are ids or positions, they have no float16 in
-/// older operator sets, or their sums and constants leave its range.
+/// Operators that stay in float32: their results are ids or positions, they have no types of 16
+/// bits in older operator sets, or their sums and constants leave the range of float16.
 const BLOCKED: [&str; 36] = [
     "ArrayFeatureExtractor",
     "Binarizer",
@@ -64,7 +64,7 @@ const BLOCKED: [&str; 36] = [
 
 /// How a node takes part.
 enum Role {
-    /// It computes in float16.
+    /// It computes in 16 bits.
     Half(&'static OpSpec),
     /// It stays as it is, and reads and writes float32.
     Single { reason: String },
@@ -74,7 +74,7 @@ enum Role {
     Gone,
 }
 
-/// A constant that became float16.
+/// A constant that has 16 bits now.
 struct Converted {
     name: String,
     shape: Vec<usize>,
@@ -84,7 +84,9 @@ struct Converted {
 
 /// The state of the conversion.
 struct Conversion<'n> {
-    /// The values that are float16 now.
+    /// The type of 16 bits.
+    ty: HalfType,
+    /// The values that have it now.
     halves: BTreeSet<String>,
     /// What a value is called as the other type.
     casts: BTreeMap<String, String>,
@@ -92,7 +94,7 @@ struct Conversion<'n> {
     inner: BTreeMap<String, String>,
     /// The position of each input of the model.
     inputs: BTreeMap<&'n str, usize>,
-    /// The constants that became float16, by the node that reads them first.
+    /// The constants that have 16 bits now, by the node that reads them first.
     constants: BTreeMap<usize, Vec<Converted>>,
 }
 
@@ -103,20 +105,24 @@ pub(super) fn rewrite(
     quantizer: &Quantizer,
 ) -> Result<()> {
     let gone = constants_to_initializers(work, nodes);
-    let large = large_constants(work, source)?;
+    let large = match options.ty {
+        HalfType::Float16 => large_constants(work, source)?,
+        // It has the range of float32.
+        HalfType::BFloat16 => BTreeMap::new(),
+    };
     let roles: Vec<Role> = nodes
         .iter()
         .enumerate()
         .map(|(index, node)| match gone.contains(&index) {
             true => Ok(Role::Gone),
-            false => role(work, (index, node), &large, quantizer),
+            false => role(work, (index, node), (&large, options.ty), quantizer),
         })
         .collect::<Result<_>>()?;
     let graph = work.draft.message.graph.clone().unwrap_or_default();
     let inputs = graph.input.iter().enumerate().map(|(place, input)| (input.name(), place)).collect();
     let (halves, casts) = (BTreeSet::new(), BTreeMap::new());
     let (inner, constants) = (BTreeMap::new(), BTreeMap::new());
-    let mut conversion = Conversion { halves, casts, inner, inputs, constants };
+    let mut conversion = Conversion { ty: options.ty, halves, casts, inner, inputs, constants };
     if options.converts_io {
         conversion.convert_inputs(work);
     }
@@ -189,7 +195,7 @@ fn beyond_half(tensor: &Tensor) -> Result<Option<bool>> {
 fn role(
     work: &Work,
     (index, node): (usize, &NodeProto),
-    large: &BTreeMap<String, bool>,
+    (large, ty): (&BTreeMap<String, bool>, HalfType),
     quantizer: &Quantizer,
 ) -> Result<Role> {
     let is_single = |name: &String| work.types.dtype(name) == Some(DType::F32);
@@ -225,33 +231,33 @@ fn role(
         }
     }
     let has_half = |(names, params): (&[String], &'static [Param])| {
-        names.iter().enumerate().any(|(place, name)| is_single(name) && allows_half(spec, params, place))
+        names.iter().enumerate().any(|(place, name)| is_single(name) && allows_half(ty, spec, params, place))
     };
     let sides: [(&[String], &'static [Param]); 2] =
         [(&node.input, spec.inputs), (&node.output, spec.outputs)];
     match sides.into_iter().any(has_half) {
         true => Ok(Role::Half(spec)),
-        false => single("its operator has no float16"),
+        false => single(&format!("its operator has no {}", ty.name())),
     }
 }
 
-/// Whether a parameter may be float16.
-fn allows_half(spec: &OpSpec, params: &'static [Param], place: usize) -> bool {
+/// Whether a parameter may have a type of 16 bits.
+fn allows_half(ty: HalfType, spec: &OpSpec, params: &'static [Param], place: usize) -> bool {
     let variadic = || params.last().filter(|param| matches!(param.arity, Arity::Variadic { .. }));
     let Some(param) = params.get(place).or_else(variadic) else { return false };
     // The scales of Resize are float32 in every version, and ratios like 1/3 need it.
     if spec.name == "Resize" && param.name == "scales" {
         return false;
     }
-    spec.types.iter().any(|var| var.name == param.ty && var.types.tensor.contains(DType::F16))
+    spec.types.iter().any(|var| var.name == param.ty && var.types.tensor.contains(ty.dtype()))
 }
 
 impl Conversion<'_> {
-    /// Declares the inputs of the model as float16.
+    /// Declares the inputs of the model as the type of 16 bits.
     fn convert_inputs(&mut self, work: &mut Work) {
         let graph = work.draft.message.graph.get_or_insert_default();
         for input in &mut graph.input {
-            if set_half(input) {
+            if set_half(input, self.ty) {
                 self.halves.insert(input.name().to_string());
             }
         }
@@ -262,21 +268,22 @@ impl Conversion<'_> {
         let graph = work.draft.message.graph.get_or_insert_default();
         for output in &mut graph.output {
             if self.halves.contains(output.name()) {
-                set_half(output);
+                set_half(output, self.ty);
             }
         }
     }
 
-    /// Replaces the constants that only nodes in float16 read. One that others read as well becomes
+    /// Replaces the constants that only nodes in 16 bits read. One that others read as well becomes
     /// two.
     fn convert_constants(&mut self, work: &mut Work, nodes: &[NodeProto], roles: &[Role]) -> Result<()> {
-        // The first reader in float16, and whether there are others.
+        // The first reader in 16 bits, and whether there are others.
         let mut readers: BTreeMap<&str, (Option<usize>, bool)> = BTreeMap::new();
         // What bodies read, and what the caller does.
         let mut captured = BTreeSet::new();
         for (index, (node, role)) in nodes.iter().zip(roles).enumerate() {
             for (place, name) in node.input.iter().enumerate() {
-                let is_half = matches!(role, Role::Half(spec) if allows_half(spec, spec.inputs, place));
+                let is_half =
+                    matches!(role, Role::Half(spec) if allows_half(self.ty, spec, spec.inputs, place));
                 let entry = readers.entry(name).or_default();
                 if is_half {
                     entry.0 = entry.0.or(Some(index));
@@ -297,12 +304,12 @@ impl Conversion<'_> {
             let elements: usize = proto.dims.iter().map(|size| *size as usize).product();
             let keeps = others || captured.contains(name);
             let new = match keeps {
-                true => work.draft.value_name(&format!("{name}_cast_to_fp16")),
+                true => work.draft.value_name(&format!("{name}_cast_to_{}", self.ty.suffix())),
                 false => name.to_string(),
             };
             let header = TensorProto {
                 name: Some(new.clone()),
-                data_type: Some(DType::F16.onnx_code()),
+                data_type: Some(self.ty.dtype().onnx_code()),
                 dims: proto.dims.clone(),
                 doc_string: proto.doc_string.clone(),
                 metadata_props: proto.metadata_props.clone(),
@@ -318,7 +325,9 @@ impl Conversion<'_> {
                 shape: shape.clone(),
                 is_half,
                 has_one_point,
-                form: Form::Half,
+                scales: None,
+                bias: None,
+                form: Form::Half(self.ty),
             });
             work.draft.parts.push(Part { header, from: Some((job, 0)) });
             if keeps {
@@ -343,7 +352,7 @@ impl Conversion<'_> {
         if let Some(cast) = self.casts.get(name) {
             return cast.clone();
         }
-        let (suffix, to) = if is_half { ("fp16", DType::F16) } else { ("fp32", DType::F32) };
+        let (suffix, to) = if is_half { (self.ty.suffix(), self.ty.dtype()) } else { ("fp32", DType::F32) };
         let (value, title) = match self.inputs.get(name).filter(|_| is_half) {
             Some(place) => (format!("graph_input_cast_{place}"), format!("graph_input_cast{place}")),
             None => (format!("{name}_cast_to_{suffix}"), format!("{name}_cast_to_{suffix}_node")),
@@ -371,7 +380,7 @@ impl Conversion<'_> {
             if !is_single(work, input) {
                 continue;
             }
-            let is_half = matches!(role, Role::Half(spec) if allows_half(spec, spec.inputs, place));
+            let is_half = matches!(role, Role::Half(spec) if allows_half(self.ty, spec, spec.inputs, place));
             let name = self.read(work, input, is_half);
             *input = name;
         }
@@ -385,7 +394,7 @@ impl Conversion<'_> {
         let mut last = Vec::new();
         if let Role::Half(spec) = role {
             for (place, output) in new.output.iter_mut().enumerate() {
-                if !is_single(work, output) || !allows_half(spec, spec.outputs, place) {
+                if !is_single(work, output) || !allows_half(self.ty, spec, spec.outputs, place) {
                     continue;
                 }
                 self.halves.insert(output.clone());
@@ -401,7 +410,7 @@ impl Conversion<'_> {
                 self.inner.insert(output.clone(), inner.clone());
                 *output = inner;
             }
-            new.attribute.iter_mut().try_for_each(|attribute| convert_attribute(old, attribute))?;
+            new.attribute.iter_mut().try_for_each(|attribute| convert_attribute(self.ty, old, attribute))?;
         }
         work.draft.nodes.push(new);
         work.draft.nodes.append(&mut last);
@@ -415,7 +424,7 @@ impl Conversion<'_> {
         }
         for converted in self.constants.get(&index).into_iter().flatten() {
             let Converted { name, shape, before, after } = converted;
-            let precision = format!("float16: '{name}'");
+            let precision = format!("{}: '{name}'", self.ty.name());
             let (before, after, codes) = (*before, *after, name.clone());
             let outcome = Outcome::Quantized { precision, before, after, codes };
             work.note(node, shape.clone(), outcome);
@@ -423,29 +432,37 @@ impl Conversion<'_> {
     }
 }
 
-/// Makes an attribute say float16: the target of a Cast, and tensors.
-fn convert_attribute(node: &NodeProto, attribute: &mut AttributeProto) -> Result<()> {
+/// Makes an attribute say the type of 16 bits: the target of a Cast, and tensors.
+fn convert_attribute(ty: HalfType, node: &NodeProto, attribute: &mut AttributeProto) -> Result<()> {
     let single = i64::from(DType::F32.onnx_code());
     if is_standard(node, "Cast") && attribute.name() == "to" && attribute.i() == single {
-        attribute.i = Some(i64::from(DType::F16.onnx_code()));
+        attribute.i = Some(i64::from(ty.dtype().onnx_code()));
     }
     if let Some(proto) = attribute.t.as_deref_mut()
         && proto.data_type() == DType::F32.onnx_code()
     {
         let tensor = tensor_from_proto(proto.clone(), &mut ort_core::onnx::ExternalData::unavailable())?;
-        let halves: Vec<f16> = tensor.to_vec::<f32>()?.into_iter().map(nearest_half).collect();
-        *proto = tensor_to_proto(proto.name(), &Tensor::from_slice(tensor.shape(), &halves)?)?;
+        let numbers = tensor.to_vec::<f32>()?.into_iter();
+        let halves = match ty {
+            HalfType::Float16 => {
+                Tensor::from_vec::<f16>(tensor.shape(), numbers.map(nearest_half).collect())?
+            }
+            HalfType::BFloat16 => {
+                Tensor::from_vec::<bf16>(tensor.shape(), numbers.map(nearest_bfloat).collect())?
+            }
+        };
+        *proto = tensor_to_proto(proto.name(), &halves)?;
     }
     Ok(())
 }
 
-/// Declares a float32 value as float16. Returns whether it was one.
-fn set_half(info: &mut ValueInfoProto) -> bool {
+/// Declares a float32 value as one of 16 bits. Returns whether it was one.
+fn set_half(info: &mut ValueInfoProto, ty: HalfType) -> bool {
     let value = info.r#type.as_mut().and_then(|ty| ty.value.as_mut());
     let Some(TypeValue::TensorType(tensor)) = value else { return false };
     let is_single = tensor.elem_type == Some(DType::F32.onnx_code());
     if is_single {
-        tensor.elem_type = Some(DType::F16.onnx_code());
+        tensor.elem_type = Some(ty.dtype().onnx_code());
     }
     is_single
 }

@@ -10,7 +10,9 @@ mod dynamic;
 mod half_precision;
 mod options;
 mod select;
+mod smoothing;
 mod static_qdq;
+mod static_qoperator;
 mod weights;
 mod work;
 mod write;
@@ -24,8 +26,11 @@ use ort_core::session::Model;
 use ort_core::{Error, ErrorKind, Result};
 
 use self::draft::Draft;
-pub use self::options::{BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticOptions};
+pub use self::options::{
+    BlockOptions, DynamicOptions, HalfOptions, HalfType, Mode, Quantizer, StaticFormat, StaticOptions,
+};
 pub use self::select::NodePattern;
+pub use self::smoothing::{Smoothed, Smoothing};
 use self::work::Work;
 pub use self::work::{Layer, Outcome};
 pub use self::write::Written;
@@ -46,13 +51,9 @@ impl Quantizer {
     /// The model cannot be loaded, an option is invalid, a pattern matches no node, or no node can
     /// be quantized.
     pub fn quantize<'s>(&self, source: &'s Source) -> Result<Quantization<'s>> {
-        let model = Model::from_source(source.clone())?;
-        let mut draft = Draft::new(source, &model, self.mode.least_opset())?;
-        self.check_patterns(&draft.nodes)?;
-        let bytes_before = source.bytes().len() + draft.external_bytes();
-        let nodes = std::mem::take(&mut draft.nodes);
+        let (mut work, nodes) = self.start(source)?;
+        let bytes_before = source.bytes().len() + work.draft.external_bytes();
         let read_before = draft::reads(&nodes);
-        let mut work = Work::new(draft, &model);
         match &self.mode {
             Mode::Dynamic(options) => {
                 each_graph(&mut work, &nodes, &mut |work, nodes| {
@@ -60,8 +61,9 @@ impl Quantizer {
                 })?;
             }
             Mode::Static(options) => {
-                each_graph(&mut work, &nodes, &mut |work, nodes| {
-                    static_qdq::rewrite(work, nodes, options, self)
+                each_graph(&mut work, &nodes, &mut |work, nodes| match options.format {
+                    StaticFormat::Qdq => static_qdq::rewrite(work, nodes, options, self),
+                    StaticFormat::QOperator => static_qoperator::rewrite(work, nodes, options, self),
                 })?;
             }
             Mode::Blocks(options) => {
@@ -81,24 +83,35 @@ impl Quantizer {
         Ok(Quantization { source, draft, layers, bytes_before })
     }
 
-    /// The values whose ranges [`Mode::Static`] needs: the computed inputs of products.
+    /// The values whose ranges [`Mode::Static`] needs: the computed inputs of products, and their
+    /// results in the QOperator format.
     ///
     /// # Errors
     ///
     /// The model cannot be loaded, or a pattern matches no node.
     pub fn activations(&self, source: &Source) -> Result<Vec<String>> {
-        let model = Model::from_source(source.clone())?;
-        let mut draft = Draft::new(source, &model, self.mode.least_opset())?;
-        self.check_patterns(&draft.nodes)?;
-        let nodes = std::mem::take(&mut draft.nodes);
-        let mut work = Work::new(draft, &model);
+        let (mut work, nodes) = self.start(source)?;
         let mut values = BTreeSet::new();
         each_graph(&mut work, &nodes, &mut |work, nodes| {
-            values.extend(static_qdq::activations(work, nodes, self));
+            values.extend(match &self.mode {
+                Mode::Static(options) if options.format == StaticFormat::QOperator => {
+                    static_qoperator::activations(work, nodes, (options, self))
+                }
+                _ => static_qdq::activations(work, nodes, self),
+            });
             work.draft.nodes.extend_from_slice(nodes);
             Ok(())
         })?;
         Ok(values.into_iter().collect())
+    }
+
+    /// The state of a rewrite that has not begun, and the nodes of the graph.
+    fn start(&self, source: &Source) -> Result<(Work, Vec<NodeProto>)> {
+        let model = Model::from_source(source.clone())?;
+        let mut draft = Draft::new(source, &model, self.mode.least_opset())?;
+        self.check_patterns(&draft.nodes)?;
+        let nodes = std::mem::take(&mut draft.nodes);
+        Ok((Work::new(draft, &model), nodes))
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{any_node, subgraphs};
 use super::select::NodePattern;
+use super::smoothing::Smoothing;
 use crate::grid::{Bits, BlockMethod};
 use crate::integer::{GridOptions, QuantType};
 use crate::range::ValueRange;
@@ -32,7 +34,7 @@ pub enum Mode {
     /// found: `QuantizeLinear` and `DequantizeLinear` around products in floating point, which
     /// runtimes compute with integers.
     Static(StaticOptions),
-    /// Weights and values are float16, where the operators and constants allow it.
+    /// Weights and values are float16 or bfloat16, where the operators and constants allow it.
     Half(HalfOptions),
     /// Weights are integers of 2, 4 or 8 bits in blocks with a scale each, and products stay in
     /// floating point: `MatMulNBits` and `GatherBlockQuantized`.
@@ -48,12 +50,28 @@ pub struct DynamicOptions {
     pub reduce_range: bool,
 }
 
+/// How a statically quantized model says what is quantized.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StaticFormat {
+    /// `QuantizeLinear` and `DequantizeLinear` around products in floating point. Only the inputs
+    /// of products are rounded.
+    #[default]
+    Qdq,
+    /// Operators on integers, such as `QLinearConv`. The results of products are rounded, too.
+    QOperator,
+}
+
 /// The options of [`Mode::Static`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaticOptions {
+    /// Which operators are written.
+    pub format: StaticFormat,
     /// The ranges of the values that [`Quantizer::activations`] lists. A layer with a value that
     /// has none stays.
     pub ranges: BTreeMap<String, ValueRange>,
+    /// The values that SmoothQuant divides, from [`Quantizer::smoothing`]. Their ranges are those
+    /// after the division: see [`Calibration::smoothed`](crate::Calibration::smoothed).
+    pub smoothing: Smoothing,
     /// One scale for a whole weight, not one for each output channel.
     pub per_tensor: bool,
     /// Weights of 7 bits, for other runtimes on processors whose 8-bit products saturate.
@@ -69,10 +87,47 @@ impl StaticOptions {
     }
 }
 
+/// A floating-point type of 16 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HalfType {
+    /// 11 bits of precision, and magnitudes up to 65504.
+    #[default]
+    Float16,
+    /// 8 bits of precision, and the range of float32.
+    BFloat16,
+}
+
+impl HalfType {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            HalfType::Float16 => DType::F16,
+            HalfType::BFloat16 => DType::BF16,
+        }
+    }
+
+    /// The name in messages.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            HalfType::Float16 => "float16",
+            HalfType::BFloat16 => "bfloat16",
+        }
+    }
+
+    /// The name in those of values.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            HalfType::Float16 => "fp16",
+            HalfType::BFloat16 => "bf16",
+        }
+    }
+}
+
 /// The options of [`Mode::Half`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HalfOptions {
-    /// Whether the inputs and outputs of the model become float16, too.
+    /// What float32 becomes.
+    pub ty: HalfType,
+    /// Whether the inputs and outputs of the model have that type, too.
     pub converts_io: bool,
 }
 
@@ -92,6 +147,11 @@ pub struct BlockOptions {
 }
 
 impl Quantizer {
+    /// Whether the caller excludes a node.
+    pub(super) fn excludes(&self, place: Option<usize>, node: &NodeProto) -> bool {
+        self.exclude.iter().any(|pattern| pattern.matches(place, node))
+    }
+
     /// Whether a node may be quantized. If not, the reason.
     pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.matches(place, node)) {
@@ -130,7 +190,8 @@ impl Mode {
             // DequantizeLinear of channels.
             Mode::Static(_) => 13,
             // Older operator sets have operators with fewer types.
-            Mode::Half(_) => 13,
+            Mode::Half(HalfOptions { ty: HalfType::Float16, .. }) => 13,
+            Mode::Half(HalfOptions { ty: HalfType::BFloat16, .. }) => 22,
             Mode::Blocks(_) => 7,
         }
     }

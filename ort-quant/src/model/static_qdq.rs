@@ -10,26 +10,27 @@ use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::{Error, ErrorKind, Result, Within};
 
-use super::draft::{integer, integer_of, node};
+use super::draft::{Draft, integer, integer_of, node};
 use super::options::{Quantizer, StaticOptions};
-use super::weights::{Form, Job};
+use super::smoothing::{self, Smoothing};
+use super::weights::{BIAS, BiasOf, Form, Job, RowScales};
 use super::work::{Outcome, Work, is_standard, title};
-use crate::integer::{GridOptions, QuantType};
+use crate::integer::{Grid, GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 use crate::range::ValueRange;
 
 /// A product.
-struct Product {
+pub(super) struct Product {
     /// The constant weight, if it has one.
-    weight: Option<ProductWeight>,
+    pub(super) weight: Option<ProductWeight>,
     /// The positions of the inputs that are computed.
-    activations: Vec<usize>,
+    pub(super) activations: Vec<usize>,
 }
 
-struct ProductWeight {
-    shape: Vec<usize>,
-    axis: Option<usize>,
-    before: usize,
+pub(super) struct ProductWeight {
+    pub(super) shape: Vec<usize>,
+    pub(super) axis: Option<usize>,
+    pub(super) before: usize,
 }
 
 /// The position of the weight.
@@ -54,7 +55,8 @@ pub(super) fn rewrite(
     options: &StaticOptions,
     quantizer: &Quantizer,
 ) -> Result<()> {
-    let mut values = Values { done: BTreeMap::new(), ranges: ranges(nodes, options) };
+    let (nodes, ranges, smoothing) = prepared(work, nodes, options, quantizer)?;
+    let mut values = Values { done: BTreeMap::new(), ranges, smoothing };
     for (index, node) in nodes.iter().enumerate() {
         let found = match product(work, node, !options.per_tensor) {
             None => {
@@ -64,11 +66,8 @@ pub(super) fn rewrite(
             Some(found) => quantizer.allows(work.place(index), node).and(found),
         };
         let found = found.and_then(|found| {
-            let named = |place: &usize| node.input.get(*place).map_or("", String::as_str);
-            match found.activations.iter().map(named).find(|name| !values.ranges.contains_key(*name)) {
-                Some(name) => Err(format!("no sample has a finite element of '{name}'")),
-                None => Ok(found),
-            }
+            let inputs = found.activations.iter().filter_map(|place| node.input.get(*place));
+            missing_range(inputs.map(String::as_str), &values.ranges).map(|()| found)
         });
         match found {
             Err(reason) => {
@@ -84,11 +83,44 @@ pub(super) fn rewrite(
     Ok(())
 }
 
+/// The nodes with the constants of smoothed values, the ranges, and the values that are smoothed.
+pub(super) fn prepared(
+    work: &mut Work,
+    nodes: &[NodeProto],
+    options: &StaticOptions,
+    quantizer: &Quantizer,
+) -> Result<(Vec<NodeProto>, BTreeMap<String, ValueRange>, Smoothing)> {
+    let ranges = ranges(nodes, options);
+    let mut nodes = nodes.to_vec();
+    let mut smoothing = Smoothing::new();
+    // Values of bodies are not smoothed, and products without a range of their input stay.
+    if !work.is_inside {
+        smoothing.clone_from(&options.smoothing);
+        smoothing.retain(|name, _| ranges.contains_key(name));
+        smoothing::fold(work, &mut nodes, &smoothing, quantizer)?;
+    }
+    Ok((nodes, ranges, smoothing))
+}
+
+/// Whether all of these values have ranges. If not, the reason.
+pub(super) fn missing_range<'n>(
+    mut names: impl Iterator<Item = &'n str>,
+    ranges: &BTreeMap<String, ValueRange>,
+) -> std::result::Result<(), String> {
+    match names.find(|name| !ranges.contains_key(*name)) {
+        Some(name) => Err(format!("no sample has a finite element of '{name}'")),
+        None => Ok(()),
+    }
+}
+
 /// The ranges by value. That of a softmax is known.
 fn ranges(nodes: &[NodeProto], options: &StaticOptions) -> BTreeMap<String, ValueRange> {
     let mut ranges = options.ranges.clone();
+    let is_divided = |output: &&String| options.smoothing.contains_key(*output);
     for node in nodes.iter().filter(|node| is_standard(node, "Softmax")) {
-        if let Some(range) = node.output.first().and_then(|output| ranges.get_mut(output)) {
+        if let Some(range) =
+            node.output.first().filter(|output| !is_divided(output)).and_then(|output| ranges.get_mut(output))
+        {
             *range = ValueRange { low: 0.0, high: 1.0 };
         }
     }
@@ -96,7 +128,11 @@ fn ranges(nodes: &[NodeProto], options: &StaticOptions) -> BTreeMap<String, Valu
 }
 
 /// The product of a node, or why it stays; `None` for another node.
-fn product(work: &Work, node: &NodeProto, per_channel: bool) -> Option<std::result::Result<Product, String>> {
+pub(super) fn product(
+    work: &Work,
+    node: &NodeProto,
+    per_channel: bool,
+) -> Option<std::result::Result<Product, String>> {
     let operators = ["MatMul", "Gemm", "Conv", "ConvTranspose"];
     let operator = operators.into_iter().find(|operator| is_standard(node, operator))?;
     let [input, weight, ..] = &node.input[..] else { return None };
@@ -134,6 +170,7 @@ fn product(work: &Work, node: &NodeProto, per_channel: bool) -> Option<std::resu
 struct Values {
     done: BTreeMap<String, String>,
     ranges: BTreeMap<String, ValueRange>,
+    smoothing: Smoothing,
 }
 
 fn replace(
@@ -143,6 +180,8 @@ fn replace(
     (options, values): (&StaticOptions, &mut Values),
 ) -> Result<()> {
     let mut new = old.clone();
+    let input = old.input.first().map(String::as_str).unwrap_or_default();
+    let smoothed = values.smoothing.get(input).cloned();
     for place in &product.activations {
         let Some(input) = new.input.get_mut(*place) else { continue };
         *input = values.quantized(work, input, options)?;
@@ -152,14 +191,16 @@ fn replace(
     if let Some(weight) = &product.weight
         && let Some(input) = new.input.get_mut(WEIGHT)
     {
-        let found = quantized_weight(work, values, (input, weight), options)?;
+        let scales = smoothed.as_ref().map(|smoothed| smoothed.row_scales(old));
+        let found = quantized_weight(work, values, (input, weight, scales), options)?;
         *input = found.floats;
         codes = found.codes;
         let added = found.added;
         shape.clone_from(&weight.shape);
         (before, after) = if added == 0 { (0, 0) } else { (weight.before, added) };
         let grouping = if weight.axis.is_some() { "per channel" } else { "per tensor" };
-        precision = format!("int8, {grouping}, uint8 inputs");
+        let smooth = if smoothed.is_some() { ", smoothed" } else { "" };
+        precision = format!("int8, {grouping}, uint8 inputs{smooth}");
     }
     work.note(old, shape, Outcome::Quantized { precision, before, after, codes });
     work.draft.nodes.push(new);
@@ -174,21 +215,11 @@ impl Values {
         }
         let range = self.ranges.get(value).copied().unwrap_or(ValueRange { low: 0.0, high: 0.0 });
         let grid = options.activations().grid(range.low, range.high)?;
+        let given = value;
+        let divided = self.divided(work, value);
+        let value = divided.as_str();
         let draft = &mut work.draft;
-        let scale = draft.value_name(&format!("{value}_scale"));
-        let point = draft.value_name(&format!("{value}_zero_point"));
-        draft.initializers.push(TensorProto {
-            name: Some(scale.clone()),
-            data_type: Some(DType::F32.onnx_code()),
-            float_data: vec![grid.scale],
-            ..TensorProto::default()
-        });
-        draft.initializers.push(TensorProto {
-            name: Some(point.clone()),
-            data_type: Some(QuantType::UInt8.dtype().onnx_code()),
-            int32_data: vec![grid.zero_point],
-            ..TensorProto::default()
-        });
+        let (scale, point) = add_grid(draft, value, &grid);
         let codes = draft.value_name(&format!("{value}_QuantizeLinear_Output"));
         let floats = draft.value_name(&format!("{value}_DequantizeLinear_Output"));
         let name = draft.node_name(&format!("{value}_QuantizeLinear"));
@@ -197,9 +228,36 @@ impl Values {
         let name = draft.node_name(&format!("{value}_DequantizeLinear"));
         let inputs = [codes.as_str(), scale.as_str(), point.as_str()];
         draft.nodes.push(node(("", "DequantizeLinear"), name, &inputs, &[&floats], Vec::new()));
-        self.done.insert(value.to_string(), floats.clone());
+        self.done.insert(given.to_string(), floats.clone());
         Ok(floats)
     }
+
+    /// The value after the division of SmoothQuant, or the value itself.
+    fn divided(&self, work: &mut Work, value: &str) -> String {
+        match self.smoothing.get(value).filter(|smoothed| !smoothed.is_folded()) {
+            Some(smoothed) => smoothing::divide(work, value, smoothed),
+            None => value.to_string(),
+        }
+    }
+}
+
+/// Adds the scale and the zero point of a value. Returns their names.
+pub(super) fn add_grid(draft: &mut Draft, value: &str, grid: &Grid) -> (String, String) {
+    let scale = draft.value_name(&format!("{value}_scale"));
+    let point = draft.value_name(&format!("{value}_zero_point"));
+    draft.initializers.push(TensorProto {
+        name: Some(scale.clone()),
+        data_type: Some(DType::F32.onnx_code()),
+        float_data: vec![grid.scale],
+        ..TensorProto::default()
+    });
+    draft.initializers.push(TensorProto {
+        name: Some(point.clone()),
+        data_type: Some(QuantType::UInt8.dtype().onnx_code()),
+        int32_data: vec![grid.zero_point],
+        ..TensorProto::default()
+    });
+    (scale, point)
 }
 
 /// A weight behind `DequantizeLinear`.
@@ -215,15 +273,56 @@ struct QuantizedWeight {
 fn quantized_weight(
     work: &mut Work,
     values: &mut Values,
-    (name, weight): (&str, &ProductWeight),
+    (name, weight, scales): (&str, &ProductWeight, Option<RowScales>),
     options: &StaticOptions,
 ) -> Result<QuantizedWeight> {
+    let (WeightNames { codes, scale, zero_point, .. }, added) =
+        weight_codes(work, (name, weight), (scales, None), options)?;
+    // Nodes that read the same codes share what is made of them.
+    if let Some(floats) = values.done.get(&codes) {
+        return Ok(QuantizedWeight { floats: floats.clone(), codes, added });
+    }
+    let draft = &mut work.draft;
+    let floats = draft.value_name(&format!("{name}_DequantizeLinear_Output"));
+    let node_name = draft.node_name(&format!("{name}_DequantizeLinear"));
+    let axis = weight.axis.map(|axis| integer("axis", axis as i64)).into_iter().collect();
+    let inputs = [codes.as_str(), scale.as_str(), zero_point.as_str()];
+    draft.nodes.push(node(("", "DequantizeLinear"), node_name, &inputs, &[&floats], axis));
+    values.done.insert(codes.clone(), floats.clone());
+    Ok(QuantizedWeight { floats, codes, added })
+}
+
+/// The names of a quantized weight.
+pub(super) struct WeightNames {
+    pub(super) codes: String,
+    pub(super) scale: String,
+    pub(super) zero_point: String,
+    /// That of its bias in 32 bits.
+    pub(super) bias: Option<String>,
+}
+
+/// Adds a weight as int8, and the bytes that it takes.
+pub(super) fn weight_codes(
+    work: &mut Work,
+    (name, weight): (&str, &ProductWeight),
+    (scales, bias): (Option<RowScales>, Option<BiasOf>),
+    options: &StaticOptions,
+) -> Result<(WeightNames, usize)> {
     let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
     let proto = work.draft.constant(name).cloned().ok_or_else(missing)?;
     let ty = QuantType::Int8;
     let grid = GridOptions { reduce_range: options.reduce_range, ..GridOptions::new(ty, true) };
     let channels = weight.axis.and_then(|axis| weight.shape.get(axis)).copied();
     let channels: Vec<usize> = channels.into_iter().collect();
+    let mut results = vec![
+        ("_scale", DType::F32, channels.clone()),
+        ("_zero_point", ty.dtype(), channels),
+        ("_quantized", ty.dtype(), weight.shape.clone()),
+    ];
+    if let Some(bias) = &bias {
+        let dims = bias.tensor.dims.iter().map(|size| *size as usize);
+        results.push((BIAS, DType::I32, dims.collect()));
+    }
     let job = Job {
         weight: proto,
         codes: String::new(),
@@ -231,24 +330,14 @@ fn quantized_weight(
         shape: weight.shape.clone(),
         is_half: false,
         has_one_point: false,
+        scales,
+        bias,
         form: Form::Linear(LinearQuantizer { grid, axis: weight.axis }),
     };
-    let results = [
-        ("_scale", DType::F32, channels.clone()),
-        ("_zero_point", ty.dtype(), channels),
-        ("_quantized", ty.dtype(), weight.shape.clone()),
-    ];
     let (names, added) = work.add_weight(job, &results)?;
-    let [scale, point, codes] = &names[..] else { return Err(missing()) };
-    // Nodes that read the same codes share what is made of them.
-    if let Some(floats) = values.done.get(codes) {
-        return Ok(QuantizedWeight { floats: floats.clone(), codes: codes.clone(), added });
-    }
-    let draft = &mut work.draft;
-    let floats = draft.value_name(&format!("{name}_DequantizeLinear_Output"));
-    let node_name = draft.node_name(&format!("{name}_DequantizeLinear"));
-    let axis = weight.axis.map(|axis| integer("axis", axis as i64)).into_iter().collect();
-    draft.nodes.push(node(("", "DequantizeLinear"), node_name, &[codes, scale, point], &[&floats], axis));
-    values.done.insert(codes.clone(), floats.clone());
-    Ok(QuantizedWeight { floats, codes: codes.clone(), added })
+    let mut names = names.into_iter();
+    let (Some(scale), Some(zero_point), Some(codes)) = (names.next(), names.next(), names.next()) else {
+        return Err(missing());
+    };
+    Ok((WeightNames { codes, scale, zero_point, bias: names.next() }, added))
 }

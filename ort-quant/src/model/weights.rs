@@ -1,12 +1,15 @@
 //! Weights that are quantized while the file is written, one at a time.
 
-use half::f16;
+use std::sync::Arc;
+
+use half::{bf16, f16};
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::TensorProto;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
-use crate::elements::{Elements, RawElements};
+use super::options::HalfType;
+use crate::elements::{Elements, RawElements, ScaledElements};
 use crate::grid::{BlockMethod, BlockQuantizer, QuantizedBlocks};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
@@ -19,8 +22,8 @@ pub(super) enum Form {
     Linear(LinearQuantizer),
     /// Codes, scales, and zero points unless they are symmetric.
     Blocks(BlockQuantizer, BlockMethod),
-    /// The elements in float16.
-    Half,
+    /// The elements in 16 bits.
+    Half(HalfType),
 }
 
 impl Form {
@@ -28,7 +31,7 @@ impl Form {
     pub(super) fn codes(&self) -> usize {
         match self {
             Form::Linear(_) => 2,
-            Form::Blocks(..) | Form::Half => 0,
+            Form::Blocks(..) | Form::Half(_) => 0,
         }
     }
 }
@@ -55,7 +58,30 @@ pub(super) struct Job {
     pub(super) is_half: bool,
     /// Whether one zero point stands for those of all channels, which are equal.
     pub(super) has_one_point: bool,
+    /// What parts of it are multiplied by first.
+    pub(super) scales: Option<RowScales>,
+    /// The bias that is added to its products, which becomes a result of its own.
+    pub(super) bias: Option<BiasOf>,
     pub(super) form: Form,
+}
+
+/// The suffix of the result that is a bias. Its name begins with that of the float bias.
+pub(super) const BIAS: &str = "bias";
+
+/// A bias. In 32 bits its scale is the product of the scales of input and weight.
+#[derive(Clone, Debug)]
+pub(super) struct BiasOf {
+    pub(super) tensor: TensorProto,
+    pub(super) input_scale: f32,
+}
+
+/// Factors of the parts of a weight along an axis.
+#[derive(Clone, Debug)]
+pub(super) struct RowScales {
+    /// The smoothed input, which tells these factors from others of the weight.
+    pub(super) input: String,
+    pub(super) axis: usize,
+    pub(super) scales: Arc<[f32]>,
 }
 
 impl Job {
@@ -67,9 +93,13 @@ impl Job {
                 let ty = quantizer.grid.ty;
                 let grids = quantizer.axis.map_or(1, |axis| self.shape.get(axis).copied().unwrap_or(1));
                 let points = if self.has_one_point { 1 } else { grids };
-                vec![grids * element, ty.byte_count(points), ty.byte_count(self.shape.iter().product())]
+                let codes = ty.byte_count(self.shape.iter().product());
+                let mut lengths = vec![grids * element, ty.byte_count(points), codes];
+                let biases = |bias: &BiasOf| bias.tensor.dims.iter().product::<i64>() as usize;
+                lengths.extend(self.bias.as_ref().map(|bias| 4 * biases(bias)));
+                lengths
             }
-            Form::Half => vec![2 * self.shape.iter().product::<usize>()],
+            Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
             Form::Blocks(quantizer, _) => {
                 let sizes = quantizer.sizes()?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
@@ -79,8 +109,11 @@ impl Job {
         })
     }
 
-    /// Quantizes the weight.
-    pub(super) fn run(&self, weight: &Tensor) -> Result<Done> {
+    /// Quantizes the weight, and its bias if the job has one.
+    pub(super) fn run(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Done> {
+        if let (Some(bias), Some(of)) = (bias, &self.bias) {
+            return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale));
+        }
         let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
         match weight.dtype() {
             DType::F32 => self.run_as(&RawElements::<f32>::new(bytes)),
@@ -92,14 +125,57 @@ impl Job {
         }
     }
 
+    /// Quantizes a weight and its bias.
+    ///
+    /// A channel of tiny weights has a tiny scale, with which the bias would need more than 32
+    /// bits. Its scale is as large as the bias needs instead.
+    fn run_with_bias(&self, weight: &Tensor, (bias, input_scale): (&[f32], f32)) -> Result<Done> {
+        let Form::Linear(quantizer) = &self.form else {
+            return Err(Error::new(ErrorKind::Fail, "only a linear weight has a bias"));
+        };
+        if let Some(value) = bias.iter().find(|value| !value.is_finite()) {
+            let text = format!("its bias has an element that is {value}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text).help("exclude the node that reads it"));
+        }
+        let least = |value: &f32| {
+            let scale = MARGIN * 2.0 * f64::from(value.abs()) / (4_294_967_294.0 * f64::from(input_scale));
+            scale as f32
+        };
+        let least: Vec<f32> = bias.iter().map(least).collect();
+        let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
+        let elements = RawElements::<f32>::new(bytes);
+        let done = match &self.scales {
+            Some(RowScales { axis, scales, .. }) => {
+                let inner = self.shape.iter().skip(axis + 1).product();
+                let scaled = ScaledElements { elements: &elements, scales, inner };
+                quantizer.quantize_at_least(&scaled, &self.shape, &least)?
+            }
+            None => quantizer.quantize_at_least(&elements, &self.shape, &least)?,
+        };
+        let scale = |channel: usize| {
+            let grid = done.grids.get(channel).or(done.grids.first());
+            input_scale * grid.map_or(1.0, |grid| grid.scale)
+        };
+        let codes = bias.iter().enumerate();
+        // The cast saturates.
+        let codes = codes.map(|(channel, value)| (value / scale(channel)).round_ties_even() as i32);
+        let bias: Vec<u8> = codes.flat_map(i32::to_le_bytes).collect();
+        let (scales, points) = (done.scale_bytes(false), done.zero_point_bytes(&quantizer.grid));
+        Ok(Done { results: vec![scales, points, done.codes, bias], noise: done.noise })
+    }
+
     fn run_as<E: Elements>(&self, elements: &E) -> Result<Done> {
-        match &self.form {
-            Form::Linear(quantizer) => self.linear(quantizer, elements),
-            Form::Half => Ok(halves(elements)),
-            Form::Blocks(quantizer, method) if self.is_transposed => {
+        match (&self.form, &self.scales) {
+            (Form::Linear(quantizer), Some(RowScales { axis, scales, .. })) => {
+                let inner = self.shape.iter().skip(axis + 1).product();
+                self.linear(quantizer, &ScaledElements { elements, scales, inner })
+            }
+            (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
+            (Form::Half(ty), _) => Ok(halves(*ty, elements)),
+            (Form::Blocks(quantizer, method), _) if self.is_transposed => {
                 self.run_rows(quantizer, *method, elements)
             }
-            Form::Blocks(quantizer, method) => blocks(quantizer, *method, elements),
+            (Form::Blocks(quantizer, method), _) => blocks(quantizer, *method, elements),
         }
     }
 
@@ -149,6 +225,9 @@ impl Job {
         Ok(Done { results, noise })
     }
 }
+
+/// How much larger than needed the scale of a channel with a large bias is, for roundings.
+const MARGIN: f64 = 1.0001;
 
 /// The elements of a matrix that are transposed at once.
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
@@ -225,17 +304,32 @@ pub(super) fn nearest_half(value: f32) -> f16 {
     f16::from_f32(value)
 }
 
-/// Converts elements to float16.
-fn halves<E: Elements>(elements: &E) -> Done {
+/// The nearest bfloat16. Finite numbers stay finite.
+pub(super) fn nearest_bfloat(value: f32) -> bf16 {
+    let nearest = bf16::from_f32(value);
+    if nearest.is_infinite() && value.is_finite() { bf16::MAX.copysign(nearest) } else { nearest }
+}
+
+/// Converts elements to 16 bits.
+fn halves<E: Elements>(ty: HalfType, elements: &E) -> Done {
     let mut noise = Noise::default();
     let mut bytes = Vec::with_capacity(2 * elements.count());
     each_chunk(elements, |values| {
         for value in values {
-            let half = nearest_half(*value);
+            let (encoded, became) = match ty {
+                HalfType::Float16 => {
+                    let half = nearest_half(*value);
+                    (half.to_le_bytes(), half.to_f32())
+                }
+                HalfType::BFloat16 => {
+                    let half = nearest_bfloat(*value);
+                    (half.to_le_bytes(), half.to_f32())
+                }
+            };
             if value.is_finite() {
-                noise.add(*value, half.to_f32());
+                noise.add(*value, became);
             }
-            bytes.extend(half.to_le_bytes());
+            bytes.extend(encoded);
         }
     });
     Done { results: vec![bytes], noise }
@@ -291,6 +385,16 @@ fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finite_numbers_stay_finite_in_16_bits() {
+        for value in [f32::MAX, f32::MIN, 65520.0, -1e38] {
+            assert!(nearest_half(value).is_finite() && nearest_bfloat(value).is_finite(), "{value}");
+            assert_eq!(nearest_bfloat(value).is_sign_negative(), value < 0.0);
+        }
+        assert_eq!(nearest_bfloat(f32::MIN), bf16::MIN);
+        assert!(nearest_bfloat(f32::INFINITY).is_infinite() && nearest_bfloat(f32::NAN).is_nan());
+    }
 
     #[test]
     fn tiles_make_a_transposed_matrix() {

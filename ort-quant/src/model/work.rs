@@ -9,7 +9,7 @@ use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::session::Model;
 
 use super::draft::{Draft, Part};
-use super::weights::Job;
+use super::weights::{BIAS, Job};
 
 /// A node that has a weight, and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,9 @@ pub(super) struct Work {
 }
 
 /// What tells a quantized weight from others: the name of the float weight, whether it was
-/// transposed, and how it is quantized.
-type WeightKey = (String, bool, String);
+/// transposed, the smoothed input that scales it, its bias with the scale of the input, and how it
+/// is quantized.
+type WeightKey = (String, bool, Option<String>, Option<(String, u32)>, String);
 
 /// Operators whose second input is a weight.
 const WEIGHTED: [&str; 5] = ["Conv", "ConvTranspose", "LSTM", "GRU", "RNN"];
@@ -133,7 +134,9 @@ impl Work {
         results: &[(&str, DType, Vec<usize>)],
     ) -> Result<(Vec<String>, usize)> {
         let name = job.weight.name().to_string();
-        let key = (name.clone(), job.is_transposed, format!("{:?}", job.form));
+        let input = job.scales.as_ref().map(|scales| scales.input.clone());
+        let bias = job.bias.as_ref().map(|bias| (bias.tensor.name().to_string(), bias.input_scale.to_bits()));
+        let key = (name.clone(), job.is_transposed, input, bias.clone(), format!("{:?}", job.form));
         if let Some(names) = self.done.get(&key) {
             return Ok((names.clone(), 0));
         }
@@ -141,7 +144,11 @@ impl Work {
         let index = self.draft.jobs.len();
         let mut names = Vec::with_capacity(results.len());
         for (result, (suffix, dtype, dims)) in results.iter().enumerate() {
-            let name = self.draft.value_name(&format!("{name}{suffix}"));
+            let wanted = match &bias {
+                Some((bias, _)) if *suffix == BIAS => format!("{bias}_quantized"),
+                _ => format!("{name}{suffix}"),
+            };
+            let name = self.draft.value_name(&wanted);
             let header = TensorProto {
                 name: Some(name.clone()),
                 data_type: Some(dtype.onnx_code()),

@@ -14,7 +14,7 @@ use ort_core::onnx::proto::tensor_proto::DataLocation;
 use ort_core::onnx::proto::{StringStringEntryProto, TensorProto};
 use ort_core::onnx::{
     ExternalData, FileAccess, LoadOptions, MESSAGE_LIMIT, Source, Weights, data_file, tensor_from_proto,
-    tensor_to_proto,
+    tensor_to_proto, visit_node_tensors, visit_tensors,
 };
 use ort_core::session::Model;
 use ort_core::tensor::Tensor;
@@ -57,6 +57,17 @@ impl Original<'_> {
     /// The elements of an initializer, without a copy if they are raw bytes in a file.
     fn tensor(&mut self, proto: &TensorProto) -> Result<Tensor> {
         tensor_from_proto(proto.clone(), &mut self.external)
+    }
+
+    /// Makes the data of a tensor part of its message. Nothing is copied from a mapped file.
+    fn bring_inside(&mut self, tensor: &mut TensorProto) -> Result<()> {
+        if tensor.data_location() == DataLocation::External as i32 {
+            let inside = tensor_to_proto(tensor.name(), &self.tensor(tensor)?)?;
+            let doc_string = tensor.doc_string.take();
+            let metadata_props = std::mem::take(&mut tensor.metadata_props);
+            *tensor = TensorProto { doc_string, metadata_props, ..inside };
+        }
+        Ok(())
     }
 
     /// Gives pages of the files back. They are read again on demand.
@@ -114,6 +125,9 @@ pub(super) fn write(
     check: &mut dyn FnMut(&Model) -> Result<()>,
 ) -> Result<Written> {
     let mut original = Original { source, external: source.external_data()? };
+    // The message has functions; the draft has the nodes and initializers of the graph.
+    visit_tensors(&mut draft.message, &mut |tensor| original.bring_inside(tensor))?;
+    visit_node_tensors(&mut draft.nodes, &mut |tensor| original.bring_inside(tensor))?;
     let parts = all_parts(&mut draft, &mut original)?;
     let inside: usize = parts.iter().map(|part| part_length(&draft, part)).sum::<Result<usize>>()?;
     // Some way below the limit, for the nodes and headers.
@@ -122,14 +136,13 @@ pub(super) fn write(
     let weights = if is_large && *weights == Weights::Inside { &beside } else { weights };
     let data = data_file(path, weights)?;
     let (placed, end) = place(&draft, parts, data.as_ref())?;
+    let data_path = data.as_ref().filter(|_| end > 0).map(|(name, _)| path.with_file_name(name));
+    source.check_outputs([path].into_iter().chain(data_path.as_deref()))?;
     let mut files = Files {
         model: NewFile::create(path).map_err(|problem| cannot_write(path, &problem))?,
-        data: match &data {
-            Some((name, _)) if end > 0 => {
-                let path = path.with_file_name(name);
-                Some(NewFile::create(&path).map_err(|problem| cannot_write(&path, &problem))?)
-            }
-            _ => None,
+        data: match &data_path {
+            Some(path) => Some(NewFile::create(path).map_err(|problem| cannot_write(path, &problem))?),
+            None => None,
         },
     };
     let written = write_parts(&draft, &mut original, &placed, &mut files)?;
@@ -163,16 +176,8 @@ struct Files {
 /// part of the model; without a copy, because those files are mapped.
 fn all_parts(draft: &mut Draft, original: &mut Original<'_>) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
-    for tensor in std::mem::take(&mut draft.initializers) {
-        let is_external = tensor.data_location() == DataLocation::External as i32;
-        let header = match is_external {
-            true => TensorProto {
-                doc_string: tensor.doc_string.clone(),
-                metadata_props: tensor.metadata_props.clone(),
-                ..tensor_to_proto(tensor.name(), &original.tensor(&tensor)?)?
-            },
-            false => tensor,
-        };
+    for mut header in std::mem::take(&mut draft.initializers) {
+        original.bring_inside(&mut header)?;
         parts.push(Part { header, from: None });
     }
     parts.append(&mut draft.parts);
@@ -309,7 +314,9 @@ impl Results<'_, '_> {
             self.last = None;
             let job = self.draft.jobs.get(index).ok_or_else(|| fail(NO_RESULT))?;
             let weight = self.original.tensor(&job.weight)?;
-            let done = job.run(&weight).within(|| format!("weight '{}'", job.weight.name()))?;
+            let bias = job.bias.as_ref().map(|bias| self.original.tensor(&bias.tensor)).transpose()?;
+            let done =
+                job.run(&weight, bias.as_ref()).within(|| format!("weight '{}'", job.weight.name()))?;
             self.original.release(weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default());
             self.noises.insert(job.codes.clone(), done.noise);
             self.last = Some((index, done.results));

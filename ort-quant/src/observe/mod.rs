@@ -4,12 +4,14 @@
 //! samples. Its result does not depend on the order of the samples, and observers of parts of the
 //! data merge exactly.
 
+mod channels;
 mod exact_sum;
 mod histogram;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+pub use self::channels::Channels;
 use self::exact_sum::ExactSum;
 pub use self::histogram::{BINS, Histogram};
 
@@ -29,7 +31,7 @@ pub struct Observer {
     extremes: Option<Extremes>,
     /// The sums of the extremes of each observation.
     sums: [ExactSum; 2],
-    /// The observations with at least one finite element.
+    /// The observations, such as runs, with at least one finite element.
     observations: u64,
     histogram: Option<Histogram>,
     moments: Option<[ExactSum; 2]>,
@@ -84,21 +86,27 @@ impl Observer {
     /// NaN and infinities are counted, and are part of no statistic: a single one would make every
     /// range useless.
     pub fn observe(&mut self, values: &[f32]) {
-        let seen = self.take(values);
+        let seen = self.observe_part(values);
         self.end_observation(seen);
     }
 
     /// [`Self::observe`] for float16.
     pub fn observe_half(&mut self, values: &[f16]) {
+        let seen = self.observe_half_part(values);
+        self.end_observation(seen);
+    }
+
+    /// Takes some of the elements of an observation, and returns their extremes.
+    pub(crate) fn observe_half_part(&mut self, values: &[f16]) -> Option<Extremes> {
         let mut seen = None;
         let mut wide = [0.0; CHUNK];
         for part in values.chunks(CHUNK) {
             if let Some(wide) = wide.get_mut(..part.len()) {
                 part.convert_to_f32_slice(wide);
-                seen = joined(seen, self.take(wide));
+                seen = joined(seen, self.observe_part(wide));
             }
         }
-        self.end_observation(seen);
+        seen
     }
 
     /// Adds what another observer of the same statistics has seen.
@@ -161,8 +169,8 @@ impl Observer {
         Some(Moments { mean, deviation: variance.max(0.0).sqrt() })
     }
 
-    /// Counts elements, and returns their extremes.
-    fn take(&mut self, values: &[f32]) -> Option<Extremes> {
+    /// Takes some of the elements of an observation, and returns their extremes.
+    pub(crate) fn observe_part(&mut self, values: &[f32]) -> Option<Extremes> {
         let mut extremes = Extremes { low: f32::INFINITY, high: f32::NEG_INFINITY };
         let (mut zeros, mut nan, mut infinite) = (0_u64, 0_u64, 0_u64);
         for value in values {
@@ -194,7 +202,8 @@ impl Observer {
         Some(extremes)
     }
 
-    fn end_observation(&mut self, seen: Option<Extremes>) {
+    /// Ends an observation, of which these are the extremes.
+    pub(crate) fn end_observation(&mut self, seen: Option<Extremes>) {
         let Some(Extremes { low, high }) = seen else { return };
         self.extremes = joined(self.extremes, seen);
         self.observations += 1;
@@ -205,7 +214,7 @@ impl Observer {
 }
 
 /// The extremes of two sets.
-fn joined(one: Option<Extremes>, other: Option<Extremes>) -> Option<Extremes> {
+pub(crate) fn joined(one: Option<Extremes>, other: Option<Extremes>) -> Option<Extremes> {
     let (Some(a), Some(b)) = (one, other) else { return one.or(other) };
     Some(Extremes { low: a.low.min(b.low), high: a.high.max(b.high) })
 }

@@ -1,0 +1,272 @@
+//! The flags of `ort quantize`, and the quantizer that they describe.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use ort_runtime::onnx::Weights;
+use ort_runtime::quant::{
+    Bits, BlockMethod, BlockOptions, DynamicOptions, HalfOptions, HalfType, Mode, NodePattern, Quantizer,
+    RangeRule, Smooth, StaticFormat, StaticOptions,
+};
+
+use crate::args::ModelArgs;
+use crate::numbers::{positive, whole};
+use crate::usage::wrong_usage;
+
+/// Writes a quantized model, checks it, and lists what became of each layer.
+#[derive(Args)]
+pub(crate) struct QuantizeArgs {
+    /// The inputs, with which both models run to compare their outputs.
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// Output file, written atomically. With --compare: the model to compare with.
+    pub(super) output: PathBuf,
+    /// What weights become.
+    #[arg(long, value_enum, required_unless_present = "compare")]
+    pub(super) mode: Option<ModeArg>,
+    /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
+    #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "smooth", "block", "method",
+        "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io", "only", "exclude",
+        "external_data", "dry_run"])]
+    pub(super) compare: bool,
+    /// Samples, for --mode static and for the comparison: an archive of arrays whose first axis
+    /// counts them, or a folder with an archive for each.
+    #[arg(long, value_name = "FILE.npz|DIR", conflicts_with_all = ["input", "inputs"])]
+    pub(super) data: Option<PathBuf>,
+    /// Use this many samples at most.
+    #[arg(long, value_name = "N", default_value = "300", requires = "data", value_parser = positive::<NonZeroUsize>)]
+    pub(super) samples: NonZeroUsize,
+    /// Of these, keep the last N out of the calibration, to compare the outputs with; a quarter at
+    /// most.
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "data", value_parser = whole::<usize>)]
+    pub(super) held_out: usize,
+    /// Take the ranges from this file if it exists; otherwise write them to it. Its format is that
+    /// of onnxruntime.quantization's calibration cache.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) calibration: Option<PathBuf>,
+    /// What a static model consists of.
+    #[arg(long, value_enum, default_value_t = FormatArg::Qdq)]
+    format: FormatArg,
+    /// How ranges follow from the samples: minmax, average, percentile (=99.99), entropy or mse.
+    #[arg(long, value_name = "RULE", default_value = "minmax", value_parser = range_rule)]
+    pub(super) ranges: RangeRule,
+    /// SmoothQuant (static mode): moves outliers of the inputs of products into their weights.
+    /// ALPHA from 0 to 1 says how much; `auto` finds it for each input.
+    #[arg(long, value_name = "off|auto|ALPHA", default_value = "off", value_parser = smooth,
+        conflicts_with = "calibration")]
+    pub(super) smooth: SmoothArg,
+    /// Weights per scale, for weights alone: 16, 32, 64, 128 or 256.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = block_size)]
+    block: usize,
+    /// How the scale of a block is chosen (weights alone).
+    #[arg(long, value_enum, default_value_t = MethodArg::Mse)]
+    method: MethodArg,
+    /// Blocks without zero points: less memory and, for weights that are not centred, less
+    /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
+    #[arg(long)]
+    symmetric: bool,
+    /// Quantize the last product as the others; otherwise it has 8 bits, because it makes the
+    /// answer.
+    #[arg(long)]
+    no_protect_last: bool,
+    /// One scale for a whole weight (dynamic and static mode); otherwise one for each output
+    /// channel.
+    #[arg(long)]
+    per_tensor: bool,
+    /// Weights of 7 bits (dynamic and static mode), for other runtimes on processors whose products
+    /// saturate.
+    #[arg(long)]
+    portable: bool,
+    /// Convert the inputs and outputs of the model, too (fp16 and bf16 mode).
+    #[arg(long)]
+    convert_io: bool,
+    /// Quantize these nodes alone: a name with * and ?, op:OPERATOR or #NUMBER (repeatable).
+    #[arg(long, value_name = "PATTERN", value_parser = pattern)]
+    only: Vec<NodePattern>,
+    /// Keep these nodes in floating point (repeatable).
+    #[arg(long, value_name = "PATTERN", value_parser = pattern)]
+    exclude: Vec<NodePattern>,
+    /// Store the weights in OUTPUT.data beside the model; so are those of models above 2 GiB.
+    #[arg(long)]
+    external_data: bool,
+    /// List what would become of each layer, and write no model.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Write the report as JSON to this file.
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) report: Option<PathBuf>,
+    /// Print the report as one JSON object instead of a table.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// The values of `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FormatArg {
+    /// QuantizeLinear and DequantizeLinear around products: only their inputs are rounded.
+    Qdq,
+    /// Products of integers, such as QLinearConv: faster, and their results are rounded, too.
+    Qoperator,
+}
+
+/// The values of `--smooth`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum SmoothArg {
+    Off,
+    By(Smooth),
+}
+
+/// The values of `--method`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MethodArg {
+    /// Round to nearest: the scale covers the whole block, as in ONNX Runtime.
+    Rtn,
+    /// The least squared error: the largest weights of a block may be clipped.
+    Mse,
+}
+
+/// The values of `--mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ModeArg {
+    /// Weights of 8 bits; the inputs of products are quantized in each run.
+    Dynamic,
+    /// Weights and the inputs of products have 8 bits, in ranges found with --data.
+    Static,
+    /// Weights and values in float16; inputs and outputs stay float32.
+    Fp16,
+    /// The same in bfloat16, which has the range of float32 and fewer digits.
+    Bf16,
+    /// Weights of 8 bits in blocks; products in floating point.
+    Int8,
+    /// Weights of 4 bits in blocks; tables and the last product have 8 bits.
+    Int4,
+    /// Weights of 2 bits in blocks; tables and the last product have 8 bits.
+    Int2,
+}
+
+impl QuantizeArgs {
+    /// Where the weights go.
+    pub(super) fn weights(&self) -> Weights {
+        if self.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside }
+    }
+
+    /// The quantizer. That of the static mode has no ranges yet.
+    pub(super) fn quantizer(&self, mode: ModeArg) -> Result<Quantizer> {
+        self.refuse_stray_flags(mode)?;
+        let has_ranges = self.calibration.as_deref().is_some_and(Path::exists);
+        if mode == ModeArg::Static && self.data.is_none() && !has_ranges {
+            wrong_usage!(
+                "--mode static needs --data with samples; without any, take --mode dynamic, or int8 or int4 for \
+                 weights alone"
+            );
+        }
+        let (per_tensor, reduce_range) = (self.per_tensor, self.portable);
+        let blocks = |bits| {
+            Mode::Blocks(BlockOptions {
+                bits,
+                block_size: self.block,
+                is_symmetric: self.symmetric,
+                method: match self.method {
+                    MethodArg::Rtn => BlockMethod::MinMax,
+                    MethodArg::Mse => BlockMethod::SquaredError,
+                },
+                protects_last: !self.no_protect_last,
+            })
+        };
+        let half = |ty| Mode::Half(HalfOptions { ty, converts_io: self.convert_io });
+        let mode = match mode {
+            ModeArg::Dynamic => Mode::Dynamic(DynamicOptions { per_tensor, reduce_range }),
+            ModeArg::Static => Mode::Static(StaticOptions {
+                format: match self.format {
+                    FormatArg::Qdq => StaticFormat::Qdq,
+                    FormatArg::Qoperator => StaticFormat::QOperator,
+                },
+                ranges: BTreeMap::new(),
+                smoothing: BTreeMap::new(),
+                per_tensor,
+                reduce_range,
+                is_symmetric: self.symmetric,
+            }),
+            ModeArg::Fp16 => half(HalfType::Float16),
+            ModeArg::Bf16 => half(HalfType::BFloat16),
+            ModeArg::Int8 => blocks(Bits::Eight),
+            ModeArg::Int4 => blocks(Bits::Four),
+            ModeArg::Int2 => blocks(Bits::Two),
+        };
+        Ok(Quantizer { mode, only: self.only.clone(), exclude: self.exclude.clone() })
+    }
+
+    /// A flag without effect would look as if it had one.
+    fn refuse_stray_flags(&self, mode: ModeArg) -> Result<()> {
+        let is_dynamic = mode == ModeArg::Dynamic;
+        let is_static = mode == ModeArg::Static;
+        let is_half = matches!(mode, ModeArg::Fp16 | ModeArg::Bf16);
+        let is_blocks = !is_dynamic && !is_static && !is_half;
+        let stray = [
+            ("--symmetric", (is_dynamic || is_half) && self.symmetric),
+            ("--no-protect-last", !is_blocks && self.no_protect_last),
+            ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
+            ("--portable", (is_blocks || is_half) && self.portable),
+            ("--method", !is_blocks && self.method != MethodArg::Mse),
+            ("--calibration", !is_static && self.calibration.is_some()),
+            ("--convert-io", !is_half && self.convert_io),
+            ("--ranges", !is_static && self.ranges != RangeRule::MinMax),
+            ("--format", !is_static && self.format != FormatArg::Qdq),
+            ("--smooth", !is_static && self.smooth != SmoothArg::Off),
+        ];
+        if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {
+            wrong_usage!("{flag} has no effect in this --mode; leave it out");
+        }
+        if self.report.as_ref() == Some(&self.output) {
+            wrong_usage!("--report and the output are the same file; name two");
+        }
+        Ok(())
+    }
+}
+
+fn block_size(text: &str) -> Result<usize, String> {
+    let size = text.parse().ok().filter(|size| [16, 32, 64, 128, 256].contains(size));
+    size.ok_or_else(|| format!("`{text}` is not one of 16, 32, 64, 128, 256"))
+}
+
+fn pattern(text: &str) -> Result<NodePattern, String> {
+    text.parse().map_err(|problem: ort_runtime::Error| problem.to_string())
+}
+
+fn smooth(text: &str) -> Result<SmoothArg, String> {
+    match text {
+        "off" => Ok(SmoothArg::Off),
+        "auto" => Ok(SmoothArg::By(Smooth::Auto)),
+        _ => {
+            let alpha = text.parse().ok().filter(|alpha| (0.0..=1.0).contains(alpha));
+            let alpha = alpha.ok_or_else(|| format!("`{text}` is not off, auto or a number from 0 to 1"))?;
+            Ok(SmoothArg::By(Smooth::Alpha(alpha)))
+        }
+    }
+}
+
+fn range_rule(text: &str) -> Result<RangeRule, String> {
+    let percent = |text: &str| text.parse().ok().map(|percent: f64| percent / 100.0);
+    let rule = match text.split_once('=') {
+        Some(("percentile", percent_text)) => percent(percent_text).map(RangeRule::Percentile),
+        Some(_) => None,
+        None => match text {
+            "minmax" => Some(RangeRule::MinMax),
+            "average" => Some(RangeRule::Average),
+            "percentile" => Some(RangeRule::Percentile(0.9999)),
+            "entropy" => Some(RangeRule::Entropy),
+            "mse" => Some(RangeRule::SquaredError),
+            _ => None,
+        },
+    };
+    let is_valid = |rule: &RangeRule| match rule {
+        RangeRule::Percentile(share) => (0.5..=1.0).contains(share),
+        _ => true,
+    };
+    rule.filter(is_valid).ok_or_else(|| {
+        format!("`{text}` is not one of minmax, average, percentile=99.99 (50 to 100), entropy, mse")
+    })
+}

@@ -1,0 +1,101 @@
+//! `ort quantize`: writes a model whose weights are small integers, or compares two models.
+//!
+//! The static mode first runs the model on samples, to find the ranges of the inputs of products.
+//! Before the file appears under its name, both models run on the same inputs, and the difference
+//! of their outputs is reported.
+
+mod arguments;
+mod calibrate;
+mod compare;
+mod report;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use ort_runtime::Model;
+use ort_runtime::onnx::Weights;
+
+use self::arguments::ModeArg;
+pub(crate) use self::arguments::QuantizeArgs;
+use self::calibrate::{Inputs, calibrate};
+use self::compare::{Ran, compare, refuse_new_infinities};
+use self::report::{Report, Row, Sizes};
+use crate::args::ModelArgs;
+use crate::output::{data_path, say_json, write_file};
+
+pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
+    let report = match args.mode {
+        // Only --compare goes without a mode.
+        None => compare_models(args)?,
+        Some(mode) => quantize(args, mode)?,
+    };
+    if let Some(path) = &args.report {
+        write_file(path, |file| {
+            serde_json::to_writer_pretty(&mut *file, &report)?;
+            Ok(writeln!(file)?)
+        })?;
+    }
+    if args.json {
+        say_json(&report)?
+    } else {
+        report.print(args)?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Compares two models on the same inputs.
+fn compare_models(args: &QuantizeArgs) -> Result<Report> {
+    let original = args.model.load()?;
+    let other = ModelArgs { model: args.output.clone(), ..args.model.clone() }.load()?;
+    check_outputs(args)?;
+    let inputs = Inputs::open(args, &original)?.compared(args, &original)?;
+    let ran = Ran::of(args, &original, &inputs)?;
+    let (checked, outputs) = compare(args, &ran, &other)?;
+    Ok(Report { outputs, checked: Some(checked), ..Report::default() })
+}
+
+fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
+    let mut quantizer = args.quantizer(mode)?;
+    let source = args.model.source()?;
+    check_outputs(args)?;
+    let model = args.model.load()?;
+    let inputs = Inputs::open(args, &model)?;
+    let calibration = calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
+    let quantization = quantizer.quantize(&source)?;
+    let bytes_before = quantization.bytes_before();
+    let layers = quantization.layers().to_vec();
+    let mut report = Report { calibration, ..Report::default() };
+    let mut noises = BTreeMap::new();
+    if !args.dry_run {
+        // Runs before anything is written: a model that does not run is not worth the time.
+        let original = Ran::of(args, &model, &inputs.compared(args, &model)?)?;
+        drop((model, inputs));
+        let mut compared = None;
+        let written = quantization.write(&args.output, &args.weights(), &mut |model: &Model| {
+            let (checked, outputs) = compare(args, &original, model)?;
+            refuse_new_infinities(&outputs)?;
+            compared = Some((checked, outputs));
+            Ok(())
+        })?;
+        let (checked, outputs) = compared.context("the model was not checked")?;
+        (report.checked, report.outputs) = (Some(checked), outputs);
+        report.written = Some(Sizes::of(bytes_before, &written));
+        noises = written.noises;
+    }
+    report.layers = layers.into_iter().map(|layer| Row::of(layer, &noises)).collect();
+    Ok(report)
+}
+
+/// Refuses to replace a file that is read, before hours of calibration.
+fn check_outputs(args: &QuantizeArgs) -> Result<()> {
+    let mut outputs: Vec<PathBuf> = args.report.iter().cloned().collect();
+    if !args.compare {
+        outputs.extend(args.calibration.iter().filter(|path| !path.exists()).cloned());
+        outputs.push(args.output.clone());
+        outputs.extend((args.weights() != Weights::Inside).then(|| data_path(&args.output)));
+    }
+    Ok(args.model.source()?.check_outputs(outputs.iter().map(PathBuf::as_path))?)
+}

@@ -1,0 +1,360 @@
+//! SmoothQuant in a model: which values can be smoothed, and where their division goes.
+//!
+//! The division is folded into the constants that scale and shift the value, if the products are
+//! its only readers: those of a normalization, or of a `Mul` and an `Add`. Otherwise it is a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ort_core::dtype::DType;
+use ort_core::onnx::proto::{NodeProto, TensorProto};
+use ort_core::onnx::{ExternalData, Source, tensor_from_proto};
+use ort_core::tensor::Tensor;
+use ort_core::{Error, ErrorKind, Result};
+
+use super::draft::{integer_of, node, reads, subgraphs};
+use super::options::{Mode, Quantizer, StaticFormat};
+use super::static_qdq::product;
+use super::static_qoperator;
+use super::weights::RowScales;
+use super::work::{Work, is_standard};
+use crate::elements::{Elements, RawElements};
+use crate::observe::Channels;
+use crate::smooth::{Candidates, Input, Matrix, Rows, Smooth};
+
+/// The values that are smoothed, by name.
+pub type Smoothing = BTreeMap<String, Smoothed>;
+
+/// How a value is smoothed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Smoothed {
+    /// What each channel is divided by, and the rows of the weights are multiplied by.
+    pub scales: Arc<[f32]>,
+    /// Constants that take the division; empty if a node does it.
+    folded: Vec<Folded>,
+}
+
+/// A constant that takes the division.
+#[derive(Clone, Debug, PartialEq)]
+struct Folded {
+    /// The node that reads it.
+    node: usize,
+    /// The position among the inputs.
+    place: usize,
+    /// Its elements after the division.
+    values: Vec<f32>,
+}
+
+impl Smoothed {
+    /// What each channel is multiplied by.
+    pub(crate) fn factors(&self) -> Vec<f32> {
+        self.scales.iter().map(|scale| 1.0 / scale).collect()
+    }
+
+    /// Whether the division takes no node.
+    pub(super) fn is_folded(&self) -> bool {
+        !self.folded.is_empty()
+    }
+
+    /// The factors of the weight of a product that reads the value.
+    pub(super) fn row_scales(&self, product: &NodeProto) -> RowScales {
+        let input = product.input.first().cloned().unwrap_or_default();
+        RowScales { input, axis: channel_axis(product), scales: self.scales.clone() }
+    }
+}
+
+/// The products that read a value.
+struct Group {
+    /// Their numbers in the graph.
+    products: Vec<usize>,
+    channels: usize,
+    /// The constants that can take the division, by node and position.
+    constants: Vec<(usize, usize)>,
+}
+
+impl Quantizer {
+    /// The values that [`Smooth`] applies to: inputs of products with constant matrices.
+    ///
+    /// # Errors
+    ///
+    /// The model cannot be loaded, or a pattern matches no node.
+    pub fn smoothable(&self, source: &Source) -> Result<Vec<String>> {
+        let (work, nodes) = self.start(source)?;
+        Ok(groups(&work, &nodes, self).into_keys().collect())
+    }
+
+    /// Decides how each value is smoothed. `channels` has the statistics of the values that
+    /// [`Self::smoothable`] lists; values without any stay as they are. Reads every weight that
+    /// such a value is multiplied with, one at a time.
+    ///
+    /// # Errors
+    ///
+    /// The model or a weight cannot be read.
+    pub fn smoothing(
+        &self,
+        source: &Source,
+        channels: &BTreeMap<String, Channels>,
+        smooth: Smooth,
+    ) -> Result<Smoothing> {
+        let per_tensor = matches!(&self.mode, Mode::Static(options) if options.per_tensor);
+        let (work, nodes) = self.start(source)?;
+        let mut weights = Weights { source, external: source.external_data()? };
+        let mut smoothing = Smoothing::new();
+        for (name, group) in groups(&work, &nodes, self) {
+            let Some(seen) = channels.get(&name) else { continue };
+            let Some(ranges) = seen.ranges().filter(|ranges| ranges.len() == group.channels) else {
+                continue;
+            };
+            let input = Input { ranges, mean_squares: seen.mean_squares() };
+            let mut rows = Rows::new(group.channels);
+            for index in &group.products {
+                weights.with_matrix((&work, &nodes), *index, &mut |matrix| rows.add(matrix))?;
+            }
+            let mut candidates = Candidates::new(smooth, input, &rows);
+            for index in &group.products {
+                weights
+                    .with_matrix((&work, &nodes), *index, &mut |matrix| candidates.add(matrix, per_tensor))?;
+            }
+            let Some(scales) = candidates.best(!group.constants.is_empty()) else { continue };
+            let folded = weights.folded((&work, &nodes), &group.constants, &scales)?;
+            smoothing.insert(name, Smoothed { scales: scales.into(), folded });
+        }
+        Ok(smoothing)
+    }
+}
+
+/// The values that can be smoothed. Values of bodies are left as they are.
+fn groups(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeMap<String, Group> {
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    // What bodies read, and products in another way than as rows of channels.
+    let mut unfit: BTreeSet<String> = BTreeSet::new();
+    for (index, node) in nodes.iter().enumerate() {
+        unfit.extend(subgraphs(node).flat_map(|graph| reads(&graph.node)));
+        let allowed = quantizer.allows(work.place(index), node);
+        let (Ok(()), Some(Ok(found))) = (allowed, product(work, node, true)) else { continue };
+        let input = node.input.first().map(String::as_str).unwrap_or_default();
+        match channels_of(node, found.weight.as_ref().map(|weight| &weight.shape[..])) {
+            Some(channels) => {
+                let new = || Group { products: Vec::new(), channels, constants: Vec::new() };
+                let group = groups.entry(input.to_string()).or_insert_with(new);
+                group.products.push(index);
+                if group.channels != channels {
+                    unfit.insert(input.to_string());
+                }
+            }
+            None => {
+                unfit.extend(found.activations.iter().filter_map(|place| node.input.get(*place)).cloned())
+            }
+        }
+    }
+    if let Mode::Static(options) = &quantizer.mode
+        && options.format == StaticFormat::QOperator
+    {
+        // Products write their results as codes, before any division.
+        unfit.extend(static_qoperator::results(work, nodes, (options, quantizer)));
+    }
+    groups.retain(|name, _| !unfit.contains(name));
+    let flow = Flow::of(nodes);
+    for (name, group) in &mut groups {
+        group.constants = flow.constants(work, (name, group), nodes).unwrap_or_default();
+    }
+    groups
+}
+
+/// The channels of the input of a product with a constant matrix.
+fn channels_of(node: &NodeProto, weight: Option<&[usize]>) -> Option<usize> {
+    let [rows, columns] = *weight? else { return None };
+    if is_standard(node, "MatMul") {
+        return Some(rows);
+    }
+    let is_gemm = is_standard(node, "Gemm") && integer_of(node, "transA", 0) == 0;
+    is_gemm.then_some(if integer_of(node, "transB", 0) == 0 { rows } else { columns })
+}
+
+/// The axis of a weight along which the channels of the input lie.
+fn channel_axis(node: &NodeProto) -> usize {
+    usize::from(is_standard(node, "Gemm") && integer_of(node, "transB", 0) != 0)
+}
+
+/// Which node makes a value, and how many inputs of nodes and bodies it is.
+pub(super) struct Flow<'n> {
+    makers: BTreeMap<&'n str, usize>,
+    readers: BTreeMap<String, usize>,
+}
+
+impl Flow<'_> {
+    pub(super) fn of(nodes: &[NodeProto]) -> Flow<'_> {
+        let mut makers = BTreeMap::new();
+        let mut readers: BTreeMap<String, usize> = BTreeMap::new();
+        for (index, node) in nodes.iter().enumerate() {
+            makers.extend(node.output.iter().map(|output| (output.as_str(), index)));
+            let captured = subgraphs(node).flat_map(|graph| reads(&graph.node));
+            for name in node.input.iter().cloned().chain(captured) {
+                *readers.entry(name).or_default() += 1;
+            }
+        }
+        Flow { makers, readers }
+    }
+
+    /// Whether these are all readers of a value.
+    pub(super) fn has_no_more_readers(&self, work: &Work, name: &str, count: usize) -> bool {
+        self.readers.get(name) == Some(&count) && !work.outputs.contains(name)
+    }
+
+    /// The constants that can take the division of a value.
+    fn constants(
+        &self,
+        work: &Work,
+        (name, group): (&str, &Group),
+        nodes: &[NodeProto],
+    ) -> Option<Vec<(usize, usize)>> {
+        if !self.has_no_more_readers(work, name, group.products.len()) {
+            return None;
+        }
+        let vector = |index: usize, place: usize| {
+            let proto = work.draft.constant(nodes.get(index)?.input.get(place)?)?;
+            let fits = proto.data_type() == DType::F32.onnx_code() && proto.dims == [group.channels as i64];
+            fits.then_some((index, place))
+        };
+        // The position of the constant, and the value beside it.
+        let pair = |index: usize| {
+            let first = vector(index, 0);
+            let other = usize::from(first.is_some());
+            Some((first.or(vector(index, 1))?, nodes.get(index)?.input.get(other)?))
+        };
+        let maker = *self.makers.get(name)?;
+        let node = nodes.get(maker)?;
+        let scaling = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"];
+        if scaling.iter().any(|operator| is_standard(node, operator)) && node.output.first()? == name {
+            let scale = vector(maker, 1)?;
+            return match node.input.get(2).filter(|bias| !bias.is_empty()) {
+                Some(_) => Some(vec![scale, vector(maker, 2)?]),
+                None => Some(vec![scale]),
+            };
+        }
+        if is_standard(node, "Mul") {
+            return Some(vec![pair(maker)?.0]);
+        }
+        if is_standard(node, "Add") {
+            let (shift, scaled) = pair(maker)?;
+            let product = *self.makers.get(scaled.as_str())?;
+            if self.has_no_more_readers(work, scaled, 1) && is_standard(nodes.get(product)?, "Mul") {
+                return Some(vec![shift, pair(product)?.0]);
+            }
+        }
+        None
+    }
+}
+
+/// The float weights of the model.
+struct Weights<'s> {
+    source: &'s Source,
+    external: ExternalData,
+}
+
+impl Weights<'_> {
+    fn tensor(&mut self, work: &Work, name: &str) -> Result<Tensor> {
+        let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
+        let proto = work.draft.constant(name).ok_or_else(missing)?;
+        tensor_from_proto(proto.clone(), &mut self.external)
+    }
+
+    /// Calls a function with the weight of a product.
+    fn with_matrix(
+        &mut self,
+        (work, nodes): (&Work, &[NodeProto]),
+        index: usize,
+        look: &mut dyn FnMut(&Matrix<'_>),
+    ) -> Result<()> {
+        let Some((node, name)) = nodes.get(index).and_then(|node| Some((node, node.input.get(1)?))) else {
+            return Ok(());
+        };
+        let tensor = self.tensor(work, name)?;
+        let ([rows, columns], Some(bytes)) = (tensor.shape(), tensor.bytes()) else { return Ok(()) };
+        let elements = RawElements::<f32>::new(bytes);
+        let read = |start: usize, to: &mut [f32]| elements.widen(start, to);
+        let is_transposed = channel_axis(node) == 1;
+        look(&Matrix { elements: &read, rows: *rows, columns: *columns, is_transposed });
+        for mapping in self.source.mapping().into_iter().chain(self.external.mappings()) {
+            if let Some(range) = mapping.range_of(bytes) {
+                // A hint, so a failure only costs memory.
+                let _ = mapping.release(range);
+            }
+        }
+        Ok(())
+    }
+
+    /// Divides constants.
+    fn folded(
+        &mut self,
+        (work, nodes): (&Work, &[NodeProto]),
+        constants: &[(usize, usize)],
+        scales: &[f32],
+    ) -> Result<Vec<Folded>> {
+        let divide = |(node, place): &(usize, usize)| {
+            let name = nodes.get(*node).and_then(|node| node.input.get(*place));
+            let name = name.map(String::as_str).unwrap_or_default();
+            let values = self.tensor(work, name)?.to_vec::<f32>()?;
+            let values = values.iter().zip(scales).map(|(value, scale)| value / scale).collect();
+            Ok(Folded { node: *node, place: *place, values })
+        };
+        constants.iter().map(divide).collect()
+    }
+}
+
+/// Replaces the constants that take divisions.
+///
+/// # Errors
+///
+/// The products that read a value are not those that its smoothing was made for.
+pub(super) fn fold(
+    work: &mut Work,
+    nodes: &mut [NodeProto],
+    smoothing: &Smoothing,
+    quantizer: &Quantizer,
+) -> Result<()> {
+    let groups = groups(work, nodes, quantizer);
+    for (value, smoothed) in smoothing {
+        let places: Vec<(usize, usize)> =
+            smoothed.folded.iter().map(|folded| (folded.node, folded.place)).collect();
+        // A product left out would read the divided value without scaled weights.
+        let fits = groups.get(value).is_some_and(|group| {
+            group.channels == smoothed.scales.len() && (places.is_empty() || group.constants == places)
+        });
+        if !fits {
+            let text = format!("the smoothing of '{value}' was made for another model or other nodes");
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .help("make it again, with the same nodes left out"));
+        }
+    }
+    for folded in smoothing.values().flat_map(|smoothed| &smoothed.folded) {
+        let Some(input) = nodes.get_mut(folded.node).and_then(|node| node.input.get_mut(folded.place)) else {
+            continue;
+        };
+        let name = work.draft.value_name(&format!("{input}_smoothed"));
+        work.draft.initializers.push(vector(&name, folded.values.clone()));
+        *input = name;
+    }
+    Ok(())
+}
+
+/// Divides a value by a node, and returns the name of the result.
+pub(super) fn divide(work: &mut Work, value: &str, smoothed: &Smoothed) -> String {
+    let draft = &mut work.draft;
+    let factors = draft.value_name(&format!("{value}_smooth_factors"));
+    draft.initializers.push(vector(&factors, smoothed.factors()));
+    let output = draft.value_name(&format!("{value}_smooth_output"));
+    let name = draft.node_name(&format!("{value}_smooth_mul"));
+    draft.nodes.push(node(("", "Mul"), name, &[value, &factors], &[&output], Vec::new()));
+    output
+}
+
+fn vector(name: &str, values: Vec<f32>) -> TensorProto {
+    TensorProto {
+        name: Some(name.to_string()),
+        data_type: Some(DType::F32.onnx_code()),
+        dims: vec![values.len() as i64],
+        float_data: values,
+        ..TensorProto::default()
+    }
+}
