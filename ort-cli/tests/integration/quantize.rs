@@ -705,3 +705,16 @@ fn smoothing_moves_outliers_into_the_weights() {
     assert!(outputs[2]["relative_error"].as_f64().unwrap() < 0.02, "{outputs}");
     assert_eq!(operators(&out).iter().filter(|operator| *operator == "Mul").count(), 2);
 }
+
+/// A model that is discarded is compared like any other.
+#[cfg(unix)]
+#[test]
+fn the_null_device_takes_a_model() {
+    let folder = Folder::new();
+    let path = layers(&folder);
+    for flags in [&["--mode", "int8", "--json"][..], &["--mode", "int8", "--external-data", "--json"]] {
+        let report = run(&[&["quantize", &path, "/dev/null"][..], flags].concat()).json();
+        assert!(report["checked"]["relative_error"].as_f64().unwrap() < 0.02, "{report}");
+    }
+    assert!(!std::path::Path::new("/dev/null.data").exists());
+}

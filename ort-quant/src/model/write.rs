@@ -36,6 +36,10 @@ const RAW_DATA: u32 = 9;
 const ALIGNMENT: u64 = 64;
 const PAGE: u64 = 4096;
 
+/// The device that discards its input, and what a model for it would be called.
+const NULL_DEVICE: &str = "/dev/null";
+const DISCARDED: &str = "ort-discarded.onnx";
+
 /// What was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
@@ -136,10 +140,13 @@ pub(super) fn write(
     let weights = if is_large && *weights == Weights::Inside { &beside } else { weights };
     let data = data_file(path, weights)?;
     let (placed, end) = place(&draft, parts, data.as_ref())?;
-    let data_path = data.as_ref().filter(|_| end > 0).map(|(name, _)| path.with_file_name(name));
+    // What is discarded is checked all the same, in files that never get a name.
+    let is_discarded = path.canonicalize().is_ok_and(|real| real == Path::new(NULL_DEVICE));
+    let target = if is_discarded { std::env::temp_dir().join(DISCARDED) } else { path.to_path_buf() };
+    let data_path = data.as_ref().filter(|_| end > 0).map(|(name, _)| target.with_file_name(name));
     source.check_outputs([path].into_iter().chain(data_path.as_deref()))?;
     let mut files = Files {
-        model: NewFile::create(path).map_err(|problem| cannot_write(path, &problem))?,
+        model: NewFile::create(&target).map_err(|problem| cannot_write(&target, &problem))?,
         data: match &data_path {
             Some(path) => Some(NewFile::create(path).map_err(|problem| cannot_write(path, &problem))?),
             None => None,
@@ -159,6 +166,9 @@ pub(super) fn write(
     }
     let loaded = Model::from_source_with(Source::open(&unfinished, FileAccess::default())?, &options);
     loaded.and_then(|model| check(&model)).within(|| format!("checking '{}'", path.display()))?;
+    if is_discarded {
+        return Ok(written);
+    }
     match complete_data {
         Some(data) => publish_pair(model, data),
         None => model.publish(),
