@@ -65,8 +65,8 @@ impl LinearQuantizer {
         self.quantize_at_least(elements, shape, &[])
     }
 
-    /// [`Self::quantize_elements`] with scales that are no smaller than these: one for each channel,
-    /// of which one grid takes the largest.
+    /// [`Self::quantize_elements`] with scales that are no smaller than these: one for each
+    /// channel, of which a single grid takes the largest.
     pub(crate) fn quantize_at_least<E: Elements + ?Sized>(
         &self,
         elements: &E,

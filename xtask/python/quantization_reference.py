@@ -308,6 +308,7 @@ def write_models(folder):
             else {},
             calibration_cache_path=str(ranges),
         )
+    ranges.write_text(ranges.read_text().rstrip() + "\n")
 
 
 def write(path, cases):

@@ -17,7 +17,8 @@ use ort_core::tensor::Tensor;
 use ort_core::{Result, Within};
 
 use super::draft::{Part, integer, node, reads, rename_reads, subgraphs};
-use super::options::{HalfOptions, HalfType, Quantizer};
+use super::half_type::HalfType;
+use super::options::{HalfOptions, Quantizer};
 use super::weights::{Form, Job, nearest_bfloat, nearest_half};
 use super::work::{Outcome, Work, is_standard, title};
 

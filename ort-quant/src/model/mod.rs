@@ -7,9 +7,14 @@
 mod blocks;
 mod draft;
 mod dynamic;
+mod flow;
 mod half_precision;
+mod half_type;
+mod integer_products;
 mod options;
+mod products;
 mod select;
+mod smoothed;
 mod smoothing;
 mod static_qdq;
 mod static_qoperator;
@@ -26,11 +31,12 @@ use ort_core::session::Model;
 use ort_core::{Error, ErrorKind, Result};
 
 use self::draft::Draft;
+pub use self::half_type::HalfType;
 pub use self::options::{
-    BlockOptions, DynamicOptions, HalfOptions, HalfType, Mode, Quantizer, StaticFormat, StaticOptions,
+    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions,
 };
 pub use self::select::NodePattern;
-pub use self::smoothing::{Smoothed, Smoothing};
+pub use self::smoothed::{Smoothed, Smoothing};
 use self::work::Work;
 pub use self::work::{Layer, Outcome};
 pub use self::write::Written;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{any_node, subgraphs};
+use super::half_type::HalfType;
 use super::select::NodePattern;
-use super::smoothing::Smoothing;
+use super::smoothed::Smoothing;
 use crate::grid::{Bits, BlockMethod};
 use crate::integer::{GridOptions, QuantType};
 use crate::range::ValueRange;
@@ -84,41 +84,6 @@ impl StaticOptions {
     /// The grid of the inputs of products.
     pub fn activations(&self) -> GridOptions {
         GridOptions::new(QuantType::UInt8, self.is_symmetric)
-    }
-}
-
-/// A floating-point type of 16 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HalfType {
-    /// 11 bits of precision, and magnitudes up to 65504.
-    #[default]
-    Float16,
-    /// 8 bits of precision, and the range of float32.
-    BFloat16,
-}
-
-impl HalfType {
-    pub(super) fn dtype(self) -> DType {
-        match self {
-            HalfType::Float16 => DType::F16,
-            HalfType::BFloat16 => DType::BF16,
-        }
-    }
-
-    /// The name in messages.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            HalfType::Float16 => "float16",
-            HalfType::BFloat16 => "bfloat16",
-        }
-    }
-
-    /// The name in those of values.
-    pub(super) fn suffix(self) -> &'static str {
-        match self {
-            HalfType::Float16 => "fp16",
-            HalfType::BFloat16 => "bf16",
-        }
     }
 }
 

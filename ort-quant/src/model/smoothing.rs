@@ -4,7 +4,6 @@
 //! its only readers: those of a normalization, or of a `Mul` and an `Add`. Otherwise it is a node.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
@@ -13,55 +12,16 @@ use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{integer_of, node, reads, subgraphs};
+use super::flow::Flow;
+use super::integer_products;
 use super::options::{Mode, Quantizer, StaticFormat};
-use super::static_qdq::product;
-use super::static_qoperator;
+use super::products::product;
+use super::smoothed::{Folded, Smoothed, Smoothing};
 use super::weights::RowScales;
 use super::work::{Work, is_standard};
 use crate::elements::{Elements, RawElements};
 use crate::observe::Channels;
 use crate::smooth::{Candidates, Input, Matrix, Rows, Smooth};
-
-/// The values that are smoothed, by name.
-pub type Smoothing = BTreeMap<String, Smoothed>;
-
-/// How a value is smoothed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Smoothed {
-    /// What each channel is divided by, and the rows of the weights are multiplied by.
-    pub scales: Arc<[f32]>,
-    /// Constants that take the division; empty if a node does it.
-    folded: Vec<Folded>,
-}
-
-/// A constant that takes the division.
-#[derive(Clone, Debug, PartialEq)]
-struct Folded {
-    /// The node that reads it.
-    node: usize,
-    /// The position among the inputs.
-    place: usize,
-    /// Its elements after the division.
-    values: Vec<f32>,
-}
-
-impl Smoothed {
-    /// What each channel is multiplied by.
-    pub(crate) fn factors(&self) -> Vec<f32> {
-        self.scales.iter().map(|scale| 1.0 / scale).collect()
-    }
-
-    /// Whether the division takes no node.
-    pub(super) fn is_folded(&self) -> bool {
-        !self.folded.is_empty()
-    }
-
-    /// The factors of the weight of a product that reads the value.
-    pub(super) fn row_scales(&self, product: &NodeProto) -> RowScales {
-        let input = product.input.first().cloned().unwrap_or_default();
-        RowScales { input, axis: channel_axis(product), scales: self.scales.clone() }
-    }
-}
 
 /// The products that read a value.
 struct Group {
@@ -151,12 +111,12 @@ fn groups(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeMap<S
         && options.format == StaticFormat::QOperator
     {
         // Products write their results as codes, before any division.
-        unfit.extend(static_qoperator::results(work, nodes, (options, quantizer)));
+        unfit.extend(integer_products::results(work, nodes, (options, quantizer)));
     }
     groups.retain(|name, _| !unfit.contains(name));
     let flow = Flow::of(nodes);
     for (name, group) in &mut groups {
-        group.constants = flow.constants(work, (name, group), nodes).unwrap_or_default();
+        group.constants = constants(&flow, work, (name, group), nodes).unwrap_or_default();
     }
     groups
 }
@@ -176,74 +136,48 @@ fn channel_axis(node: &NodeProto) -> usize {
     usize::from(is_standard(node, "Gemm") && integer_of(node, "transB", 0) != 0)
 }
 
-/// Which node makes a value, and how many inputs of nodes and bodies it is.
-pub(super) struct Flow<'n> {
-    makers: BTreeMap<&'n str, usize>,
-    readers: BTreeMap<String, usize>,
-}
-
-impl Flow<'_> {
-    pub(super) fn of(nodes: &[NodeProto]) -> Flow<'_> {
-        let mut makers = BTreeMap::new();
-        let mut readers: BTreeMap<String, usize> = BTreeMap::new();
-        for (index, node) in nodes.iter().enumerate() {
-            makers.extend(node.output.iter().map(|output| (output.as_str(), index)));
-            let captured = subgraphs(node).flat_map(|graph| reads(&graph.node));
-            for name in node.input.iter().cloned().chain(captured) {
-                *readers.entry(name).or_default() += 1;
-            }
-        }
-        Flow { makers, readers }
+/// The constants that can take the division of a value.
+fn constants(
+    flow: &Flow<'_>,
+    work: &Work,
+    (name, group): (&str, &Group),
+    nodes: &[NodeProto],
+) -> Option<Vec<(usize, usize)>> {
+    if !flow.has_no_more_readers(work, name, group.products.len()) {
+        return None;
     }
-
-    /// Whether these are all readers of a value.
-    pub(super) fn has_no_more_readers(&self, work: &Work, name: &str, count: usize) -> bool {
-        self.readers.get(name) == Some(&count) && !work.outputs.contains(name)
-    }
-
-    /// The constants that can take the division of a value.
-    fn constants(
-        &self,
-        work: &Work,
-        (name, group): (&str, &Group),
-        nodes: &[NodeProto],
-    ) -> Option<Vec<(usize, usize)>> {
-        if !self.has_no_more_readers(work, name, group.products.len()) {
-            return None;
-        }
-        let vector = |index: usize, place: usize| {
-            let proto = work.draft.constant(nodes.get(index)?.input.get(place)?)?;
-            let fits = proto.data_type() == DType::F32.onnx_code() && proto.dims == [group.channels as i64];
-            fits.then_some((index, place))
+    let vector = |index: usize, place: usize| {
+        let proto = work.draft.constant(nodes.get(index)?.input.get(place)?)?;
+        let fits = proto.data_type() == DType::F32.onnx_code() && proto.dims == [group.channels as i64];
+        fits.then_some((index, place))
+    };
+    // The position of the constant, and the value beside it.
+    let pair = |index: usize| {
+        let first = vector(index, 0);
+        let other = usize::from(first.is_some());
+        Some((first.or(vector(index, 1))?, nodes.get(index)?.input.get(other)?))
+    };
+    let maker = *flow.makers.get(name)?;
+    let node = nodes.get(maker)?;
+    let scaling = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"];
+    if scaling.iter().any(|operator| is_standard(node, operator)) && node.output.first()? == name {
+        let scale = vector(maker, 1)?;
+        return match node.input.get(2).filter(|bias| !bias.is_empty()) {
+            Some(_) => Some(vec![scale, vector(maker, 2)?]),
+            None => Some(vec![scale]),
         };
-        // The position of the constant, and the value beside it.
-        let pair = |index: usize| {
-            let first = vector(index, 0);
-            let other = usize::from(first.is_some());
-            Some((first.or(vector(index, 1))?, nodes.get(index)?.input.get(other)?))
-        };
-        let maker = *self.makers.get(name)?;
-        let node = nodes.get(maker)?;
-        let scaling = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"];
-        if scaling.iter().any(|operator| is_standard(node, operator)) && node.output.first()? == name {
-            let scale = vector(maker, 1)?;
-            return match node.input.get(2).filter(|bias| !bias.is_empty()) {
-                Some(_) => Some(vec![scale, vector(maker, 2)?]),
-                None => Some(vec![scale]),
-            };
-        }
-        if is_standard(node, "Mul") {
-            return Some(vec![pair(maker)?.0]);
-        }
-        if is_standard(node, "Add") {
-            let (shift, scaled) = pair(maker)?;
-            let product = *self.makers.get(scaled.as_str())?;
-            if self.has_no_more_readers(work, scaled, 1) && is_standard(nodes.get(product)?, "Mul") {
-                return Some(vec![shift, pair(product)?.0]);
-            }
-        }
-        None
     }
+    if is_standard(node, "Mul") {
+        return Some(vec![pair(maker)?.0]);
+    }
+    if is_standard(node, "Add") {
+        let (shift, scaled) = pair(maker)?;
+        let product = *flow.makers.get(scaled.as_str())?;
+        if flow.has_no_more_readers(work, scaled, 1) && is_standard(nodes.get(product)?, "Mul") {
+            return Some(vec![shift, pair(product)?.0]);
+        }
+    }
+    None
 }
 
 /// The float weights of the model.
@@ -300,6 +234,12 @@ impl Weights<'_> {
         };
         constants.iter().map(divide).collect()
     }
+}
+
+/// The factors of the weight of a product that reads a smoothed value.
+pub(super) fn row_scales(smoothed: &Smoothed, product: &NodeProto) -> RowScales {
+    let input = product.input.first().cloned().unwrap_or_default();
+    RowScales { input, axis: channel_axis(product), scales: smoothed.scales.clone() }
 }
 
 /// Replaces the constants that take divisions.

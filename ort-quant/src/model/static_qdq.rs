@@ -10,28 +10,16 @@ use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::{Error, ErrorKind, Result, Within};
 
-use super::draft::{Draft, integer, integer_of, node};
+use super::draft::{Draft, integer, node};
 use super::options::{Quantizer, StaticOptions};
-use super::smoothing::{self, Smoothing};
+use super::products::{Product, ProductWeight, product};
+use super::smoothed::Smoothing;
+use super::smoothing;
 use super::weights::{BIAS, BiasOf, Form, Job, RowScales};
 use super::work::{Outcome, Work, is_standard, title};
 use crate::integer::{Grid, GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 use crate::range::ValueRange;
-
-/// A product.
-pub(super) struct Product {
-    /// The constant weight, if it has one.
-    pub(super) weight: Option<ProductWeight>,
-    /// The positions of the inputs that are computed.
-    pub(super) activations: Vec<usize>,
-}
-
-pub(super) struct ProductWeight {
-    pub(super) shape: Vec<usize>,
-    pub(super) axis: Option<usize>,
-    pub(super) before: usize,
-}
 
 /// The position of the weight.
 const WEIGHT: usize = 1;
@@ -127,45 +115,6 @@ fn ranges(nodes: &[NodeProto], options: &StaticOptions) -> BTreeMap<String, Valu
     ranges
 }
 
-/// The product of a node, or why it stays; `None` for another node.
-pub(super) fn product(
-    work: &Work,
-    node: &NodeProto,
-    per_channel: bool,
-) -> Option<std::result::Result<Product, String>> {
-    let operators = ["MatMul", "Gemm", "Conv", "ConvTranspose"];
-    let operator = operators.into_iter().find(|operator| is_standard(node, operator))?;
-    let [input, weight, ..] = &node.input[..] else { return None };
-    let is_float = |name: &str| work.types.dtype(name).is_none_or(|dtype| dtype == DType::F32);
-    if !is_float(input) || !is_float(weight) {
-        return Some(Err("it is not in float32".into()));
-    }
-    let Ok(constant) = work.weight(weight) else {
-        // Inputs that are codes already are left as they are.
-        let is_product = operator == "MatMul" && work.draft.constant(input).is_none() && input != weight;
-        let computed = Product { weight: None, activations: vec![0, 1] };
-        return Some(if is_product { Ok(computed) } else { Err("its weight is computed".into()) });
-    };
-    if constant.dtype != DType::F32 {
-        return Some(Err("it is not in float32".into()));
-    }
-    if work.draft.constant(input).is_some() {
-        return Some(Err("both of its inputs are constants".into()));
-    }
-    let rank = constant.shape.len();
-    let axis = match operator {
-        "Conv" => Some(0),
-        // The channels of each group begin again.
-        "ConvTranspose" => (integer_of(node, "group", 1) == 1).then_some(1),
-        "Gemm" => Some(usize::from(integer_of(node, "transB", 0) == 0)),
-        _ => (rank > 1).then(|| rank - 1),
-    };
-    let axis = axis.filter(|_| per_channel);
-    let before = constant.bytes();
-    let weight = Some(ProductWeight { shape: constant.shape, axis, before });
-    Some(Ok(Product { weight, activations: vec![0] }))
-}
-
 /// The values that are quantized so far: what their readers read instead.
 struct Values {
     done: BTreeMap<String, String>,
@@ -191,7 +140,7 @@ fn replace(
     if let Some(weight) = &product.weight
         && let Some(input) = new.input.get_mut(WEIGHT)
     {
-        let scales = smoothed.as_ref().map(|smoothed| smoothed.row_scales(old));
+        let scales = smoothed.as_ref().map(|smoothed| smoothing::row_scales(smoothed, old));
         let found = quantized_weight(work, values, (input, weight, scales), options)?;
         *input = found.floats;
         codes = found.codes;

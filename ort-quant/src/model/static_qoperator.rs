@@ -6,14 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Result, Within};
 
-use super::draft::{float_of, integer_of, node, reads, subgraphs};
+use super::draft::{node, reads, subgraphs};
+use super::integer_products::{Relus, bias_of, integer_product};
 use super::options::{Quantizer, StaticOptions};
-use super::smoothing::{self, Flow, Smoothing};
-use super::static_qdq::{Product, add_grid, missing_range, prepared, product, weight_codes};
+use super::products::Product;
+use super::smoothed::Smoothing;
+use super::smoothing;
+use super::static_qdq::{add_grid, missing_range, prepared, weight_codes};
 use super::weights::BiasOf;
 use super::work::{Outcome, Work, is_standard, title};
 use crate::range::ValueRange;
@@ -39,17 +41,6 @@ pub(super) fn activations(
         }
     }
     values
-}
-
-/// The values that products write as codes.
-pub(super) fn results(
-    work: &Work,
-    nodes: &[NodeProto],
-    (options, quantizer): (&StaticOptions, &Quantizer),
-) -> Vec<String> {
-    let relus = Relus::of(work, nodes, options, quantizer);
-    let products = nodes.iter().filter(|node| integer_product(work, node, options).is_some());
-    products.map(|node| relus.result(node).0.to_string()).collect()
 }
 
 pub(super) fn rewrite(
@@ -102,88 +93,6 @@ pub(super) fn rewrite(
         values.compute_floats(work, &output);
     }
     Ok(())
-}
-
-/// The product of a node that has an integer operator, or why it stays; `None` for another node.
-fn integer_product(
-    work: &Work,
-    node: &NodeProto,
-    options: &StaticOptions,
-) -> Option<std::result::Result<Product, String>> {
-    let found = product(work, node, !options.per_tensor)?;
-    Some(found.and_then(|mut found| {
-        if is_standard(node, "ConvTranspose") {
-            return Err("there is no integer operator for it".to_string());
-        }
-        if is_standard(node, "Gemm") {
-            let is_plain = integer_of(node, "transA", 0) == 0
-                && float_of(node, "alpha", 1.0) == 1.0
-                && float_of(node, "beta", 1.0) == 1.0;
-            if !is_plain {
-                return Err("it is more than a product and a bias: transA, alpha or beta".to_string());
-            }
-        }
-        if let Some(weight) = &mut found.weight {
-            let rank = weight.shape.len();
-            if is_standard(node, "MatMul") && rank != 2 {
-                weight.axis = None;
-            }
-            let channels = match weight.shape[..] {
-                [rows, columns] if is_standard(node, "Gemm") => match integer_of(node, "transB", 0) {
-                    0 => columns,
-                    _ => rows,
-                },
-                [first, ..] => first,
-                [] => return Err("its weight is a number".to_string()),
-            };
-            if let Some(name) = bias_of(node) {
-                let bias = work.draft.constant(name).ok_or("its bias is computed")?;
-                let is_vector = bias.dims.iter().product::<i64>() == channels as i64;
-                if bias.data_type() != DType::F32.onnx_code() || !is_vector {
-                    return Err("its bias is not a float32 for each output channel".to_string());
-                }
-            }
-        }
-        Ok(found)
-    }))
-}
-
-/// The bias of a convolution or `Gemm`.
-fn bias_of(node: &NodeProto) -> Option<&String> {
-    node.input.get(2).filter(|name| !name.is_empty() && !is_standard(node, "MatMul"))
-}
-
-/// The `Relu` nodes that vanish into the products before them, by the value that they read.
-struct Relus<'n>(BTreeMap<&'n str, (usize, &'n str)>);
-
-impl<'n> Relus<'n> {
-    fn of(work: &Work, nodes: &'n [NodeProto], options: &StaticOptions, quantizer: &Quantizer) -> Relus<'n> {
-        let mut relus = BTreeMap::new();
-        // Codes below the zero point are negative numbers, and there are none if it is 0.
-        if options.is_symmetric {
-            return Relus(relus);
-        }
-        let flow = Flow::of(nodes);
-        for (index, node) in nodes.iter().enumerate().filter(|(_, node)| is_standard(node, "Relu")) {
-            let ([input], [output]) = (&node.input[..], &node.output[..]) else { continue };
-            if !quantizer.excludes(work.place(index), node) && flow.has_no_more_readers(work, input, 1) {
-                relus.insert(input.as_str(), (index, output.as_str()));
-            }
-        }
-        Relus(relus)
-    }
-
-    /// What a product computes together with the `Relu` behind it, and the number of that.
-    fn result<'a>(&self, node: &'a NodeProto) -> (&'a str, Option<usize>)
-    where
-        'n: 'a,
-    {
-        let output = node.output.first().map(String::as_str).unwrap_or_default();
-        match self.0.get(output) {
-            Some((index, result)) => (result, Some(*index)),
-            None => (output, None),
-        }
-    }
 }
 
 /// A value as codes.
@@ -292,7 +201,7 @@ impl Values {
         let mut bias = None;
         let right = match &product.weight {
             Some(weight) => {
-                let scales = self.smoothing.get(name(0)).map(|by| by.row_scales(old));
+                let scales = self.smoothing.get(name(0)).map(|by| smoothing::row_scales(by, old));
                 let tensor = bias_of(old).and_then(|bias| work.draft.constant(bias)).cloned();
                 let of = tensor.map(|tensor| BiasOf { tensor, input_scale: left.step });
                 let (names, added) = weight_codes(work, (name(1), weight), (scales, of), options)?;

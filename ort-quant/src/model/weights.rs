@@ -8,7 +8,7 @@ use ort_core::onnx::proto::TensorProto;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
-use super::options::HalfType;
+use super::half_type::HalfType;
 use crate::elements::{Elements, RawElements, ScaledElements};
 use crate::grid::{BlockMethod, BlockQuantizer, QuantizedBlocks};
 use crate::linear::{LinearCodes, LinearQuantizer};

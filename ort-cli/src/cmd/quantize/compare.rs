@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use ort_runtime::{DType, Error, ErrorKind, MemoryShortage, Model, Result, Tensor, Value};
-use serde::Serialize;
 
 use super::arguments::QuantizeArgs;
 use super::calibrate::{Sample, named};
-use super::report::Checked;
+use super::report::{Checked, OutputError};
 
 /// Runs of a model.
 pub(super) struct Ran {
@@ -58,25 +57,6 @@ impl Ran {
         }
         Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights })
     }
-}
-
-/// How an output of the second model differs from that of the first, over all runs.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct OutputError {
-    pub(super) name: String,
-    pub(super) elements: u64,
-    /// The norm of the difference over that of the original, for floating point.
-    pub(super) relative_error: Option<f64>,
-    /// The same as a ratio of signal to noise.
-    pub(super) decibels: Option<f64>,
-    /// The largest difference of two elements, for floating point.
-    pub(super) largest_difference: Option<f64>,
-    /// The share of rows along the last axis whose largest element is at the same place.
-    pub(super) same_largest: Option<f64>,
-    /// The share of equal elements, for other types.
-    pub(super) equal: Option<f64>,
-    /// The elements that are NaN or infinite where the original's are not.
-    pub(super) not_finite: u64,
 }
 
 /// The differences of an output so far.

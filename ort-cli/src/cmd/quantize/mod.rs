@@ -20,8 +20,8 @@ use ort_runtime::onnx::Weights;
 
 use self::arguments::ModeArg;
 pub(crate) use self::arguments::QuantizeArgs;
-use self::calibrate::{Inputs, calibrate};
-use self::compare::{Ran, compare, refuse_new_infinities};
+use self::calibrate::Inputs;
+use self::compare::{Ran, refuse_new_infinities};
 use self::report::{Report, Row, Sizes};
 use crate::args::ModelArgs;
 use crate::output::{data_path, say_json, write_file};
@@ -53,7 +53,7 @@ fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     check_outputs(args)?;
     let inputs = Inputs::open(args, &original)?.compared(args, &original)?;
     let ran = Ran::of(args, &original, &inputs)?;
-    let (checked, outputs) = compare(args, &ran, &other)?;
+    let (checked, outputs) = compare::compare(args, &ran, &other)?;
     Ok(Report { outputs, checked: Some(checked), ..Report::default() })
 }
 
@@ -63,7 +63,7 @@ fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
     check_outputs(args)?;
     let model = args.model.load()?;
     let inputs = Inputs::open(args, &model)?;
-    let calibration = calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
+    let calibration = calibrate::calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
     let quantization = quantizer.quantize(&source)?;
     let bytes_before = quantization.bytes_before();
     let layers = quantization.layers().to_vec();
@@ -75,7 +75,7 @@ fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
         drop((model, inputs));
         let mut compared = None;
         let written = quantization.write(&args.output, &args.weights(), &mut |model: &Model| {
-            let (checked, outputs) = compare(args, &original, model)?;
+            let (checked, outputs) = compare::compare(args, &original, model)?;
             refuse_new_infinities(&outputs)?;
             compared = Some((checked, outputs));
             Ok(())

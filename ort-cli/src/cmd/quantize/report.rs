@@ -7,7 +7,6 @@ use ort_runtime::quant::{Layer, Noise, Outcome, Written};
 use serde::Serialize;
 
 use super::arguments::QuantizeArgs;
-use super::compare::OutputError;
 use crate::args::{human_bytes, table};
 use crate::output::{listed, say};
 
@@ -71,6 +70,25 @@ pub(super) struct Checked {
     pub(super) weights: usize,
     /// The norm of the difference of all outputs over that of the original's.
     pub(super) relative_error: Option<f64>,
+}
+
+/// How an output of the second model differs from that of the first, over all runs.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct OutputError {
+    pub(super) name: String,
+    pub(super) elements: u64,
+    /// The norm of the difference over that of the original, for floating point.
+    pub(super) relative_error: Option<f64>,
+    /// The same as a ratio of signal to noise.
+    pub(super) decibels: Option<f64>,
+    /// The largest difference of two elements, for floating point.
+    pub(super) largest_difference: Option<f64>,
+    /// The share of rows along the last axis whose largest element is at the same place.
+    pub(super) same_largest: Option<f64>,
+    /// The share of equal elements, for other types.
+    pub(super) equal: Option<f64>,
+    /// The elements that are NaN or infinite where the original's are not.
+    pub(super) not_finite: u64,
 }
 
 impl Row {
