@@ -2,7 +2,7 @@
 //!
 //! [`ModelArgs`] maps the flags to session options; parsers turn their values into numbers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -146,6 +146,14 @@ impl ModelArgs {
             bail!("{}: --fix-dim: {unknown}; `ort inspect` lists the inputs", self.model.display());
         }
         Ok(model)
+    }
+
+    /// Loads the model for a command that may write a file, which must not be a file of the model.
+    pub(crate) fn load_for_output(&self, output: Option<&Path>) -> Result<Model> {
+        if output.is_some() {
+            self.source()?.check_outputs(output)?;
+        }
+        self.load()
     }
 
     /// Returns the `--dim` sizes. Several sizes for one dimension are an error.

@@ -9,7 +9,7 @@ use std::fmt::{self, Write as _};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use ort_runtime::files::NewFile;
 use ort_runtime::steers;
 use serde::Serialize;
@@ -32,18 +32,6 @@ impl fmt::Display for ReaderLeft {
 }
 
 impl std::error::Error for ReaderLeft {}
-
-/// Refuses an output file that would replace the model that is read. Writing is atomic, so it would
-/// succeed and leave no model to go back to.
-pub(crate) fn refuse_replacing(model: &Path, output: &Path) -> Result<()> {
-    // Two missing files also have equal (no) paths, hence the check that the output exists.
-    ensure!(
-        model.canonicalize().ok() != output.canonicalize().ok() || !output.exists(),
-        "{} would replace the model that is read; give another file to write",
-        output.display()
-    );
-    Ok(())
-}
 
 /// Writes to standard output. The macro `say!` adds the newline.
 pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<()> {

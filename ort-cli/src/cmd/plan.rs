@@ -9,7 +9,7 @@ use clap::Args;
 use ort_report::{MOST_PLANS, Sweep, combinations, plan_json, plan_svg, plan_text};
 
 use crate::args::ModelArgs;
-use crate::output::{refuse_replacing, say, say_json, write_file};
+use crate::output::{say, say_json, write_file};
 use crate::usage::wrong_usage;
 
 /// Shows the memory plan of a run without running it.
@@ -30,10 +30,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     if sweeps && args.svg.is_some() {
         wrong_usage!("--svg draws one plan; give each --dim one size");
     }
-    if let Some(svg) = &args.svg {
-        refuse_replacing(&args.model.model, svg)?;
-    }
-    let model = args.model.load()?;
+    let model = args.model.load_for_output(args.svg.as_deref())?;
     let session = args.model.session(&model)?;
     let no_inputs =
         args.model.shapes.is_empty() && args.model.input.is_empty() && args.model.inputs.is_none();

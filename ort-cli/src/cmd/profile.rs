@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::args::{ModelArgs, human_bytes, parts, table};
 use crate::inputs::{explained, gather};
 use crate::numbers::{positive, whole};
-use crate::output::{refuse_replacing, say, write_file};
+use crate::output::{say, write_file};
 
 /// Profiles a model: time per operator.
 #[derive(Args)]
@@ -34,10 +34,7 @@ pub(crate) struct ProfileArgs {
 }
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
-    if let Some(trace) = &args.trace {
-        refuse_replacing(&args.model.model, trace)?;
-    }
-    let model = args.model.load()?;
+    let model = args.model.load_for_output(args.trace.as_deref())?;
     let session = args.model.session(&model)?;
     let inputs = gather(&args.model, &model)?;
     let given: Vec<(&str, Value)> =

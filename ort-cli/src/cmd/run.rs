@@ -12,7 +12,7 @@ use ort_runtime::{Tensor, Value};
 use crate::args::{ModelArgs, table};
 use crate::arrays::write_npz;
 use crate::inputs::{explained, gather};
-use crate::output::{refuse_replacing, say};
+use crate::output::say;
 
 /// Runs a model once.
 #[derive(Args)]
@@ -25,10 +25,7 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
-    if let Some(outputs) = &args.outputs {
-        refuse_replacing(&args.model.model, outputs)?;
-    }
-    let model = args.model.load()?;
+    let model = args.model.load_for_output(args.outputs.as_deref())?;
     let inputs = gather(&args.model, &model)?;
     let session = args.model.session(&model)?;
     let given: Vec<(&str, Value)> =

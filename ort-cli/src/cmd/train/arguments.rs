@@ -10,7 +10,6 @@ use ort_runtime::train::{
 
 use crate::args::{PrecisionArg, size, threads};
 use crate::numbers::{above_zero, below_one, from_zero, integer, positive_u32, positive_u64, whole};
-use crate::output::refuse_replacing;
 use crate::providers::ProviderArgs;
 use crate::usage::wrong_usage;
 
@@ -344,9 +343,6 @@ impl TrainArgs {
                 folder.display()
             );
             ensure!(!path.is_dir(), "{flag} {}: it is a folder; name a file", path.display());
-        }
-        if let Some(plot) = &self.results.plot {
-            refuse_replacing(&self.model, plot)?;
         }
         Ok(())
     }

@@ -33,6 +33,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     args.check_places()?;
     let baseline = resident::measure();
     let source = Source::open(&args.model, FileAccess::default())?;
+    source.check_outputs(args.results.plot.as_deref())?;
     let model = Model::from_source(source.strict(args.strict))?;
     if args.results.check {
         return check::run(args, &model);
