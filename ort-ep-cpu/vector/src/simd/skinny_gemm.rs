@@ -1,7 +1,7 @@
 //! Skinny GEMM: a few rows times a packed matrix, added to the result.
 //!
 //! A step of a recurrent layer multiplies one row per sequence, so it is bound by reading the
-//! weights. They are packed in panels of [`VECTORS`] vectors of columns. A panel is read once for
+//! weights. They are packed in panels of `VECTORS` vectors of columns. A panel is read once for
 //! up to four rows, or for six if there are 16 registers. Each accumulator takes one multiply-add
 //! per k step, in order. So an element's bits depend neither on the number of rows nor on the
 //! columns that a call covers.
