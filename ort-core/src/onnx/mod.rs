@@ -30,7 +30,7 @@ pub use files::FileAccess;
 pub(crate) use load::load_warning;
 pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
 pub(crate) use save::save_located;
-pub use save::{MESSAGE_LIMIT, Weights, data_file, save, to_proto};
+pub use save::{MESSAGE_LIMIT, Weights, data_file, refer_to, save, to_proto};
 pub use source::Source;
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};
 pub use value::{tensor_name, value_from_bytes, value_to_bytes};

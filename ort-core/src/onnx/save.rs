@@ -185,8 +185,8 @@ fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, B
     parts
 }
 
-/// Says where the data of a tensor is.
-fn refer_to(tensor: &mut TensorProto, location: &str, offset: u64, length: u64) {
+/// Says where the data of a tensor is, in a file beside the model. Raw data in the message stays.
+pub fn refer_to(tensor: &mut TensorProto, location: &str, offset: u64, length: u64) {
     let entry =
         |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
     tensor.data_location = Some(DataLocation::External as i32);

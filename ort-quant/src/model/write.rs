@@ -10,11 +10,11 @@ use std::path::Path;
 
 use bytes::Bytes;
 use ort_core::files::{NewFile, publish_pair};
+use ort_core::onnx::proto::TensorProto;
 use ort_core::onnx::proto::tensor_proto::DataLocation;
-use ort_core::onnx::proto::{StringStringEntryProto, TensorProto};
 use ort_core::onnx::{
-    ExternalData, FileAccess, LoadOptions, MESSAGE_LIMIT, Source, Weights, data_file, tensor_from_proto,
-    tensor_to_proto, visit_node_tensors, visit_tensors,
+    ExternalData, FileAccess, LoadOptions, MESSAGE_LIMIT, Source, Weights, data_file, refer_to,
+    tensor_from_proto, tensor_to_proto, visit_node_tensors, visit_tensors,
 };
 use ort_core::session::Model;
 use ort_core::tensor::Tensor;
@@ -224,23 +224,11 @@ fn place(draft: &Draft, parts: Vec<Part>, data: Option<&(String, usize)>) -> Res
             let start = end.next_multiple_of(alignment);
             end = start + length as u64;
             offset = Some(start);
-            refer_to(&mut header, name, start, length);
+            refer_to(&mut header, name, start, length as u64);
         }
         placed.push(Placed { header, data: data_of, length, offset });
     }
     Ok((placed, end))
-}
-
-/// Says where the data of a tensor is. The raw data of a header stays, to be written there.
-fn refer_to(header: &mut TensorProto, location: &str, offset: u64, length: usize) {
-    let entry =
-        |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
-    header.data_location = Some(DataLocation::External as i32);
-    header.external_data = vec![
-        entry("location", location.to_string()),
-        entry("offset", offset.to_string()),
-        entry("length", length.to_string()),
-    ];
 }
 
 fn write_parts(
