@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::bench::{Runtime, Side, Timing, Tools, check, decimals, milliseconds};
+use crate::bench::{Isa, Runtime, Side, Timing, Tools, check, decimals, milliseconds};
 use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, run as run_command};
@@ -87,6 +87,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TreesOptions) -> Result<()> {
                 let timing = Timing {
                     model: folder.join(format!("{}.onnx", model.name)),
                     inputs: folder.join(format!("{rows}_{batch}.npz")),
+                    isa: Isa::Native,
                     threads,
                     seconds: options.seconds,
                     rows: Some(batch),

@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
+use super::isa::Isa;
 use super::options::BenchOptions;
 use super::runtime::{Report, Runtime, Timing, Tools, parse};
 use super::tables::{decimals, milliseconds};
@@ -58,6 +59,7 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
         let timing = |threads: usize| Timing {
             model: cases.model(case),
             inputs: cases.folder.join(&case.name).join("inputs.npz"),
+            isa: Isa::Native,
             threads,
             seconds: options.seconds,
             rows: None,

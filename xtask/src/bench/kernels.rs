@@ -34,8 +34,9 @@ struct Kernel {
     speed: Option<f64>,
 }
 
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 10] = [
     "kernel",
+    "ISA",
     "threads",
     "ours us",
     "ORT",
@@ -62,14 +63,16 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
         bail!("no kernel has such a name in {TABLE}");
     }
     let tools = options.tools(workspace, python)?;
-    let limits = Limits::measure(&tools.ort, &options.threads)?;
+    let settings = options.settings();
+    let limits = Limits::measure(&tools.ort, &settings)?;
     let mut table = table::new(&COLUMNS);
     let mut rows = Vec::new();
     for kernel in &kernels {
-        for &threads in &options.threads {
+        for &(isa, threads) in &settings {
             let timing = Timing {
                 model: folder.join(format!("{}.onnx", kernel.file)),
                 inputs: folder.join(format!("{}.npz", kernel.file)),
+                isa,
                 threads,
                 seconds: options.seconds,
                 rows: None,
@@ -80,15 +83,22 @@ pub(super) fn run(workspace: &Workspace, options: &BenchOptions, python: Python)
                 Ok(sides) => sides,
                 // A kernel that fails must not lose the measurements of the others.
                 Err(error) => {
-                    table.add_row([kernel.name.clone(), threads.to_string(), format!("{error:#}")]);
+                    table.add_row([
+                        kernel.name.clone(),
+                        isa.name().unwrap_or_default().to_owned(),
+                        threads.to_string(),
+                        format!("{error:#}"),
+                    ]);
                     continue;
                 }
             };
-            let speed = Speed::of(kernel, &sides, limits::at(&limits, threads)?);
+            let limits = limits::at(&limits, (isa, threads))?;
+            let speed = Speed::of(kernel, &sides, limits);
             eprintln!("timed {} with {threads} threads: ratio {}", kernel.name, decimals(speed.ratio));
-            table.add_row(speed.cells(kernel, threads, &sides));
+            table.add_row(speed.cells(kernel, limits, &sides));
             rows.push(json!({
                 "kernel": kernel.name,
+                "isa": limits.isa(),
                 "threads": threads,
                 "ours": sides.first(),
                 "onnxruntime": sides.get(1),
@@ -143,8 +153,8 @@ impl Speed {
         }
     }
 
-    fn cells(&self, kernel: &Kernel, threads: usize, sides: &[Option<Side>]) -> Vec<String> {
-        let mut cells = vec![kernel.name.clone(), threads.to_string()];
+    fn cells(&self, kernel: &Kernel, limits: &Limits, sides: &[Option<Side>]) -> Vec<String> {
+        let mut cells = vec![kernel.name.clone(), limits.isa(), limits.threads.to_string()];
         cells.extend((0..3).map(|index| {
             let side = sides.get(index).and_then(Option::as_ref);
             side.map_or("-".to_owned(), |side| format!("{:.1}", side.min_ms * 1e3))

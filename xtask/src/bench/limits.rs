@@ -3,15 +3,20 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::isa::Isa;
 use crate::workspace::capture;
 
 /// The limits at one thread count.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Limits {
     pub(crate) threads: usize,
+    /// What `--isa` allows.
+    #[serde(skip)]
+    allowed: Isa,
+    /// The instruction set that ours uses.
     isa: String,
     /// float32 FLOP/s of a register-resident FMA loop.
     pub(crate) flops: f64,
@@ -21,13 +26,27 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Measures the limits at each thread count.
-    pub(crate) fn measure(ort: &Path, threads: &[usize]) -> Result<Vec<Limits>> {
-        let measure = |threads: &usize| -> Result<Limits> {
-            let text = capture(Command::new(ort).args(["limits", "--threads", &threads.to_string()]))?;
-            serde_json::from_str(&text).context("cannot read the machine's limits")
+    /// Measures the limits of each instruction set and thread count.
+    pub(crate) fn measure(ort: &Path, settings: &[(Isa, usize)]) -> Result<Vec<Limits>> {
+        let measure = |&(allowed, threads): &(Isa, usize)| -> Result<Limits> {
+            let mut command = Command::new(ort);
+            command.args(["limits", "--threads", &threads.to_string()]);
+            let text = capture(command.envs(allowed.variables().iter().copied()))?;
+            let limits: Limits = serde_json::from_str(&text).context("cannot read the machine's limits")?;
+            if let Some(name) = allowed.name() {
+                ensure!(limits.isa == name, "this processor has no {name}: it has {}", limits.isa);
+            }
+            Ok(Limits { allowed, ..limits })
         };
-        threads.iter().map(measure).collect()
+        settings.iter().map(measure).collect()
+    }
+
+    /// Names the instruction set of a row, and says whether others were left unused.
+    pub(crate) fn isa(&self) -> String {
+        match self.allowed {
+            Isa::Native => self.isa.clone(),
+            Isa::Avx2 | Isa::Avx512 => format!("{} at most", self.isa),
+        }
     }
 
     /// Returns the copy bandwidth, in bytes per second, of the smallest measured working set that
@@ -45,18 +64,19 @@ impl Limits {
             .map(|(set, speed)| format!("{:.1} GB/s in {:.1} MiB", speed / 1e9, set / 1048576.0))
             .collect();
         format!(
-            "{} threads ({}): {:.1} GFLOP/s float32 in registers; copies {}",
+            "{} threads, {}: {:.1} GFLOP/s float32 in registers; copies {}",
             self.threads,
-            self.isa,
+            self.isa(),
             self.flops / 1e9,
             copies.join(", ")
         )
     }
 }
 
-/// Returns the limits measured at `threads`.
-pub(crate) fn at(limits: &[Limits], threads: usize) -> Result<&Limits> {
-    limits.iter().find(|limits| limits.threads == threads).context("no limits for these threads")
+/// Returns the limits of an instruction set and thread count.
+pub(crate) fn at(limits: &[Limits], (isa, threads): (Isa, usize)) -> Result<&Limits> {
+    let fits = |limits: &&Limits| limits.allowed == isa && limits.threads == threads;
+    limits.iter().find(fits).context("no limits for these threads")
 }
 
 #[cfg(test)]
@@ -67,6 +87,7 @@ mod tests {
     fn the_smallest_set_that_holds_it_bounds_a_kernel() {
         let limits = Limits {
             threads: 1,
+            allowed: Isa::Native,
             isa: "avx2".to_owned(),
             flops: 1e11,
             copies: vec![(1000.0, 3e10), (2000.0, 2e10), (3000.0, 1e10)],

@@ -4,6 +4,7 @@
 //! disturbs all of them alike.
 
 mod callers;
+mod isa;
 mod kernels;
 mod limits;
 mod options;
@@ -18,6 +19,7 @@ use crate::models;
 use crate::python::Python;
 use crate::workspace::Workspace;
 
+pub(crate) use isa::Isa;
 pub(crate) use options::BenchOptions;
 pub(crate) use runtime::{Report, Runtime, Side, Timing, Tools, check, parse};
 pub(crate) use tables::{decimals, mebibytes, milliseconds};
@@ -60,16 +62,18 @@ pub(crate) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
         prepare(workspace, &python, &cases, &chosen)?;
     }
     let tools = options.tools(workspace, python)?;
-    let limits = Limits::measure(&tools.ort, &options.threads)?;
+    let settings = options.settings();
+    let limits = Limits::measure(&tools.ort, &settings)?;
     limits.iter().for_each(|limits| eprintln!("{}", limits.describe()));
 
     let skeletons = models::skeletons(workspace)?;
     let mut rows: Vec<Row> = Vec::new();
     for case in &chosen {
-        for &threads in &options.threads {
+        for &(isa, threads) in &settings {
             let timing = Timing {
                 model: cases.model(case),
                 inputs: cases.folder.join(&case.name).join("inputs.npz"),
+                isa,
                 threads,
                 seconds: options.seconds,
                 rows: None,
@@ -80,12 +84,14 @@ pub(crate) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
                 Ok(sides) => (sides, None),
                 Err(error) => (Vec::new(), Some(format!("{error:#}"))),
             };
+            let limits = limits::at(&limits, (isa, threads))?;
             let row = Row {
                 name: case.name.clone(),
+                isa: limits.isa(),
                 threads,
                 is_skeleton: skeletons.contains(&case.model),
                 file_bytes: timing.model.metadata().map_or(0, |file| file.len()),
-                flops: limits::at(&limits, threads)?.flops,
+                flops: limits.flops,
                 sides,
                 problem,
             };

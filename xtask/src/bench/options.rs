@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::ValueEnum;
 
+use super::isa::Isa;
 use super::runtime::{Runtime, Tools};
 use super::tables::Style;
 use crate::python::Python;
@@ -23,6 +24,9 @@ pub(crate) struct BenchOptions {
     /// Use this many threads inside one operator.
     #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
     pub(super) threads: Vec<usize>,
+    /// Let the runtimes use this instruction set at most; ONNX Runtime cannot be limited.
+    #[arg(long = "isa", value_enum, default_values_t = [Isa::Native], conflicts_with_all = ["callers", "train"])]
+    pub(super) isas: Vec<Isa>,
     /// Time ours and ONNX Runtime only.
     #[arg(long)]
     pub(super) skip_openvino: bool,
@@ -63,6 +67,11 @@ pub(super) enum Precision {
 }
 
 impl BenchOptions {
+    /// The instruction sets and numbers of threads, in the order of the rows of a case.
+    pub(super) fn settings(&self) -> Vec<(Isa, usize)> {
+        self.isas.iter().flat_map(|&isa| self.threads.iter().map(move |&threads| (isa, threads))).collect()
+    }
+
     /// The runtimes in the order of their columns.
     pub(super) fn runtimes(&self) -> &'static [Runtime] {
         let all = &[Runtime::Ours, Runtime::OnnxRuntime, Runtime::OpenVino];

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::isa::Isa;
 use crate::python::Python;
 use crate::workspace::{Workspace, capture};
 
@@ -107,6 +108,8 @@ impl Side {
 pub(crate) struct Timing {
     pub(crate) model: PathBuf,
     pub(crate) inputs: PathBuf,
+    /// The instruction set that ours and OpenVINO use at most.
+    pub(crate) isa: Isa,
     pub(crate) threads: usize,
     pub(crate) seconds: f64,
     /// How many rows of the inputs a run takes; all of them if `None`.
@@ -187,7 +190,7 @@ impl Timing {
         if let Some(rows) = self.rows {
             command.args(["--rows", &rows.to_string()]);
         }
-        command.args(extra);
+        command.envs(self.isa.variables().iter().copied()).args(extra);
         command
     }
 

@@ -24,6 +24,8 @@ pub(crate) enum Style {
 /// One case at one thread count.
 pub(crate) struct Row {
     pub(crate) name: String,
+    /// The instruction set that ours uses.
+    pub(crate) isa: String,
     pub(crate) threads: usize,
     pub(crate) is_skeleton: bool,
     pub(crate) file_bytes: u64,
@@ -84,21 +86,22 @@ impl Row {
     /// Describes the row in one line, for progress output.
     pub(crate) fn describe(&self) -> String {
         if let Some(problem) = &self.problem {
-            return format!("{} with {} threads: {problem}", self.name, self.threads);
+            return format!("{} with {} threads, {}: {problem}", self.name, self.threads, self.isa);
         }
         let times: Vec<String> =
             (0..self.sides.len()).map(|index| milliseconds(self.median(index))).collect();
         format!(
-            "{} with {} threads: {} ms, ratio {}",
+            "{} with {} threads, {}: {} ms, ratio {}",
             self.name,
             self.threads,
+            self.isa,
             times.join(" / "),
             decimals(self.ratio())
         )
     }
 
     fn cells(&self) -> Vec<String> {
-        let mut cells = vec![self.name.clone(), self.threads.to_string()];
+        let mut cells = vec![self.name.clone(), self.isa.clone(), self.threads.to_string()];
         if let Some(problem) = &self.problem {
             cells.push(problem.clone());
             return cells;
@@ -118,6 +121,7 @@ impl Row {
     fn json(&self) -> Json {
         json!({
             "case": self.name,
+            "isa": self.isa,
             "threads": self.threads,
             "ours": self.side(0),
             "onnxruntime": self.side(1),
@@ -132,8 +136,9 @@ impl Row {
     }
 }
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 17] = [
     "case",
+    "ISA",
     "threads",
     "ours ms",
     "ORT",
@@ -162,7 +167,12 @@ pub(crate) fn print(rows: &[Row], limits: &[Limits], style: Style) -> Result<()>
             }
             println!("{table}\n");
         }
-        Style::Markdown => println!("{}\n", compact(rows)),
+        Style::Markdown => {
+            for isa in distinct(rows, |row| &row.isa) {
+                let of: Vec<&Row> = rows.iter().filter(|row| &row.isa == isa).collect();
+                println!("{isa}\n\n{}\n", compact(&of));
+            }
+        }
         Style::Json => {
             let means: Vec<Json> = means.iter().map(Mean::json).collect();
             let rows: Vec<Json> = rows.iter().map(Row::json).collect();
@@ -175,8 +185,19 @@ pub(crate) fn print(rows: &[Row], limits: &[Limits], style: Style) -> Result<()>
     Ok(())
 }
 
+/// Returns the values that rows have, in the order of their first rows.
+fn distinct<'a, T: PartialEq>(rows: &'a [Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in rows.iter().map(value) {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
 /// Builds a table with one line for each case, its thread counts side by side.
-fn compact(rows: &[Row]) -> comfy_table::Table {
+fn compact(rows: &[&Row]) -> comfy_table::Table {
     let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
     threads.sort_unstable();
     threads.dedup();
@@ -199,8 +220,8 @@ fn compact(rows: &[Row]) -> comfy_table::Table {
         let mut cells = vec![name.to_owned()];
         for row in threads.iter().map(row) {
             cells.push(triple(|index| milliseconds(row.and_then(|row| row.median(index)))));
-            cells.push(decimals(row.and_then(Row::ratio)));
-            cells.push(percent(row.and_then(Row::peak_share)));
+            cells.push(decimals(row.and_then(|row| row.ratio())));
+            cells.push(percent(row.and_then(|row| row.peak_share())));
         }
         // Loading and memory have one column each: that of the fewest threads.
         let first = threads.first().and_then(row);
@@ -219,6 +240,7 @@ fn triple(cell: impl Fn(usize) -> String) -> String {
 #[derive(Debug)]
 struct Mean {
     what: &'static str,
+    isa: String,
     threads: usize,
     value: f64,
     worst: (String, f64),
@@ -237,20 +259,17 @@ const MEANS: [Summed; 5] = [
 ];
 
 fn means(rows: &[Row]) -> Vec<Mean> {
-    let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
-    threads.sort_unstable();
-    threads.dedup();
     let mut means = Vec::new();
-    for threads in threads {
+    for (isa, threads) in distinct(rows, |row| (&row.isa, row.threads)) {
         for (what, counts, ratio) in MEANS {
-            let of = rows.iter().filter(|row| row.threads == threads && counts(row));
+            let of = rows.iter().filter(|row| &row.isa == isa && row.threads == threads && counts(row));
             let ratios: Vec<(&str, f64)> =
                 of.filter_map(|row| Some((row.name.as_str(), ratio(row)?))).collect();
             // No row has this ratio if the other runtimes were left out.
             let Some(value) = geometric_mean(ratios.iter().map(|(_, ratio)| *ratio)) else { continue };
             let worst = ratios.iter().max_by(|a, b| a.1.total_cmp(&b.1));
             let worst = worst.map_or((String::new(), f64::NAN), |(name, ratio)| ((*name).to_owned(), *ratio));
-            means.push(Mean { what, threads, value, worst, count: ratios.len() });
+            means.push(Mean { what, isa: isa.clone(), threads, value, worst, count: ratios.len() });
         }
     }
     means
@@ -259,14 +278,15 @@ fn means(rows: &[Row]) -> Vec<Mean> {
 impl Mean {
     fn describe(&self) -> String {
         format!(
-            "{} threads, {}: geometric mean {:.3} over {}, at worst {:.2} ({})",
-            self.threads, self.what, self.value, self.count, self.worst.1, self.worst.0
+            "{} threads, {}, {}: geometric mean {:.3} over {}, at worst {:.2} ({})",
+            self.threads, self.isa, self.what, self.value, self.count, self.worst.1, self.worst.0
         )
     }
 
     fn json(&self) -> Json {
         json!({
             "what": self.what,
+            "isa": self.isa,
             "threads": self.threads,
             "geometric_mean": self.value,
             "worst": self.worst.1,
@@ -323,8 +343,8 @@ mod tests {
             })
         };
         let sides = medians.iter().map(side).collect();
-        let name = name.to_owned();
-        Row { name, threads: 1, is_skeleton: false, file_bytes: 0, flops: 1e12, sides, problem: None }
+        let (name, isa) = (name.to_owned(), "avx2".to_owned());
+        Row { name, isa, threads: 1, is_skeleton: false, file_bytes: 0, flops: 1e12, sides, problem: None }
     }
 
     #[test]
@@ -358,7 +378,7 @@ mod tests {
     fn a_compact_table_has_a_line_for_each_case() {
         let mut second = row("a", &[Some(3.0), Some(2.0)]);
         second.threads = 2;
-        let text = compact(&[row("a", &[Some(5.0), Some(4.0)]), second]).to_string();
+        let text = compact(&[&row("a", &[Some(5.0), Some(4.0)]), &second]).to_string();
         assert_eq!(text.lines().count(), 3, "{text}");
         assert!(text.contains("5.00 / 4.00 / -") && text.contains("3.00 / 2.00 / -"), "{text}");
     }
