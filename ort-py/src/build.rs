@@ -238,10 +238,15 @@ impl Settings {
     ) -> PyResult<Settings> {
         let py = given.py();
         let number = |name: &str| given.getattr(name)?.extract::<usize>();
+        // Programs write -1 for the default, as onnxruntime takes it.
+        let threads = |name: &str| {
+            let count = given.getattr(name)?.extract::<i64>()?;
+            PyResult::Ok(usize::try_from(count).unwrap_or(0))
+        };
         let flag = |name: &str| given.getattr(name)?.extract::<bool>();
         let mut options = SessionOptions {
-            intra_op_num_threads: number("intra_op_num_threads")?,
-            inter_op_num_threads: number("inter_op_num_threads")?,
+            intra_op_num_threads: threads("intra_op_num_threads")?,
+            inter_op_num_threads: threads("inter_op_num_threads")?,
             enable_cpu_mem_arena: flag("enable_cpu_mem_arena")?,
             enable_mem_pattern: flag("enable_mem_pattern")?,
             enable_mem_reuse: flag("enable_mem_reuse")?,

@@ -369,13 +369,6 @@ _add(
     },
 )
 _add(
-    "Numbers of threads below zero mean nothing.",
-    {
-        f"test_options.py::test_effect[negative_{pool}]": Gives([np.full((1, 3), 2, np.float32)])
-        for pool in ("intra", "inter")
-    },
-)
-_add(
     "Wrong options have nothing to do with providers: no fallback is tried, nothing printed.",
     {
         f"test_options.py::test_effect[{row}]": Raises("RuntimeError", prints="EP Error")

@@ -130,6 +130,22 @@ def test_many_async_runs(ort: ModuleType):
     assert done.wait(WAIT) and sums == {i: 3.0 * i * i for i in range(50)}
 
 
+def test_async_runs_share_threads(ort: ModuleType):
+    """Runs that follow each other start few threads, and leave few."""
+    opened, before = session(ort, "square", threads(ort, 2)), threading.active_count()
+    used = set()
+    for i in range(200):
+        done = threading.Event()
+
+        def callback(*_: Any, done: threading.Event = done) -> None:
+            used.add(threading.get_native_id())
+            done.set()
+
+        opened.run_async(None, {"x": np.full((1, 3), i, np.float32)}, callback, None)
+        assert done.wait(WAIT)
+    assert len(used) <= 32 and threading.active_count() <= before + 32
+
+
 def test_callback_that_raises(ort: ModuleType, monkeypatch: pytest.MonkeyPatch):
     seen, reported = [], threading.Event()
 

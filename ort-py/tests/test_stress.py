@@ -785,6 +785,34 @@ def test_fork(threads: int) -> None:
     check_script(Gives("{0} True"), code)
 
 
+LEFT = """
+    import signal, sys, threading
+    x, s = np.ones(3, np.float32), ort.InferenceSession(models.data("scale"))
+
+    def run() -> None:
+        done = threading.Event()
+        s.run_async(None, {{"x": x}}, lambda *_: done.set(), None)
+        assert done.wait(10)
+
+    run()
+    ended = set()
+    for _ in range({count}):
+        number = os.fork()
+        if not number:
+            signal.alarm(10)
+            run()
+            sys.exit(0)
+        ended.add(os.waitpid(number, 0)[1])
+    run()
+    print(ended)
+"""
+
+
+def test_fork_and_exit() -> None:
+    """A child runs in the background, as its parent did, and leaves through the interpreter."""
+    check_script(Gives("{0}"), LEFT.format(count=times(5, 200)))
+
+
 HELD = """
     import itertools, signal, threading, time
     # Read once: a file that is not closed warns, and a free-threaded CPython 3.14 does not free the

@@ -1,12 +1,22 @@
-"""Runs in threads of their own, for `run_async`."""
+"""Runs in the threads of a pool, for `run_async`."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import onnxruntime_pybind11_state as C
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+# How many runs go on at once. More wait for one of these to end.
+AT_ONCE = 32
+
+# The pool of each process: a child of a fork has none of its parent's threads.
+_pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def start(
@@ -28,7 +38,26 @@ def start(
         except BaseException as raised:
             C.write_unraisable(raised, "ort_runtime.InferenceSession.run_async callback")
 
-    threading.Thread(target=work, name="ort-run-async").start()
+    try:
+        _pool().submit(work)
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        # The interpreter is about to exit. It waits for the pool, which takes no more runs, and
+        # then for threads that callbacks have started meanwhile.
+        threading.Thread(target=work, name="ort-run-async").start()
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Returns the pool of this process. Its threads stay: a new one for each run costs more than a
+    small run, and a free-threaded interpreter gives each a heap of its own."""
+    pool = _pools.get(os.getpid())
+    if pool is None:
+        # Imported at the first run: most programs need none of it.
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = _pools.setdefault(os.getpid(), ThreadPoolExecutor(AT_ONCE, "ort-run-async"))
+    return pool
 
 
 def message(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from ._devices import (
 )
 from ._enums import OrtCompiledModelCompatibility
 from ._errors import InvalidArgument, NoSuchFile, status
-from ._fields import refuse, str_dict, to_count, to_path, to_str
+from ._fields import refuse, str_dict, to_int, to_path, to_str
 from ._options import SessionOptions
 
 __all__ = [
@@ -81,8 +81,8 @@ def set_global_thread_pool_sizes(
     """
     global global_threads
     global_threads = GlobalThreads(
-        to_count(intra_op_num_threads, "intra_op_num_threads"),
-        to_count(inter_op_num_threads, "inter_op_num_threads"),
+        to_int(intra_op_num_threads, "intra_op_num_threads"),
+        to_int(inter_op_num_threads, "inter_op_num_threads"),
     )
 
 

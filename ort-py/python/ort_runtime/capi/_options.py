@@ -32,7 +32,6 @@ from ._fields import (
     str_dict,
     to_bool,
     to_choice,
-    to_count,
     to_enum,
     to_int,
     to_int64,
@@ -170,12 +169,12 @@ class SessionOptions(Slotted):
         "How much of the graph may be rewritten. Default ORT_ENABLE_ALL.",
     )
     inter_op_num_threads = typed(
-        "inter_op_num_threads", to_count, "Accepted and ignored: nodes run one after another."
+        "inter_op_num_threads", to_int, "Accepted and ignored: nodes run one after another."
     )
     intra_op_num_threads = typed(
         "intra_op_num_threads",
-        to_count,
-        "Threads inside one operator. Default 0: the number of cores the process may use.",
+        to_int,
+        "Threads inside one operator. 0, the default, and less: all cores the process may use.",
     )
     log_severity_level = typed(
         "log_severity_level", to_int, "Lines of this severity on are logged; -1 is the default's."

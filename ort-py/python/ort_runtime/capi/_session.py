@@ -167,7 +167,8 @@ class Session:
         """Starts a run in another thread, which then calls `callback(results, user_data, error)`.
 
         If the run fails, `results` is empty and `error` says why; otherwise `error` is empty. The
-        arguments are checked before the call returns. The feed is kept alive.
+        arguments are checked before the call returns. The feed is kept alive. At most 32 such runs
+        of a process go on at once; more wait.
         """
         # A copy: the caller may go on with the dict.
         names, feed = self._names(output_names), dict(self._feed(input_feed))
