@@ -38,6 +38,7 @@ mod test;
 mod tidy;
 mod train_reference;
 mod trees;
+mod vector_loops;
 mod workspace;
 
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ use crate::summary::Summary;
 use crate::workspace::{Package, Workspace, capture, run as run_command};
 use crate::{
     arm, chart, compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, package,
-    python_package, quick, reference, soak, table, tidy,
+    python_package, quick, reference, soak, table, tidy, vector_loops,
 };
 
 /// The folders of the crates whose tests depend on the CPU kernels. Crates in these folders count.
@@ -95,6 +95,7 @@ fn all(workspace: &Workspace, stages: &mut Stages) -> Result<Summary> {
     }
     summary += stages.run("unit tests, AArch64", || arm::stage(workspace))?;
     stages.run("build", || workspace.build_ort())?;
+    stages.run("vector loops", || vector_loops::run(workspace))?;
     match Python::open(workspace) {
         Ok(_) => {
             stages.run("models", || models::run(workspace, &models::ModelsOptions::default()))?;

@@ -4,8 +4,9 @@
 //! has those instructions, so its operations are safe to call. Code is written once in a
 //! [`SimdOp`], generic over `S: Simd`. [`dispatch`] compiles it for each instruction set and enters
 //! the right copy. Everything between the entry point and the operations is `#[inline(always)]`, so
-//! that the whole loop is compiled with the instruction set of the entry point. Call `dispatch`
-//! once per slice, not once per vector.
+//! that the whole loop is compiled with the instruction set of the entry point. A closure cannot be
+//! marked so: `cargo xtask test` fails if one with operations was not inlined. Call `dispatch` once
+//! per slice, not once per vector.
 //!
 //! All unsafe code of the vector kernels is in this folder: entry points, loads and stores
 //! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
