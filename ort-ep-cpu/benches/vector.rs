@@ -11,7 +11,7 @@ use ort_ep_cpu::vector::depthwise::DepthwisePlan;
 use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
 use ort_ep_cpu::vector::dynamic_quantization::DynamicQuantization;
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
-use ort_ep_cpu::vector::norm::{layer_norm_row, rms_norm_row};
+use ort_ep_cpu::vector::norm::RowNorm;
 use ort_ep_cpu::vector::pool::{Pool, PoolPlan, scratch_len};
 use ort_ep_cpu::vector::random::{Dropout, dropout};
 use ort_ep_cpu::vector::reduce;
@@ -128,11 +128,13 @@ fn rows(filter: &str, isa: Isa) {
             softmax_row(isa, kind, black_box(&from), &mut to);
         });
     }
+    let layer_norm = RowNorm { centers: true, epsilon: 1e-5, scale: Some(&scale), bias: Some(&scale) };
     row(filter, &format!("layer_norm row of {len} {isa_name}"), len as f64, "Gelem/s", || {
-        layer_norm_row(isa, (Some(&scale), Some(&scale)), 1e-5, black_box(&from), &mut to);
+        layer_norm.apply(isa, black_box(&from), &mut to);
     });
+    let rms_norm = RowNorm { centers: false, bias: None, ..layer_norm };
     row(filter, &format!("rms_norm row of {len} {isa_name}"), len as f64, "Gelem/s", || {
-        rms_norm_row(isa, Some(&scale), 1e-5, black_box(&from), &mut to);
+        rms_norm.apply(isa, black_box(&from), &mut to);
     });
     let wide = values(16384);
     row(filter, &format!("sum {isa_name}"), wide.len() as f64, "Gelem/s", || {

@@ -5,8 +5,8 @@
 //! instruction set.
 
 use super::elementwise::{Binary, Operand, binary_in_place};
-use crate::simd::slices::{BinaryOp, UnaryOp, fold};
-use crate::simd::{Isa, MAX_LANES, Simd, max_or_nan, min_or_nan};
+use crate::simd::slices::{BinaryOp, UnaryOp, fold, fold_with};
+use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, max_or_nan, min_or_nan};
 use ort_cpu_threads::interrupt::pieces;
 
 /// Values in a block. Each lane of the four partial sums adds at most 64 of them.
@@ -95,49 +95,68 @@ impl BinaryOp for Lesser {
     }
 }
 
-fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
-    let block_sum = |block| {
-        // Lanes are added in a fixed tree, so that the result does not depend on how a loop over
-        // them is compiled.
-        let lanes = fold(isa, map, Add, 0.0, block).map(f64::from);
-        let quarters: [f64; 4] =
-            std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
-        quarters[0] + quarters[1] + (quarters[2] + quarters[3])
-    };
-    pieces(row).flat_map(|piece| piece.chunks(BLOCK)).map(block_sum).sum()
+struct Sum<'a, M> {
+    map: M,
+    row: &'a [f32],
+}
+
+impl<M: UnaryOp> SimdOp for Sum<'_, M> {
+    type Output = f64;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f64 {
+        let mut total = 0.0;
+        for block in pieces(self.row).flat_map(|piece| piece.chunks(BLOCK)) {
+            // Lanes are added in a fixed tree, so that the result does not depend on how a loop
+            // over them is compiled.
+            let lanes = fold_with(s, self.map, Add, 0.0, block);
+            let lane = |i: usize| f64::from(lanes[i]);
+            let quarters: [f64; 4] =
+                std::array::from_fn(|i| lane(i) + lane(i + 4) + (lane(i + 8) + lane(i + 12)));
+            total += quarters[0] + quarters[1] + (quarters[2] + quarters[3]);
+        }
+        total
+    }
 }
 
 /// Returns the sum, in double precision.
 pub fn sum(isa: Isa, row: &[f32]) -> f64 {
-    sum_of(isa, Identity, row)
+    dispatch(isa, Sum { map: Identity, row })
 }
 
 /// Returns the sum of the magnitudes.
 pub fn sum_magnitudes(isa: Isa, row: &[f32]) -> f64 {
-    sum_of(isa, Magnitude, row)
+    dispatch(isa, Sum { map: Magnitude, row })
 }
 
 /// Returns the sum of the squares.
 pub fn sum_squares(isa: Isa, row: &[f32]) -> f64 {
-    sum_of(isa, SquaredDeviation(0.0), row)
+    dispatch(isa, Sum { map: SquaredDeviation(0.0), row })
 }
 
 /// Returns the sum of the squared differences from `mean`.
 pub fn sum_squared_deviations(isa: Isa, mean: f32, row: &[f32]) -> f64 {
-    sum_of(isa, SquaredDeviation(mean), row)
+    dispatch(isa, Sum { map: SquaredDeviation(mean), row })
+}
+
+/// Returns the mean of the squares of a row.
+#[inline(always)]
+pub(super) fn mean_square<S: Simd>(s: S, row: &[f32]) -> f64 {
+    Sum { map: SquaredDeviation(0.0), row }.run(s) / row.len() as f64
+}
+
+/// Returns the mean of a row, and the population's variance, in two passes.
+#[inline(always)]
+pub(super) fn mean_and_variance<S: Simd>(s: S, row: &[f32]) -> (f32, f64) {
+    // Differences from a value of the row keep a common offset from costing precision. Any value
+    // serves as the origin, and the first needs no pass to find.
+    let (first, len) = (row.first().copied().unwrap_or(0.0), row.len() as f64);
+    let mean = (f64::from(first) + Sum { map: Deviation(first), row }.run(s) / len) as f32;
+    (mean, Sum { map: SquaredDeviation(mean), row }.run(s) / len)
 }
 
 /// Returns the mean; NaN for an empty row.
 pub fn mean(isa: Isa, row: &[f32]) -> f32 {
     (sum(isa, row) / row.len() as f64) as f32
-}
-
-/// Returns the mean, from the sum of differences from the first value. A common offset of the
-/// values then costs no precision.
-pub fn mean_by_differences(isa: Isa, row: &[f32]) -> f32 {
-    // Any value near the others serves as the origin, and the first needs no pass to find.
-    let first = row.first().copied().unwrap_or(0.0);
-    (f64::from(first) + sum_of(isa, Deviation(first), row) / row.len() as f64) as f32
 }
 
 /// Returns the product; 1 for an empty row.

@@ -174,10 +174,13 @@ impl Columns<'_> {
         }
         // A column has one accumulator in single precision: rows are far apart, so a second pass
         // over blocks would cost more than it gains.
-        let last = match self.kind {
-            Softmax::Linear => sum.map(|sum| s.div(s.splat(1.0), sum)),
-            Softmax::Log => sum.map(|sum| math::log(s, sum)),
-        };
+        let mut last = sum;
+        for last in &mut last {
+            *last = match self.kind {
+                Softmax::Linear => s.div(s.splat(1.0), *last),
+                Softmax::Log => math::log(s, *last),
+            };
+        }
         for band in bands() {
             for start in starts(band) {
                 for part in 0..N {

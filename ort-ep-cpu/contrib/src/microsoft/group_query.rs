@@ -24,7 +24,7 @@ use ort_cpu_threads::interrupt::{self, spending};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_threads::thread_scratch::with_thread_scratch;
 use ort_cpu_vector::convert::{bf16_from_f32, f16_from_f32};
-use ort_cpu_vector::norm::rms_norm_row;
+use ort_cpu_vector::norm::RowNorm;
 use ort_cpu_vector::simd::Isa;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
@@ -206,7 +206,8 @@ impl Change<'_> {
     fn apply(&self, batch: usize, row: usize, from: &[f32], to: &mut [f32]) {
         match self.norm {
             Some(scale) => {
-                rms_norm_row(Isa::current(), Some(scale), self.epsilon, from, to);
+                let norm = RowNorm { centers: false, epsilon: self.epsilon, scale: Some(scale), bias: None };
+                norm.apply(Isa::current(), from, to);
             }
             None => to.copy_from_slice(from),
         }

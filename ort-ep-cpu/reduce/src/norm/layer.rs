@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, Unary};
 use ort_core::tensor::{Shape, TensorMut, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
-use super::row::{Row, for_each_row};
+use super::row::{Row, RowNorm, for_each_row};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_kernel::layout::{broadcast_strides, normalize_axis};
@@ -148,10 +148,9 @@ fn layer<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> 
     for_each_row(threads, data, row_len, |index, from, to| {
         // These stay empty unless scale or bias is broadcast in a way that must be gathered.
         let (mut first, mut second) = (Vec::new(), Vec::new());
-        let (mean, variance) = T::moments(isa, from);
-        let factor = 1.0 / (variance + epsilon).sqrt();
         let bias = bias.as_ref().map(|bias| bias.row(index, &mut second));
-        T::normalize(isa, [mean, factor], scale.row(index, &mut first), bias, (from, to));
+        let scale = scale.row(index, &mut first);
+        T::layer_norm(isa, RowNorm { epsilon, scale, bias }, from, to);
     });
     Ok(())
 }
@@ -183,8 +182,8 @@ fn rms<T: Row>(cx: &mut RunCx<'_>, settings: LayerNormSettings) -> Result<()> {
     let scale = Parameter::<T>::new(cx.input(1)?, shape, axis)?;
     for_each_row(cx.threads(), cx.unary::<T>(0, 0)?, row_len, |index, from, to| {
         let mut buffer = Vec::new();
-        let factor = 1.0 / (T::sum_squares(isa, from) / row_len as f64 + epsilon).sqrt();
-        T::normalize(isa, [0.0, factor], scale.row(index, &mut buffer), None, (from, to));
+        let scale = scale.row(index, &mut buffer);
+        T::rms_norm(isa, RowNorm { epsilon, scale, bias: None }, from, to);
     });
     Ok(())
 }

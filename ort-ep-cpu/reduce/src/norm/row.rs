@@ -10,10 +10,43 @@ use ort_cpu_kernel::number::{Number, Real};
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_threads::thread_scratch::with_thread_scratch;
+use ort_cpu_vector::norm;
 use ort_cpu_vector::simd::Isa;
 
 /// The fewest elements that are worth a thread.
 const GRAIN: usize = 1 << 13;
+
+/// What the normalizations of a row share.
+#[derive(Clone, Copy)]
+pub(crate) struct RowNorm<'a, T> {
+    /// The term that keeps the divisor from 0.
+    pub(crate) epsilon: f64,
+    /// The factor of each normalized value.
+    pub(crate) scale: &'a [T],
+    /// The term that is added last; none for 0.
+    pub(crate) bias: Option<&'a [T]>,
+}
+
+impl RowNorm<'_, f32> {
+    /// Returns the normalization in vectors.
+    fn vectors(&self, centers: bool) -> norm::RowNorm<'_> {
+        norm::RowNorm { centers, epsilon: self.epsilon as f32, scale: Some(self.scale), bias: self.bias }
+    }
+}
+
+impl<T: Real> RowNorm<'_, T> {
+    /// Computes `(x - mean) * factor * scale[i] + bias[i]`.
+    fn apply(&self, [mean, factor]: [f64; 2], from: &[T], to: &mut [T]) {
+        for (piece, (from, to)) in from.chunks(PIECE).zip(pieces_mut(to)).enumerate() {
+            let scale = &self.scale[piece * PIECE..];
+            let bias = self.bias.map(|bias| &bias[piece * PIECE..]);
+            for (index, ((&x, y), scale)) in from.iter().zip(to).zip(scale).enumerate() {
+                let bias = bias.map_or(0.0, |bias| bias[index].to_f64());
+                *y = T::from_f64((x.to_f64() - mean) * factor * scale.to_f64() + bias);
+            }
+        }
+    }
+}
 
 /// An element type whose rows can be normalized.
 pub(crate) trait Row: Real {
@@ -47,32 +80,16 @@ pub(crate) trait Row: Real {
         }
     }
 
-    /// Computes `(x - mean) * factor * scale[i] + bias[i]`.
-    fn normalize(
-        _isa: Isa,
-        [mean, factor]: [f64; 2],
-        scale: &[Self],
-        bias: Option<&[Self]>,
-        (from, to): (&[Self], &mut [Self]),
-    ) {
-        for (piece, (from, to)) in from.chunks(PIECE).zip(pieces_mut(to)).enumerate() {
-            let scale = &scale[piece * PIECE..];
-            let bias = bias.map(|bias| &bias[piece * PIECE..]);
-            Self::normalize_piece([mean, factor], scale, bias, (from, to));
-        }
+    /// Computes `(x - mean) / sqrt(variance + epsilon) * scale[i] + bias[i]`.
+    fn layer_norm(isa: Isa, norm: RowNorm<'_, Self>, from: &[Self], to: &mut [Self]) {
+        let (mean, variance) = Self::moments(isa, from);
+        norm.apply([mean, 1.0 / (variance + norm.epsilon).sqrt()], from, to);
     }
 
-    /// Computes [`Self::normalize`] for a piece of a row.
-    fn normalize_piece(
-        [mean, factor]: [f64; 2],
-        scale: &[Self],
-        bias: Option<&[Self]>,
-        (from, to): (&[Self], &mut [Self]),
-    ) {
-        for (index, ((&x, y), scale)) in from.iter().zip(to).zip(scale).enumerate() {
-            let bias = bias.map_or(0.0, |bias| bias[index].to_f64());
-            *y = Self::from_f64((x.to_f64() - mean) * factor * scale.to_f64() + bias);
-        }
+    /// Computes `x / sqrt(mean(x * x) + epsilon) * scale[i] + bias[i]`.
+    fn rms_norm(isa: Isa, norm: RowNorm<'_, Self>, from: &[Self], to: &mut [Self]) {
+        let mean_square = Self::sum_squares(isa, from) / from.len() as f64;
+        norm.apply([0.0, 1.0 / (mean_square + norm.epsilon).sqrt()], from, to);
     }
 
     /// Returns the mean and the population's variance.
@@ -112,14 +129,12 @@ impl Row for f32 {
         rows::affine(isa, numbers.map(|x| x as f32), from, to);
     }
 
-    fn normalize(
-        isa: Isa,
-        numbers: [f64; 2],
-        scale: &[f32],
-        bias: Option<&[f32]>,
-        row: (&[f32], &mut [f32]),
-    ) {
-        rows::normalize(isa, numbers.map(|x| x as f32), scale, bias, row);
+    fn layer_norm(isa: Isa, norm: RowNorm<'_, f32>, from: &[f32], to: &mut [f32]) {
+        norm.vectors(true).apply(isa, from, to);
+    }
+
+    fn rms_norm(isa: Isa, norm: RowNorm<'_, f32>, from: &[f32], to: &mut [f32]) {
+        norm.vectors(false).apply(isa, from, to);
     }
 }
 

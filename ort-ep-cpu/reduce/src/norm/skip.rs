@@ -12,7 +12,7 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::via_f32;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::elementwise::{Binary, Operand, binary, binary_in_place};
-use ort_cpu_vector::norm::{moments, normalize, normalize_in_place, root_mean_square};
+use ort_cpu_vector::norm::RowNorm;
 use ort_cpu_vector::simd::Isa;
 
 const LAYER: KernelDef = KernelDef {
@@ -178,17 +178,14 @@ impl Skip {
             if let Some(bias) = bias {
                 binary_in_place(isa, Binary::Add, row, Operand::Slice(bias));
             }
-            let norm = if self.centers {
-                moments(isa, row, self.epsilon)
-            } else {
-                root_mean_square(isa, row, self.epsilon)
+            let norm =
+                RowNorm { centers: self.centers, epsilon: self.epsilon, scale: Some(gamma), bias: beta };
+            let moments = match sum {
+                Some(sum) => norm.apply(isa, sum, result),
+                None => norm.apply_in_place(isa, result),
             };
-            match sum {
-                Some(sum) => normalize(isa, norm, Some(gamma), beta, sum, result),
-                None => normalize_in_place(isa, norm, Some(gamma), beta, result),
-            }
-            rows.mean.iter_mut().for_each(|mean| mean[index] = norm.mean);
-            rows.factor.iter_mut().for_each(|factor| factor[index] = norm.inv_std_dev);
+            rows.mean.iter_mut().for_each(|mean| mean[index] = moments.mean);
+            rows.factor.iter_mut().for_each(|factor| factor[index] = moments.inv_std_dev);
         }
     }
 }

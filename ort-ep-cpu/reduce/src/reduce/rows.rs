@@ -1,9 +1,9 @@
-//! Functions of one row of `f32`, built on the vector loops: sums, extremes, normalization.
+//! Functions of one row of `f32`, built on the vector loops: sums, extremes, maps.
 //!
 //! Sums accumulate in vector lanes within a block, and in `f64` over the blocks. The order depends
 //! on the length alone.
 
-use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut};
+use ort_cpu_threads::interrupt::pieces;
 use ort_cpu_vector::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, zip_in_place};
 use ort_cpu_vector::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, math, max_or_nan, min_or_nan};
 
@@ -216,62 +216,6 @@ pub(crate) fn into_row(isa: Isa, op: impl BinaryOp, row: &mut [f32], other: &[f3
 /// Computes `(x - mean) * factor + bias`.
 pub(crate) fn affine(isa: Isa, [mean, factor, bias]: [f32; 3], from: &[f32], to: &mut [f32]) {
     map(isa, Affine(mean, factor, bias), from, to);
-}
-
-/// Computes `(x - mean) * factor * scale[i] + bias[i]` over a row; the bias may be missing.
-pub(crate) fn normalize(
-    isa: Isa,
-    [mean, factor]: [f32; 2],
-    scale: &[f32],
-    bias: Option<&[f32]>,
-    row: (&[f32], &mut [f32]),
-) {
-    let (from, to) = row;
-    let len = to.len();
-    if from.len() == len && scale.len() == len && bias.is_none_or(|bias| bias.len() == len) {
-        for (at, to) in pieces_mut(to).enumerate() {
-            // Piece by piece, so that a deadline stops a long row.
-            let here = at * PIECE..at * PIECE + to.len();
-            let (from, scale, bias) =
-                (&from[here.clone()], &scale[here.clone()], bias.map(|bias| &bias[here]));
-            dispatch(isa, Normalize { mean, factor, scale, bias, from, to });
-        }
-    }
-}
-
-struct Normalize<'a> {
-    mean: f32,
-    factor: f32,
-    scale: &'a [f32],
-    bias: Option<&'a [f32]>,
-    from: &'a [f32],
-    to: &'a mut [f32],
-}
-
-impl SimdOp for Normalize<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (mean, factor) = (s.splat(self.mean), s.splat(self.factor));
-        let mut at = 0;
-        while at < self.to.len() {
-            let count = (self.to.len() - at).min(S::LANES);
-            let load = |from: &[f32]| match count == S::LANES {
-                true => s.load(from, at),
-                false => s.load_partial(from, at, count, 0.0),
-            };
-            // The mean is subtracted first: `x * factor - mean * factor` would cancel if the mean
-            // is large.
-            let normal = s.mul(s.sub(load(self.from), mean), factor);
-            let bias = self.bias.map_or(s.splat(0.0), load);
-            let result = s.mul_add(normal, load(self.scale), bias);
-            match count == S::LANES {
-                true => s.store(self.to, at, result),
-                false => s.store_partial(self.to, at, count, result),
-            }
-            at += count;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -303,6 +303,18 @@ pub fn fold(
     dispatch(isa, FoldLoop { map, combine, identity, from })
 }
 
+/// Computes [`fold`] in an operation that is already compiled for an instruction set.
+#[inline(always)]
+pub fn fold_with<S: Simd>(
+    s: S,
+    map: impl UnaryOp,
+    combine: impl BinaryOp,
+    identity: f32,
+    from: &[f32],
+) -> [f32; super::MAX_LANES] {
+    FoldLoop { map, combine, identity, from }.run(s)
+}
+
 struct Widen<'a> {
     from: &'a [f16],
     to: &'a mut [f32],
