@@ -132,7 +132,7 @@ unary_functions! {
     /// `x * sigmoid(x)`.
     Silu => |s, x| math::silu(s, x);
     /// `x * sigmoid(alpha * x)`.
-    Swish { alpha } => |s, x| s.mul(x, math::sigmoid(s, s.mul(alpha, x)));
+    Swish { alpha } => |s, x| s.mul(x, math::gate(s, s.mul(alpha, x)));
     /// `x * tanh(softplus(x))`.
     Mish => |s, x| s.mul(x, math::tanh(s, math::softplus(s, x)));
     /// `x / 2 * (1 + erf(x / sqrt(2)))`.
