@@ -3,14 +3,14 @@
 //! Names are those of onnxruntime.quantization's `MatMulNBitsQuantizer`. Unlike it, this also takes
 //! `Gemm`, and tables of `Gather`, which have 8 bits because a row is read as it is.
 
+use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
-use ort_core::{Result, Within};
 
 use super::draft::{float_of, integer, integer_of, node};
 use super::options::{BlockOptions, Quantizer};
 use super::weights::{Form, Job};
-use super::work::{Outcome, Work, is_standard, title};
+use super::work::{Found, Outcome, Work, is_standard, title};
 use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer};
 
 const MICROSOFT: &str = "com.microsoft";
@@ -26,7 +26,15 @@ struct Candidate {
     is_half: bool,
     shape: Vec<usize>,
     before: usize,
+    bits: Bits,
     method: BlockMethod,
+}
+
+impl Candidate {
+    /// Whether the layer is a product, and not a table of `Gather`.
+    fn is_product(&self) -> bool {
+        self.weight == 1
+    }
 }
 
 pub(super) fn rewrite(
@@ -37,44 +45,22 @@ pub(super) fn rewrite(
 ) -> Result<()> {
     // Refuses a wrong block size before any node is looked at.
     BlockQuantizer { k: 1, ..blocks_of(options, options.bits) }.sizes()?;
-    let found: Vec<Option<std::result::Result<Candidate, String>>> = nodes
-        .iter()
-        .enumerate()
-        .map(|(index, node)| {
-            let candidate = candidate(work, node)?;
-            Some(quantizer.allows(work.place(index), node).and(candidate))
-        })
-        .collect();
-    let is_product = |node: &NodeProto| !is_standard(node, "Gather");
+    let mut found = work.candidates(nodes, quantizer, |node| candidate(work, node, options));
     // In a body nothing tells which product makes the answer.
-    let last =
-        nodes.iter().zip(&found).rposition(|(node, found)| matches!(found, Some(Ok(_))) && is_product(node));
-    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
-        let candidate = match found {
-            None => {
-                work.pass(node);
-                continue;
-            }
-            Some(Err(reason)) => {
-                work.note(node, Vec::new(), Outcome::Kept { reason });
-                work.draft.nodes.push(node.clone());
-                continue;
-            }
-            Some(Ok(candidate)) => Candidate { method: options.method, ..candidate },
-        };
-        let bits = match is_product(node) {
-            true if options.protects_last && !work.is_inside && last == Some(index) => Bits::Eight,
-            true => options.bits,
-            false => Bits::Eight,
-        };
-        let place = || format!("node '{}' ({})", title(node), node.op_type());
-        if is_product(node) {
-            replace_product(work, node, candidate, blocks_of(options, bits)).within(place)?;
-        } else {
-            let table = BlockQuantizer { is_symmetric: true, ..blocks_of(options, bits) };
-            replace_gather(work, node, candidate, table).within(place)?;
+    if options.protects_last && !work.is_inside {
+        let mut layers = found.iter_mut().flatten().flatten();
+        if let Some(last) = layers.rfind(|layer| layer.is_product()) {
+            last.bits = Bits::Eight;
         }
     }
+    work.each_layer(nodes, found, |work, node, layer| {
+        let blocks = blocks_of(options, layer.bits);
+        if layer.is_product() {
+            replace_product(work, node, layer, blocks)
+        } else {
+            replace_gather(work, node, layer, BlockQuantizer { is_symmetric: true, ..blocks })
+        }
+    })?;
     work.draft.import(MICROSOFT, 1);
     Ok(())
 }
@@ -85,7 +71,7 @@ fn blocks_of(options: &BlockOptions, bits: Bits) -> BlockQuantizer {
 }
 
 /// The layer of a node, or why it stays; `None` for a node without a weight.
-fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candidate, String>> {
+fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Found<Candidate>> {
     let place = if is_standard(node, "Gather") {
         0
     } else if is_standard(node, "MatMul") || is_standard(node, "Gemm") {
@@ -94,7 +80,7 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
         return None;
     };
     let name = node.input.get(place)?;
-    let read = || -> std::result::Result<Candidate, String> {
+    let read = || -> Found<Candidate> {
         let weight = work.weight(name)?;
         let is_half = match weight.dtype {
             DType::F32 => false,
@@ -117,8 +103,9 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
             is_transposed = integer_of(node, "transB", 0) != 0;
         }
         let (k, n) = if is_transposed { (columns, rows) } else { (rows, columns) };
-        let (before, method) = (weight.bytes(), BlockMethod::MinMax);
-        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape: weight.shape, before, method })
+        let bits = if place == 1 { options.bits } else { Bits::Eight };
+        let (before, shape, method) = (weight.bytes(), weight.shape, options.method);
+        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape, before, bits, method })
     };
     // A Gather of integers, as in shape arithmetic, is no layer.
     let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
@@ -180,7 +167,8 @@ fn replace_gather(
     // Rows have no padding, so that blocks have to fill them.
     if !k.is_multiple_of(blocks.block_size) {
         let reason = format!("its rows of {k} are no multiple of the block size, {}", blocks.block_size);
-        return keep(work, old, &candidate, reason);
+        work.keep(old, candidate.shape, reason);
+        return Ok(());
     }
     let blocks = BlockQuantizer { k, n, ..blocks };
     let float = if candidate.is_half { DType::F16 } else { DType::F32 };
@@ -225,7 +213,7 @@ fn add(
     let after: usize = job.lengths()?.iter().sum();
     if after >= candidate.before {
         let reason = format!("its weight of {} bytes would take {after}", candidate.before);
-        keep(work, old, candidate, reason)?;
+        work.keep(old, candidate.shape.clone(), reason);
         return Ok(None);
     }
     let (names, added) = work.add_weight(job, results)?;
@@ -240,10 +228,4 @@ fn add(
     };
     work.note(old, candidate.shape.clone(), outcome);
     Ok(Some(names))
-}
-
-fn keep(work: &mut Work, old: &NodeProto, candidate: &Candidate, reason: String) -> Result<()> {
-    work.note(old, candidate.shape.clone(), Outcome::Kept { reason });
-    work.draft.nodes.push(old.clone());
-    Ok(())
 }
