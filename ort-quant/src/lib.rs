@@ -62,6 +62,7 @@ mod parallel;
 mod range;
 mod rows;
 mod smooth;
+mod tile;
 mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};

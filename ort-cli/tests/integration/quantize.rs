@@ -92,6 +92,10 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("int8", &["--symmetric", "--block", "16"][..], 0.02, 60),
         ("int4", &[][..], 0.2, 50),
         ("int4", &["--method", "rtn"][..], 0.2, 50),
+        ("int4", &["--method", "k-quant"][..], 0.2, 50),
+        ("int4", &["--method", "k-quant", "--symmetric"][..], 0.3, 50),
+        ("int4", &["--method", "hqq"][..], 0.2, 50),
+        ("int8", &["--method", "hqq", "--block", "64"][..], 0.02, 60),
         ("int4", &["--no-protect-last", "--symmetric", "--external-data"][..], 0.3, 50),
         ("int2", &["--block", "64"][..], 1.5, 50),
     ] {
@@ -376,6 +380,7 @@ fn failures_say_why_and_leave_no_file() {
     usage(&["--mode", "int8", "--format", "qoperator"], &["--format", "no effect"]);
     usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
     usage(&["--mode", "static"], &["--data", "dynamic"]);
+    usage(&["--mode", "int4", "--method", "hqq", "--symmetric"], &["--symmetric", "leave one of them out"]);
     usage(&["--mode", "int4", "--report", out], &["same file"]);
     usage(&["--mode", "int4", "--compare"], &["cannot be used with"]);
     usage(&["--mode", "int4", "--data", "x.npz", "--samples", "0"], &["1 or more"]);

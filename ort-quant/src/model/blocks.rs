@@ -3,37 +3,55 @@
 //! Names are those of onnxruntime.quantization's `MatMulNBitsQuantizer`. Unlike it, this also takes
 //! `Gemm`, and tables of `Gather`, which have 8 bits because a row is read as it is.
 
-use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
+use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
 use super::options::{BlockOptions, Quantizer};
 use super::weights::{Form, Job};
 use super::work::{Found, Outcome, Work, is_standard, title};
-use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer};
+use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, Scheme};
 
 const MICROSOFT: &str = "com.microsoft";
 
 /// A layer that can be quantized.
-struct Candidate {
+struct BlockLayer {
     /// The position of the weight among the inputs.
     weight: usize,
     /// Whether the weight is [N, K].
     is_transposed: bool,
-    k: usize,
-    n: usize,
     is_half: bool,
     shape: Vec<usize>,
     before: usize,
-    bits: Bits,
-    method: BlockMethod,
+    scheme: Scheme,
 }
 
-impl Candidate {
+impl BlockLayer {
     /// Whether the layer is a product, and not a table of `Gather`.
     fn is_product(&self) -> bool {
         self.weight == 1
+    }
+
+    /// The type of scales.
+    fn float(&self) -> DType {
+        if self.is_half { DType::F16 } else { DType::F32 }
+    }
+
+    /// Why the layer stays all the same.
+    fn refusal(&self) -> Result<Option<String>> {
+        let BlockQuantizer { k, block_size, is_symmetric, .. } = self.scheme.blocks;
+        // Rows have no padding, so that blocks have to fill them.
+        if !self.is_product() && !k.is_multiple_of(block_size) {
+            let reason = format!("its rows of {k} are no multiple of the block size, {block_size}");
+            return Ok(Some(reason));
+        }
+        let element = if self.is_half { 2 } else { 4 };
+        let sizes = self.scheme.sizes(element)?;
+        let points = if is_symmetric { 0 } else { sizes.zero_points };
+        let after = sizes.codes + sizes.scales * element + points;
+        let is_smaller = after < self.before;
+        Ok((!is_smaller).then(|| format!("its weight of {} bytes would take {after}", self.before)))
     }
 }
 
@@ -44,34 +62,41 @@ pub(super) fn rewrite(
     quantizer: &Quantizer,
 ) -> Result<()> {
     // Refuses a wrong block size before any node is looked at.
-    BlockQuantizer { k: 1, ..blocks_of(options, options.bits) }.sizes()?;
+    BlockQuantizer { k: 1, ..blocks_of(options) }.sizes()?;
+    if options.is_symmetric && options.method == BlockMethod::HalfQuadratic {
+        let text = "half-quadratic quantization (hqq) searches zero points, and symmetric blocks have none";
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .help("give the blocks zero points, or take another method"));
+    }
     let mut found = work.candidates(nodes, quantizer, |node| candidate(work, node, options));
     // In a body nothing tells which product makes the answer.
     if options.protects_last && !work.is_inside {
         let mut layers = found.iter_mut().flatten().flatten();
         if let Some(last) = layers.rfind(|layer| layer.is_product()) {
-            last.bits = Bits::Eight;
+            last.scheme.blocks.bits = Bits::Eight;
         }
     }
     work.each_layer(nodes, found, |work, node, layer| {
-        let blocks = blocks_of(options, layer.bits);
-        if layer.is_product() {
-            replace_product(work, node, layer, blocks)
-        } else {
-            replace_gather(work, node, layer, BlockQuantizer { is_symmetric: true, ..blocks })
+        if let Some(reason) = layer.refusal()? {
+            work.keep(node, layer.shape, reason);
+            return Ok(());
+        }
+        match layer.is_product() {
+            true => replace_product(work, node, &layer),
+            false => replace_gather(work, node, &layer),
         }
     })?;
     work.draft.import(MICROSOFT, 1);
     Ok(())
 }
 
-fn blocks_of(options: &BlockOptions, bits: Bits) -> BlockQuantizer {
-    let BlockOptions { block_size, is_symmetric, .. } = *options;
+fn blocks_of(options: &BlockOptions) -> BlockQuantizer {
+    let BlockOptions { bits, block_size, is_symmetric, .. } = *options;
     BlockQuantizer { k: 0, n: 1, block_size, bits, is_symmetric, layout: BlockLayout::MatMulNBits }
 }
 
 /// The layer of a node, or why it stays; `None` for a node without a weight.
-fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Found<Candidate>> {
+fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Found<BlockLayer>> {
     let place = if is_standard(node, "Gather") {
         0
     } else if is_standard(node, "MatMul") || is_standard(node, "Gemm") {
@@ -80,7 +105,7 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
         return None;
     };
     let name = node.input.get(place)?;
-    let read = || -> Found<Candidate> {
+    let read = || -> Found<BlockLayer> {
         let weight = work.weight(name)?;
         let is_half = match weight.dtype {
             DType::F32 => false,
@@ -103,9 +128,14 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
             is_transposed = integer_of(node, "transB", 0) != 0;
         }
         let (k, n) = if is_transposed { (columns, rows) } else { (rows, columns) };
-        let bits = if place == 1 { options.bits } else { Bits::Eight };
-        let (before, shape, method) = (weight.bytes(), weight.shape, options.method);
-        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape, before, bits, method })
+        let mut blocks = BlockQuantizer { k, n, ..blocks_of(options) };
+        if place == 0 {
+            // A row of a table is read as it is.
+            (blocks.bits, blocks.is_symmetric) = (Bits::Eight, true);
+        }
+        let scheme = Scheme { blocks, method: options.method };
+        let (before, shape) = (weight.bytes(), weight.shape);
+        Ok(BlockLayer { weight: place, is_transposed, is_half, shape, before, scheme })
     };
     // A Gather of integers, as in shape arithmetic, is no layer.
     let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
@@ -113,23 +143,19 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
 }
 
 /// Replaces a product by `MatMulNBits`, and the bias of a Gemm by an Add.
-fn replace_product(
-    work: &mut Work,
-    old: &NodeProto,
-    candidate: Candidate,
-    blocks: BlockQuantizer,
-) -> Result<()> {
-    let Candidate { k, n, .. } = candidate;
-    let blocks = BlockQuantizer { k, n, ..blocks };
-    let count = k.div_ceil(blocks.block_size);
-    let suffix = format!("_Q{}", blocks.bits.count());
-    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
-    let per_block = blocks.block_size * blocks.bits.count() / 8;
-    let points = (count * blocks.bits.count()).div_ceil(8);
-    let mut results =
-        vec![(suffix.as_str(), DType::U8, vec![n, count, per_block]), ("_scales", float, vec![n, count])];
-    results.extend((!blocks.is_symmetric).then_some(("_zero_points", DType::U8, vec![n, points])));
-    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
+fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
+    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
+    let count = k.div_ceil(block_size);
+    let suffix = format!("_Q{}", bits.count());
+    let float = layer.float();
+    let points = match layer.scheme.has_float_points() {
+        true => (float, vec![n, count]),
+        false => (DType::U8, vec![n, (count * bits.count()).div_ceil(8)]),
+    };
+    let codes = vec![n, count, block_size * bits.count() / 8];
+    let mut results = vec![(suffix.as_str(), DType::U8, codes), ("_scales", float, vec![n, count])];
+    results.extend((!is_symmetric).then_some(("_zero_points", points.0, points.1)));
+    let names = add(work, old, layer, &results)?;
     let is_gemm = is_standard(old, "Gemm");
     let input = old.input.first().map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
@@ -144,8 +170,8 @@ fn replace_product(
     let attributes = vec![
         integer("K", k as i64),
         integer("N", n as i64),
-        integer("bits", blocks.bits.count() as i64),
-        integer("block_size", blocks.block_size as i64),
+        integer("bits", bits.count() as i64),
+        integer("block_size", block_size as i64),
     ];
     let inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
     work.draft.nodes.push(node((MICROSOFT, "MatMulNBits"), name, &inputs, &[&product], attributes));
@@ -157,23 +183,10 @@ fn replace_product(
 }
 
 /// Replaces the table of a Gather.
-fn replace_gather(
-    work: &mut Work,
-    old: &NodeProto,
-    candidate: Candidate,
-    blocks: BlockQuantizer,
-) -> Result<()> {
-    let Candidate { k, n, .. } = candidate;
-    // Rows have no padding, so that blocks have to fill them.
-    if !k.is_multiple_of(blocks.block_size) {
-        let reason = format!("its rows of {k} are no multiple of the block size, {}", blocks.block_size);
-        work.keep(old, candidate.shape, reason);
-        return Ok(());
-    }
-    let blocks = BlockQuantizer { k, n, ..blocks };
-    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
-    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", float, vec![n, k / blocks.block_size])];
-    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
+fn replace_gather(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
+    let BlockQuantizer { k, n, block_size, .. } = layer.scheme.blocks;
+    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", layer.float(), vec![n, k / block_size])];
+    let names = add(work, old, layer, &results)?;
     let [codes, scales] = &names[..] else { return Ok(()) };
     let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
@@ -181,7 +194,7 @@ fn replace_gather(
     let attributes = vec![
         integer("gather_axis", 0),
         integer("quantize_axis", 1),
-        integer("block_size", blocks.block_size as i64),
+        integer("block_size", block_size as i64),
         integer("bits", 8),
     ];
     let inputs = [codes.as_str(), indices, scales.as_str()];
@@ -189,43 +202,33 @@ fn replace_gather(
     Ok(())
 }
 
-/// Adds the quantized weight of a layer. `None` if that would be no smaller: then the layer stays.
+/// Adds the quantized weight of a layer, and its row of the report. Returns the names of the results.
 fn add(
     work: &mut Work,
     old: &NodeProto,
-    candidate: &Candidate,
-    blocks: BlockQuantizer,
+    layer: &BlockLayer,
     results: &[(&str, DType, Vec<usize>)],
-) -> Result<Option<Vec<String>>> {
-    let name = old.input.get(candidate.weight).map(String::as_str).unwrap_or_default();
-    let Some(weight) = work.draft.constant(name).cloned() else { return Ok(None) };
+) -> Result<Vec<String>> {
+    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
+    let name = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
+    let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
     let job = Job {
-        weight,
+        weight: work.draft.constant(name).cloned().ok_or_else(missing)?,
         codes: String::new(),
-        is_transposed: candidate.is_transposed,
-        shape: vec![blocks.k, blocks.n],
-        is_half: candidate.is_half,
+        is_transposed: layer.is_transposed,
+        shape: vec![k, n],
+        is_half: layer.is_half,
         has_one_point: false,
         scales: None,
         bias: None,
-        form: Form::Blocks(blocks, candidate.method),
+        form: Form::Blocks(layer.scheme),
     };
-    let after: usize = job.lengths()?.iter().sum();
-    if after >= candidate.before {
-        let reason = format!("its weight of {} bytes would take {after}", candidate.before);
-        work.keep(old, candidate.shape.clone(), reason);
-        return Ok(None);
-    }
     let (names, added) = work.add_weight(job, results)?;
-    let before = if added == 0 { 0 } else { candidate.before };
-    let kind = if blocks.is_symmetric { "" } else { " with zero points" };
-    let precision = format!("int{}, blocks of {}{kind}", blocks.bits.count(), blocks.block_size);
-    let outcome = Outcome::Quantized {
-        precision,
-        before,
-        after: added,
-        codes: names.first().cloned().unwrap_or_default(),
-    };
-    work.note(old, candidate.shape.clone(), outcome);
-    Ok(Some(names))
+    let before = if added == 0 { 0 } else { layer.before };
+    let points = if is_symmetric { "" } else { " with zero points" };
+    let precision = format!("int{}, blocks of {block_size}{points}", bits.count());
+    let codes = names.first().cloned().unwrap_or_default();
+    let outcome = Outcome::Quantized { precision, before, after: added, codes };
+    work.note(old, layer.shape.clone(), outcome);
+    Ok(names)
 }

@@ -10,7 +10,7 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::half_type::HalfType;
 use crate::elements::{Elements, RawElements, ScaledElements};
-use crate::grid::{BlockMethod, BlockQuantizer, QuantizedBlocks};
+use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
 use crate::weight::Weight;
@@ -21,7 +21,7 @@ pub(super) enum Form {
     /// Scales, zero points and codes.
     Linear(LinearQuantizer),
     /// Codes, scales, and zero points unless they are symmetric.
-    Blocks(BlockQuantizer, BlockMethod),
+    Blocks(Scheme),
     /// The elements in 16 bits.
     Half(HalfType),
 }
@@ -100,10 +100,10 @@ impl Job {
                 lengths
             }
             Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
-            Form::Blocks(quantizer, _) => {
-                let sizes = quantizer.sizes()?;
+            Form::Blocks(scheme) => {
+                let sizes = scheme.sizes(element)?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
-                lengths.extend((!quantizer.is_symmetric).then_some(sizes.zero_points));
+                lengths.extend((!scheme.blocks.is_symmetric).then_some(sizes.zero_points));
                 lengths
             }
         })
@@ -172,10 +172,8 @@ impl Job {
             }
             (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
             (Form::Half(ty), _) => Ok(halves(*ty, elements)),
-            (Form::Blocks(quantizer, method), _) if self.is_transposed => {
-                self.run_rows(quantizer, *method, elements)
-            }
-            (Form::Blocks(quantizer, method), _) => blocks(quantizer, *method, elements),
+            (Form::Blocks(scheme), _) if self.is_transposed => self.run_rows(scheme, elements),
+            (Form::Blocks(scheme), _) => blocks(scheme, elements),
         }
     }
 
@@ -201,24 +199,21 @@ impl Job {
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
     /// that not all of it is transposed at once.
-    fn run_rows<E: Elements>(
-        &self,
-        quantizer: &BlockQuantizer,
-        method: BlockMethod,
-        elements: &E,
-    ) -> Result<Done> {
-        let k = quantizer.k.max(1);
+    fn run_rows<E: Elements>(&self, scheme: &Scheme, elements: &E) -> Result<Done> {
+        let BlockQuantizer { k, n: columns, .. } = scheme.blocks;
+        let k = k.max(1);
         let rows = (ELEMENTS_AT_ONCE / k).max(1);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
         let mut noise = Noise::default();
-        for first in (0..quantizer.n).step_by(rows) {
-            let n = rows.min(quantizer.n - first);
+        for first in (0..columns).step_by(rows) {
+            let n = rows.min(columns - first);
             let mut wide = vec![0.0; n * k];
             elements.widen(first * k, &mut wide);
             // Exact: the elements have been of this type.
             let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
             let part = transpose(&part, &[k, n]);
-            let done = blocks(&BlockQuantizer { n, ..*quantizer }, method, &part[..])?;
+            let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
+            let done = blocks(&part_scheme, &part[..])?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
             noise = noise.plus(done.noise);
         }
@@ -233,20 +228,16 @@ const MARGIN: f64 = 1.0001;
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
 
 /// Quantizes a matrix in blocks of its columns.
-fn blocks<E: Elements + ?Sized>(
-    quantizer: &BlockQuantizer,
-    method: BlockMethod,
-    elements: &E,
-) -> Result<Done> {
+fn blocks<E: Elements + ?Sized>(scheme: &Scheme, elements: &E) -> Result<Done> {
     check_finite(elements)?;
-    let sizes = quantizer.sizes()?;
+    let sizes = scheme.sizes(size_of::<E::Element>())?;
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    quantizer.quantize_by(method, elements, out)?;
-    let noise = block_noise(quantizer, elements, (&codes, &scales, &zero_points));
+    scheme.quantize(elements, out)?;
+    let noise = block_noise(scheme, elements, (&codes, &scales, &zero_points));
     let mut results = vec![codes, E::Element::bytes(&scales)];
-    results.extend((!quantizer.is_symmetric).then_some(zero_points));
+    results.extend((!scheme.blocks.is_symmetric).then_some(zero_points));
     Ok(Done { results, noise })
 }
 
@@ -255,12 +246,12 @@ const TILE_COLUMNS: usize = 64;
 
 /// What quantization changed in a matrix.
 fn block_noise<E: Elements + ?Sized>(
-    quantizer: &BlockQuantizer,
+    scheme: &Scheme,
     elements: &E,
     (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
 ) -> Noise {
-    let BlockQuantizer { k, n, block_size, .. } = *quantizer;
-    let bits = quantizer.bits.count();
+    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = scheme.blocks;
+    let bits = bits.count();
     let (per_byte, middle) = (8 / bits, 1_u8 << (bits - 1));
     let count = k.div_ceil(block_size);
     let (column_bytes, point_bytes) = (count * block_size / per_byte, count.div_ceil(per_byte));
@@ -268,6 +259,19 @@ fn block_noise<E: Elements + ?Sized>(
         let byte = bytes.get(start + place / per_byte).copied().unwrap_or_default();
         // In 32 bits, because a byte cannot be shifted by 8.
         (u32::from(byte) >> (place % per_byte * bits) & ((1 << bits) - 1)) as u8
+    };
+    let numbers = RawElements::<E::Element>::new(zero_points);
+    let point = |column: usize, block: usize| {
+        if is_symmetric {
+            f32::from(middle)
+        } else if scheme.has_float_points() {
+            let mut number = [0.0];
+            numbers.widen(column * count + block, &mut number);
+            let [number] = number;
+            number
+        } else {
+            f32::from(unpacked(zero_points, column * point_bytes, block))
+        }
     };
     let mut noise = Noise::default();
     let mut wide = [0.0_f32; TILE_COLUMNS];
@@ -279,12 +283,8 @@ fn block_noise<E: Elements + ?Sized>(
             for (column, weight) in wide.iter().enumerate() {
                 let column = first + column;
                 let code = unpacked(codes, column * column_bytes, row);
-                let point = match zero_points.is_empty() {
-                    true => middle,
-                    false => unpacked(zero_points, column * point_bytes, block),
-                };
                 let scale = scales.get(column * count + block).map_or(0.0, |scale| scale.wide());
-                noise.add(*weight, (f32::from(code) - f32::from(point)) * scale);
+                noise.add(*weight, (f32::from(code) - point(column, block)) * scale);
             }
         }
     }

@@ -126,6 +126,10 @@ enum MethodArg {
     Rtn,
     /// The least squared error: the largest weights of a block may be clipped.
     Mse,
+    /// Scale and zero point by weighted least squares, as in llama.cpp's k-quants.
+    KQuant,
+    /// Half-quadratic quantization: zero points in floating point that hardly heed outliers.
+    Hqq,
 }
 
 /// The values of `--mode`.
@@ -172,6 +176,8 @@ impl QuantizeArgs {
                 method: match self.method {
                     MethodArg::Rtn => BlockMethod::MinMax,
                     MethodArg::Mse => BlockMethod::SquaredError,
+                    MethodArg::KQuant => BlockMethod::KQuant,
+                    MethodArg::Hqq => BlockMethod::HalfQuadratic,
                 },
                 protects_last: !self.no_protect_last,
             })
@@ -219,6 +225,11 @@ impl QuantizeArgs {
         ];
         if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {
             wrong_usage!("{flag} has no effect in this --mode; leave it out");
+        }
+        if self.symmetric && self.method == MethodArg::Hqq {
+            wrong_usage!(
+                "--method hqq searches zero points, and --symmetric has none; leave one of them out"
+            );
         }
         if self.report.as_ref() == Some(&self.output) {
             wrong_usage!("--report and the output are the same file; name two");
