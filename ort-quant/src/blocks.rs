@@ -3,6 +3,7 @@
 use ort_core::{Error, ErrorKind, Result};
 
 use crate::elements::Elements;
+use crate::feedback::Curvature;
 use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks, Scheme};
 use crate::weight::Weight;
 use crate::{columns, rows};
@@ -17,7 +18,8 @@ impl BlockQuantizer {
         if !weights.is_empty() {
             match self.layout {
                 BlockLayout::MatMulNBits => {
-                    columns::quantize(&Scheme { blocks: *self, method: BlockMethod::MinMax }, weights, out);
+                    let scheme = Scheme { blocks: *self, method: BlockMethod::MinMax };
+                    columns::quantize(&scheme, Curvature::default(), weights, out);
                 }
                 BlockLayout::Qdq => rows::quantize(self, weights, out),
             }
@@ -30,12 +32,13 @@ impl Scheme {
     /// Quantizes a matrix in row-major order, as [`BlockQuantizer::quantize`] does.
     pub(crate) fn quantize<E: Elements + ?Sized>(
         &self,
+        curvature: Curvature<'_>,
         weights: &E,
         out: QuantizedBlocks<'_, E::Element>,
     ) -> Result<()> {
         check((&self.blocks, self.sizes(size_of::<E::Element>())?), weights.count(), &out)?;
         if weights.count() > 0 {
-            columns::quantize(self, weights, out);
+            columns::quantize(self, curvature, weights, out);
         }
         Ok(())
     }

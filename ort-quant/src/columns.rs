@@ -6,6 +6,8 @@
 use std::ops::Range;
 
 use crate::elements::Elements;
+use crate::feedback::Curvature;
+use crate::gptq::{RoundedTile, round_tile};
 use crate::grid::{Bits, BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::parallel;
 use crate::tile::{Lanes, TILE, TileGrids};
@@ -14,6 +16,7 @@ use crate::weight::Weight;
 /// Quantizes a matrix that is not empty, into slices of the right lengths.
 pub(crate) fn quantize<E: Elements + ?Sized>(
     scheme: &Scheme,
+    curvature: Curvature<'_>,
     weights: &E,
     out: QuantizedBlocks<'_, E::Element>,
 ) {
@@ -30,7 +33,7 @@ pub(crate) fn quantize<E: Elements + ?Sized>(
         let zero_points = zero_points.next().unwrap_or_default();
         jobs.push(Columns { first: index * width, codes, scales, zero_points });
     }
-    parallel::for_each(jobs, |columns| columns.quantize(scheme, weights));
+    parallel::for_each(jobs, |columns| columns.quantize((scheme, curvature), weights));
 }
 
 /// What the results of one column take.
@@ -75,7 +78,7 @@ struct Scratch {
 }
 
 impl<T: Weight> Columns<'_, T> {
-    fn quantize<E>(self, scheme: &Scheme, weights: &E)
+    fn quantize<E>(self, (scheme, curvature): (&Scheme, Curvature<'_>), weights: &E)
     where
         E: Elements<Element = T> + ?Sized,
     {
@@ -85,10 +88,10 @@ impl<T: Weight> Columns<'_, T> {
         let scales = scales.chunks_mut(TILE.saturating_mul(stride.blocks));
         let mut zero_points = zero_points.chunks_mut(TILE.saturating_mul(stride.zero_points));
         // The lanes after the last column stay zero.
-        let rows = scheme.blocks.block_size.min(scheme.blocks.k);
+        let BlockQuantizer { k, block_size, .. } = scheme.blocks;
         let mut scratch = Scratch {
-            values: vec![[0.0; TILE]; rows],
-            codes: vec![[0; TILE]; rows],
+            values: vec![[0.0; TILE]; if curvature.feedback.is_some() { k } else { block_size.min(k) }],
+            codes: vec![[0; TILE]; block_size.min(k)],
             packed: vec![[0; TILE]; stride.block],
         };
         for (index, (codes, scales)) in codes.zip(scales).enumerate() {
@@ -98,8 +101,16 @@ impl<T: Weight> Columns<'_, T> {
                 // The kernels' default, for places after the last block.
                 tile.zero_points.fill(scheme.blocks.bits.middle_byte());
             }
+            if let Some(feedback) = curvature.feedback {
+                tile.load_rows((scheme, weights), 0, &mut scratch.values);
+                let RoundedTile { grids, codes } = round_tile(scheme, feedback, &mut scratch.values);
+                for (block, (grids, codes)) in grids.iter().zip(codes.chunks(block_size)).enumerate() {
+                    tile.store(scheme, (block, grids), codes, &mut scratch.packed);
+                }
+                continue;
+            }
             for block in 0..stride.blocks {
-                tile.quantize_block((scheme, weights), block, &mut scratch);
+                tile.quantize_block((scheme, curvature.importance), weights, block, &mut scratch);
             }
         }
     }
@@ -107,26 +118,37 @@ impl<T: Weight> Columns<'_, T> {
     /// Quantizes a block of at most [`TILE`] columns.
     fn quantize_block<E: Elements<Element = T> + ?Sized>(
         &mut self,
-        (scheme, weights): (&Scheme, &E),
+        (scheme, importance): (&Scheme, &[f32]),
+        weights: &E,
         block: usize,
         scratch: &mut Scratch,
     ) {
-        let BlockQuantizer { k, n, block_size, bits, .. } = scheme.blocks;
-        let width = self.scales.len() / ColumnStride::new::<T>(scheme).blocks;
+        let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
         let rows = block * block_size..k.min((block + 1) * block_size);
         let Scratch { values, codes, packed } = scratch;
         let (Some(values), Some(codes)) = (values.get_mut(..rows.len()), codes.get_mut(..rows.len())) else {
             return;
         };
-        for (row, values) in rows.zip(&mut *values) {
-            let start = row * n + self.first;
-            load(weights, start..start + width, values);
-        }
-        let grids = TileGrids::<T>::of(&scheme.blocks, scheme.method, values);
+        self.load_rows((scheme, weights), rows.start, values);
+        let grids = TileGrids::<T>::of(scheme, values, importance.get(rows).unwrap_or_default());
         for (values, codes) in values.iter().zip(&mut *codes) {
             grids.encode(f32::from(bits.largest()), values, codes);
         }
         self.store(scheme, (block, &grids), codes, packed);
+    }
+
+    /// Loads rows of the weight from this one on.
+    fn load_rows<E: Elements<Element = T> + ?Sized>(
+        &self,
+        (scheme, weights): (&Scheme, &E),
+        first: usize,
+        values: &mut [Lanes],
+    ) {
+        let width = self.scales.len() / ColumnStride::new::<T>(scheme).blocks;
+        for (row, values) in (first..).zip(values) {
+            let start = row * scheme.blocks.n + self.first;
+            load(weights, start..start + width, values);
+        }
     }
 
     /// Writes the grids and the codes of a block.
@@ -194,66 +216,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::grid::{BlockLayout, BlockMethod};
+    use crate::decoded::{METHODS, REFERENCE, bits_of, scheme, symmetric, weights};
+    use crate::grid::BlockMethod;
 
-    const REFERENCE: &str = include_str!("../tests/data/blocks.json");
-
-    const METHODS: [(&str, BlockMethod); 4] = [
-        ("rtn", BlockMethod::MinMax),
-        ("mse", BlockMethod::SquaredError),
-        ("k-quant", BlockMethod::KQuant),
-        ("hqq", BlockMethod::HalfQuadratic),
-    ];
-
-    fn scheme((k, n, block_size): (usize, usize, usize), bits: Bits, method: BlockMethod) -> Scheme {
-        let layout = BlockLayout::MatMulNBits;
-        let blocks = BlockQuantizer { k, n, block_size, bits, is_symmetric: false, layout };
-        Scheme { blocks, method }
-    }
-
-    fn symmetric(scheme: Scheme) -> Scheme {
-        Scheme { blocks: BlockQuantizer { is_symmetric: true, ..scheme.blocks }, ..scheme }
-    }
-
-    /// Few large values, as trained weights have.
-    fn weights(count: usize) -> Vec<f32> {
-        let unit = |step: usize| {
-            let mut hash = (step as u32).wrapping_mul(0x9e37_79b1);
-            hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
-            ((hash ^ hash >> 13) >> 8) as f32 / 16_777_216.0 - 0.5
-        };
-        (0..count).map(|step| unit(step) * unit(step) * unit(step)).collect()
-    }
-
-    /// What the codes of a matrix stand for.
     fn decoded<T: Weight>(scheme: &Scheme, weights: &[T]) -> Result<Vec<f32>> {
-        let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = scheme.blocks;
-        let sizes = scheme.sizes(size_of::<T>())?;
-        let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
-        let mut scales = vec![T::narrow(0.0); sizes.scales];
-        let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-        scheme.quantize(weights, out)?;
-        let stride = ColumnStride::new::<T>(scheme);
-        let code = |bytes: &[u8], place: usize| {
-            let shift = place % bits.per_byte() * bits.count();
-            f32::from(bytes[place / bits.per_byte()] >> shift & bits.largest())
-        };
-        let value = |place: usize| {
-            let (row, column) = (place / n, place % n);
-            let block = row / block_size;
-            let mut zero = [f32::from(bits.middle())];
-            if scheme.has_float_points() {
-                T::widen_bytes(
-                    &zero_points[(column * stride.blocks + block) * size_of::<T>()..][..size_of::<T>()],
-                    &mut zero,
-                );
-            } else if !is_symmetric {
-                zero = [code(&zero_points[column * stride.zero_points..], block)];
-            }
-            let scale = scales[column * stride.blocks + block].wide();
-            (code(&codes[column * stride.codes..], row) - zero[0]) * scale
-        };
-        Ok((0..k * n).map(value).collect())
+        crate::decoded::decoded(scheme, Curvature::default(), weights)
     }
 
     /// The error that a method minimizes, in each block of each column: squares, squares that weigh
@@ -320,9 +287,8 @@ mod tests {
         for case in cases {
             let size = |name: &str| case[name].as_u64().unwrap() as usize;
             let (_, method) = METHODS.into_iter().find(|(name, _)| case["method"] == *name).unwrap();
-            let bits =
-                [Bits::Two, Bits::Four, Bits::Eight].into_iter().find(|bits| bits.count() == size("bits"));
-            let plain = scheme((size("k"), size("n"), size("block")), bits.unwrap(), method);
+            let bits = bits_of(size("bits") as u64);
+            let plain = scheme((size("k"), size("n"), size("block")), bits, method);
             let scheme = if case["symmetric"] == true { symmetric(plain) } else { plain };
             let weights = weights(size("k") * size("n"));
             let found: f64 = errors(&scheme, &weights, &decoded(&scheme, &weights)?).iter().sum();

@@ -5,7 +5,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "an index is below TILE, the length of all lanes")]
 
-use crate::grid::{BlockMethod, BlockQuantizer, extend_ranges, limit, round_half_away};
+use crate::grid::{BlockMethod, BlockQuantizer, Scheme, extend_ranges, limit, round_half_away};
 use crate::weight::Weight;
 
 /// The columns of a tile. Its rows are a few cache lines each, and a block of it stays in L1.
@@ -26,13 +26,15 @@ pub(crate) struct TileGrids<T> {
 }
 
 impl<T: Weight> TileGrids<T> {
-    /// The grids for the rows of a block.
-    pub(crate) fn of(blocks: &BlockQuantizer, method: BlockMethod, values: &[Lanes]) -> TileGrids<T> {
+    /// The grids for the rows of a block. `importance` says how much an error in each row counts;
+    /// the same for all if it is empty. The squared error alone heeds it.
+    pub(crate) fn of(scheme: &Scheme, values: &[Lanes], importance: &[f32]) -> TileGrids<T> {
+        let Scheme { blocks, method } = scheme;
         let (mut low, mut high) = ([f32::INFINITY; TILE], [f32::NEG_INFINITY; TILE]);
         for row in values {
             extend_ranges(row, &mut low, &mut high);
         }
-        let search = Search { blocks, values, low, high };
+        let search = Search { blocks, values, importance, low, high };
         match method {
             BlockMethod::MinMax => search.part(1.0),
             BlockMethod::KQuant => search.k_quant(),
@@ -76,6 +78,25 @@ impl<T: Weight> TileGrids<T> {
         }
     }
 
+    /// What the codes of a row stand for.
+    #[inline]
+    pub(crate) fn decode(&self, codes: &[u8; TILE]) -> Lanes {
+        let mut values = [0.0; TILE];
+        for lane in 0..TILE {
+            values[lane] = self.value(lane, i32::from(codes[lane]));
+        }
+        values
+    }
+
+    /// The codes of a row, and what they lack to its values.
+    #[inline]
+    pub(crate) fn round(&self, largest: f32, values: &Lanes, codes: &mut [u8; TILE]) -> Lanes {
+        self.encode(largest, values, codes);
+        let mut errors = *values;
+        subtract(&mut errors, 1.0, &self.decode(codes));
+        errors
+    }
+
     /// The sum of the weighted squared errors of each column.
     fn errors(&self, largest: f32, values: &[Lanes], weigh: impl Fn(usize, &Lanes) -> Lanes) -> Lanes {
         let mut errors = [0.0; TILE];
@@ -113,10 +134,19 @@ impl<T: Weight> TileGrids<T> {
     }
 }
 
+/// Subtracts a multiple of a row from another.
+#[inline]
+pub(crate) fn subtract(row: &mut Lanes, factor: f32, other: &Lanes) {
+    for lane in 0..TILE {
+        row[lane] -= factor * other[lane];
+    }
+}
+
 /// The search for the grids of a block.
 struct Search<'v> {
     blocks: &'v BlockQuantizer,
     values: &'v [Lanes],
+    importance: &'v [f32],
     low: Lanes,
     high: Lanes,
 }
@@ -157,7 +187,8 @@ impl Search<'_> {
     /// The least squared error among parts and multiples of the ranges, from 0.6 to 1.1. The range
     /// itself wins ties.
     fn squared_error<T: Weight>(&self) -> TileGrids<T> {
-        let errors = |grids: &TileGrids<T>| grids.errors(self.largest(), self.values, |_, _| [1.0; TILE]);
+        let weigh = |row: usize, _: &Lanes| [self.importance.get(row).copied().unwrap_or(1.0); TILE];
+        let errors = |grids: &TileGrids<T>| grids.errors(self.largest(), self.values, weigh);
         let mut best = self.part(1.0);
         let mut least = errors(&best);
         for share in (30_u8..=55).map(|step| f32::from(step) * 0.02) {

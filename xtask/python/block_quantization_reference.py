@@ -2,11 +2,15 @@
 
 usage: python block_quantization_reference.py ort-quant/tests/data
 
-Needs NumPy. blocks.json has an object with a list `methods`: the error that a method minimizes, over all blocks of a matrix:
-squares (rtn, mse), squares that weigh more for large values (k-quant), magnitudes (hqq).
+Needs NumPy. blocks.json has an object with two lists:
 
-The prototypes compute in float64, straight from the formulas: llama.cpp's k-quants as a weighted least-squares fit, and
-half-quadratic quantization (Badri and Shaji, 2023).
+  methods   the error that a method minimizes, over all blocks of a matrix: squares (rtn, mse), squares that weigh more for
+            large values (k-quant), magnitudes (hqq)
+  gptq      the squared change of the outputs of a product with GPTQ, and with plain rounding on the grids of least squared
+            error, where errors count as much as the energy of their channel
+
+The prototypes compute in float64, straight from the formulas: llama.cpp's k-quants as a weighted least-squares fit,
+half-quadratic quantization (Badri and Shaji, 2023), and GPTQ (arXiv:2210.17323) with the inverse of the Hessian.
 """
 
 import json
@@ -29,6 +33,17 @@ def unit(step):
 def weights(k, n):
     numbers = unit(np.arange(k * n, dtype=np.int64))
     return (numbers * numbers * numbers).reshape(k, n).astype(np.float64)
+
+
+def inputs(rows, channels):
+    steps = np.arange(rows * channels, dtype=np.int64).reshape(rows, channels)
+    noise = unit(steps + 31)
+    values = np.zeros((rows, channels), single)
+    last = np.zeros(rows, single)
+    for channel in range(channels):
+        last = single(0.875) * last + noise[:, channel]
+        values[:, channel] = single(8.0) * last if channel % 16 == 3 else last
+    return values.astype(np.float64)
 
 
 def rounded(values):
@@ -95,9 +110,9 @@ def rtn(values, bits, symmetric):
     return covering(values.min(axis=1), values.max(axis=1), bits, symmetric)
 
 
-def mse(values, bits, symmetric):
+def mse(values, bits, symmetric, error=squares):
     low, high = values.min(axis=1), values.max(axis=1)
-    return best_of((covering(low * share, high * share, bits, symmetric) for share in SHARES), values, squares)
+    return best_of((covering(low * share, high * share, bits, symmetric) for share in SHARES), values, error)
 
 
 def k_quant(values, bits, symmetric):
@@ -177,10 +192,66 @@ def method_cases():
                 }
 
 
+def gptq(weight, hessian, block, grid_of, act_order):
+    """The weight after GPTQ. `grid_of` has the grids of rows of a block."""
+    count = len(weight)
+    energies = np.diag(hessian)
+    damped = hessian / energies.mean() + 0.01 * np.eye(count)
+    order = np.argsort(-energies, kind="stable") if act_order else np.arange(count)
+    upper = np.linalg.cholesky(np.linalg.inv(damped[order][:, order])).T
+    weight = weight.copy()
+    result = np.zeros_like(weight)
+    grids = {}
+    if act_order:
+        grids = {first: grid_of(first, weight) for first in range(0, count, block)}
+    for step, channel in enumerate(order):
+        first = channel // block * block
+        if first not in grids:
+            grids[first] = grid_of(first, weight)
+        result[channel] = grids[first].values(weight[channel][:, None])[:, 0]
+        error = (weight[channel] - result[channel]) / upper[step, step]
+        weight[order[step + 1:]] -= np.outer(upper[step, step + 1:], error)
+    return result
+
+
+def gptq_cases():
+    small = [(160, 20, 32, 200, bits) for bits in (2, 4)]
+    for k, n, block, rows, bits in small + [(300, 16, 64, 400, 4)]:
+        weight, x = weights(k, n), inputs(rows, k)
+        hessian = x.T @ x
+        importance_of = np.diag(hessian) / np.diag(hessian).mean()
+        for symmetric in (False, True):
+
+            def grid_of(first, weight):
+                values = weight[first:first + block].T
+                counts = importance_of[first:first + block]
+                error = lambda values, became: np.sum(counts * (values - became) ** 2, axis=1)
+                return mse(values, bits, symmetric, error)
+
+            def loss(became):
+                return float(np.sum((x @ (became - weight)) ** 2))
+
+            plain = np.concatenate(
+                [grid_of(first, weight).values(weight[first:first + block].T).T for first in range(0, k, block)]
+            )
+            for act_order in (False, True):
+                yield {
+                    "bits": bits,
+                    "symmetric": symmetric,
+                    "act_order": act_order,
+                    "k": k,
+                    "n": n,
+                    "block": block,
+                    "rows": rows,
+                    "loss": loss(gptq(weight, hessian, block, grid_of, act_order)),
+                    "plain": loss(plain),
+                }
+
+
 def lines(cases):
     return "[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]"
 
 
 if __name__ == "__main__":
-    text = f'{{"methods": {lines(method_cases())}}}\n'
+    text = f'{{"methods": {lines(method_cases())},\n"gptq": {lines(gptq_cases())}}}\n'
     Path(sys.argv[1], "blocks.json").write_text(text)

@@ -9,6 +9,8 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
 use super::options::{BlockOptions, Quantizer};
+use super::smoothing;
+use super::tuned::{TunedForm, TunedWeights};
 use super::weights::{Form, Job};
 use super::work::{Found, Outcome, Work, is_standard, title};
 use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, Scheme};
@@ -16,21 +18,53 @@ use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, Scheme};
 const MICROSOFT: &str = "com.microsoft";
 
 /// A layer that can be quantized.
-struct BlockLayer {
+pub(super) struct BlockLayer {
     /// The position of the weight among the inputs.
     weight: usize,
     /// Whether the weight is [N, K].
-    is_transposed: bool,
+    pub(super) is_transposed: bool,
     is_half: bool,
     shape: Vec<usize>,
     before: usize,
-    scheme: Scheme,
+    pub(super) scheme: Scheme,
+}
+
+/// A product whose weight becomes blocks.
+pub(super) struct BlockProduct {
+    /// The number of its node.
+    pub(super) node: usize,
+    pub(super) input: String,
+    pub(super) weight: String,
+    pub(super) layer: BlockLayer,
 }
 
 impl BlockLayer {
     /// Whether the layer is a product, and not a table of `Gather`.
     fn is_product(&self) -> bool {
         self.weight == 1
+    }
+
+    /// The form of its weight.
+    pub(super) fn form(&self, weight: &str) -> TunedForm {
+        (weight.to_string(), self.is_transposed, self.scheme.blocks.bits.count())
+    }
+
+    /// What quantizes its weight.
+    pub(super) fn job(&self, work: &Work, weight: &str) -> Result<Job> {
+        let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{weight}'"));
+        Ok(Job {
+            weight: work.draft.constant(weight).cloned().ok_or_else(missing)?,
+            codes: String::new(),
+            is_transposed: self.is_transposed,
+            shape: vec![self.scheme.blocks.k, self.scheme.blocks.n],
+            is_half: self.is_half,
+            has_one_point: false,
+            scales: None,
+            bias: None,
+            importance: None,
+            ready: None,
+            form: Form::Blocks(self.scheme),
+        })
     }
 
     /// The type of scales.
@@ -68,6 +102,33 @@ pub(super) fn rewrite(
         return Err(Error::new(ErrorKind::InvalidArgument, text)
             .help("give the blocks zero points, or take another method"));
     }
+    let mut nodes = nodes.to_vec();
+    // Values of bodies are not divided.
+    if !work.is_inside && !options.tuned.smoothing.is_empty() {
+        smoothing::fold(work, &mut nodes, &options.tuned.smoothing, quantizer)?;
+    }
+    let found = layers(work, &nodes, options, quantizer);
+    work.each_layer(&nodes, found, |work, node, layer| {
+        if let Some(reason) = layer.refusal()? {
+            work.keep(node, layer.shape, reason);
+            return Ok(());
+        }
+        match layer.is_product() {
+            true => replace_product(work, node, &layer, &options.tuned),
+            false => replace_gather(work, node, &layer),
+        }
+    })?;
+    work.draft.import(MICROSOFT, 1);
+    Ok(())
+}
+
+/// The layers of a graph.
+fn layers(
+    work: &Work,
+    nodes: &[NodeProto],
+    options: &BlockOptions,
+    quantizer: &Quantizer,
+) -> Vec<Option<Found<BlockLayer>>> {
     let mut found = work.candidates(nodes, quantizer, |node| candidate(work, node, options));
     // In a body nothing tells which product makes the answer.
     if options.protects_last && !work.is_inside {
@@ -76,18 +137,26 @@ pub(super) fn rewrite(
             last.scheme.blocks.bits = Bits::Eight;
         }
     }
-    work.each_layer(nodes, found, |work, node, layer| {
-        if let Some(reason) = layer.refusal()? {
-            work.keep(node, layer.shape, reason);
-            return Ok(());
+    found
+}
+
+/// The products of a graph whose weights become blocks.
+pub(super) fn products(
+    work: &Work,
+    nodes: &[NodeProto],
+    options: &BlockOptions,
+    quantizer: &Quantizer,
+) -> Result<Vec<BlockProduct>> {
+    let mut products = Vec::new();
+    let found = layers(work, nodes, options, quantizer).into_iter();
+    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
+        let (Some(Ok(layer)), [input, weight, ..]) = (found, &node.input[..]) else { continue };
+        if layer.is_product() && layer.refusal()?.is_none() {
+            let (input, weight) = (input.clone(), weight.clone());
+            products.push(BlockProduct { node: index, input, weight, layer });
         }
-        match layer.is_product() {
-            true => replace_product(work, node, &layer),
-            false => replace_gather(work, node, &layer),
-        }
-    })?;
-    work.draft.import(MICROSOFT, 1);
-    Ok(())
+    }
+    Ok(products)
 }
 
 fn blocks_of(options: &BlockOptions) -> BlockQuantizer {
@@ -143,7 +212,7 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
 }
 
 /// Replaces a product by `MatMulNBits`, and the bias of a Gemm by an Add.
-fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
+fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: &TunedWeights) -> Result<()> {
     let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
     let count = k.div_ceil(block_size);
     let suffix = format!("_Q{}", bits.count());
@@ -155,9 +224,9 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Resu
     let codes = vec![n, count, block_size * bits.count() / 8];
     let mut results = vec![(suffix.as_str(), DType::U8, codes), ("_scales", float, vec![n, count])];
     results.extend((!is_symmetric).then_some(("_zero_points", points.0, points.1)));
-    let names = add(work, old, layer, &results)?;
-    let is_gemm = is_standard(old, "Gemm");
     let input = old.input.first().map(String::as_str).unwrap_or_default();
+    let names = add(work, old, (layer, Some(tuned)), &results)?;
+    let is_gemm = is_standard(old, "Gemm");
     let output = old.output.first().map(String::as_str).unwrap_or_default();
     let bias = old.input.get(2).filter(|name| is_gemm && !name.is_empty());
     let title = title(old);
@@ -186,7 +255,7 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Resu
 fn replace_gather(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
     let BlockQuantizer { k, n, block_size, .. } = layer.scheme.blocks;
     let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", layer.float(), vec![n, k / block_size])];
-    let names = add(work, old, layer, &results)?;
+    let names = add(work, old, (layer, None), &results)?;
     let [codes, scales] = &names[..] else { return Ok(()) };
     let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
@@ -202,31 +271,34 @@ fn replace_gather(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Resul
     Ok(())
 }
 
-/// Adds the quantized weight of a layer, and its row of the report. Returns the names of the results.
+/// Adds the quantized weight of a layer, and its row of the report. Returns the names of the
+/// results.
 fn add(
     work: &mut Work,
     old: &NodeProto,
-    layer: &BlockLayer,
+    (layer, tuned): (&BlockLayer, Option<&TunedWeights>),
     results: &[(&str, DType, Vec<usize>)],
 ) -> Result<Vec<String>> {
-    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
-    let name = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
-    let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
-    let job = Job {
-        weight: work.draft.constant(name).cloned().ok_or_else(missing)?,
-        codes: String::new(),
-        is_transposed: layer.is_transposed,
-        shape: vec![k, n],
-        is_half: layer.is_half,
-        has_one_point: false,
-        scales: None,
-        bias: None,
-        form: Form::Blocks(layer.scheme),
-    };
+    let BlockQuantizer { block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
+    let weight = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
+    let mut job = layer.job(work, weight)?;
+    let mut method = "";
+    if let (Some(tuned), Some(input)) = (tuned, old.input.first()) {
+        job.ready = tuned.done.get(&layer.form(weight)).cloned();
+        // In a body another value may have the name.
+        job.importance = tuned.importance.get(input).filter(|_| !work.is_inside).cloned();
+        let smoothed = tuned.smoothing.get(input).filter(|_| !work.is_inside);
+        job.scales = smoothed.map(|smoothed| smoothing::row_scales(smoothed, old));
+        method = match (&job.ready, &job.scales) {
+            (Some(_), _) => ", gptq",
+            (None, Some(_)) => ", awq",
+            (None, None) => "",
+        };
+    }
     let (names, added) = work.add_weight(job, results)?;
     let before = if added == 0 { 0 } else { layer.before };
     let points = if is_symmetric { "" } else { " with zero points" };
-    let precision = format!("int{}, blocks of {block_size}{points}", bits.count());
+    let precision = format!("int{}, blocks of {block_size}{points}{method}", bits.count());
     let codes = names.first().cloned().unwrap_or_default();
     let outcome = Outcome::Quantized { precision, before, after: added, codes };
     work.note(old, layer.shape.clone(), outcome);

@@ -182,6 +182,8 @@ impl Quantized {
             has_one_point,
             scales: None,
             bias: None,
+            importance: None,
+            ready: None,
             form: Form::Linear(LinearQuantizer { grid, axis }),
         };
         let results = [

@@ -265,6 +265,8 @@ pub(super) fn weight_codes(
         has_one_point: false,
         scales,
         bias,
+        importance: None,
+        ready: None,
         form: Form::Linear(LinearQuantizer { grid, axis: weight.axis }),
     };
     let (names, added) = work.add_weight(job, &results)?;

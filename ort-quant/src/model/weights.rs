@@ -10,6 +10,7 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::half_type::HalfType;
 use crate::elements::{Elements, RawElements, ScaledElements};
+use crate::feedback::Curvature;
 use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
@@ -37,6 +38,7 @@ impl Form {
 }
 
 /// A quantized weight.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Done {
     /// The bytes of each result.
     pub(super) results: Vec<Vec<u8>>,
@@ -62,6 +64,10 @@ pub(super) struct Job {
     pub(super) scales: Option<RowScales>,
     /// The bias that is added to its products, which becomes a result of its own.
     pub(super) bias: Option<BiasOf>,
+    /// How much an error in each row counts; the same for all without.
+    pub(super) importance: Option<Arc<[f32]>>,
+    /// The results, if they are there already.
+    pub(super) ready: Option<Arc<Done>>,
     pub(super) form: Form,
 }
 
@@ -111,13 +117,22 @@ impl Job {
 
     /// Quantizes the weight, and its bias if the job has one.
     pub(super) fn run(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Done> {
+        if let Some(ready) = &self.ready {
+            return Ok(Done::clone(ready));
+        }
         if let (Some(bias), Some(of)) = (bias, &self.bias) {
             return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale));
         }
+        let importance = self.importance.as_deref().unwrap_or_default();
+        self.run_with(weight, Curvature { importance, feedback: None })
+    }
+
+    /// Quantizes the weight with what samples say about its rows.
+    pub(super) fn run_with(&self, weight: &Tensor, curvature: Curvature<'_>) -> Result<Done> {
         let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
         match weight.dtype() {
-            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes)),
-            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes)),
+            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes), curvature),
+            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes), curvature),
             other => {
                 let text = format!("a weight of {other} cannot be quantized");
                 Err(Error::new(ErrorKind::NotImplemented, text))
@@ -164,7 +179,7 @@ impl Job {
         Ok(Done { results: vec![scales, points, done.codes, bias], noise: done.noise })
     }
 
-    fn run_as<E: Elements>(&self, elements: &E) -> Result<Done> {
+    fn run_as<E: Elements>(&self, elements: &E, curvature: Curvature<'_>) -> Result<Done> {
         match (&self.form, &self.scales) {
             (Form::Linear(quantizer), Some(RowScales { axis, scales, .. })) => {
                 let inner = self.shape.iter().skip(axis + 1).product();
@@ -172,8 +187,23 @@ impl Job {
             }
             (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
             (Form::Half(ty), _) => Ok(halves(*ty, elements)),
-            (Form::Blocks(scheme), _) if self.is_transposed => self.run_rows(scheme, elements),
-            (Form::Blocks(scheme), _) => blocks(scheme, elements),
+            (Form::Blocks(scheme), Some(RowScales { axis, scales, .. })) => {
+                let inner = if *axis == 0 { scheme.blocks.n } else { 1 };
+                self.in_blocks(scheme, curvature, &ScaledElements { elements, scales, inner })
+            }
+            (Form::Blocks(scheme), None) => self.in_blocks(scheme, curvature, elements),
+        }
+    }
+
+    fn in_blocks<E: Elements>(
+        &self,
+        scheme: &Scheme,
+        curvature: Curvature<'_>,
+        elements: &E,
+    ) -> Result<Done> {
+        match self.is_transposed {
+            true => self.run_rows(scheme, curvature, elements),
+            false => blocks(scheme, curvature, elements),
         }
     }
 
@@ -199,7 +229,7 @@ impl Job {
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
     /// that not all of it is transposed at once.
-    fn run_rows<E: Elements>(&self, scheme: &Scheme, elements: &E) -> Result<Done> {
+    fn run_rows<E: Elements>(&self, scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
         let BlockQuantizer { k, n: columns, .. } = scheme.blocks;
         let k = k.max(1);
         let rows = (ELEMENTS_AT_ONCE / k).max(1);
@@ -213,7 +243,7 @@ impl Job {
             let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
             let part = transpose(&part, &[k, n]);
             let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
-            let done = blocks(&part_scheme, &part[..])?;
+            let done = blocks(&part_scheme, curvature, &part[..])?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
             noise = noise.plus(done.noise);
         }
@@ -228,13 +258,13 @@ const MARGIN: f64 = 1.0001;
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
 
 /// Quantizes a matrix in blocks of its columns.
-fn blocks<E: Elements + ?Sized>(scheme: &Scheme, elements: &E) -> Result<Done> {
+fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
     check_finite(elements)?;
     let sizes = scheme.sizes(size_of::<E::Element>())?;
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    scheme.quantize(elements, out)?;
+    scheme.quantize(curvature, elements, out)?;
     let noise = block_noise(scheme, elements, (&codes, &scales, &zero_points));
     let mut results = vec![codes, E::Element::bytes(&scales)];
     results.extend((!scheme.blocks.is_symmetric).then_some(zero_points));

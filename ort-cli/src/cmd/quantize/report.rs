@@ -25,11 +25,13 @@ pub(super) struct Report {
 }
 
 /// A calibration.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Calibrated {
     pub(super) samples: usize,
-    /// The inputs of products that SmoothQuant scales.
+    /// The inputs of products that SmoothQuant or AWQ divide.
     pub(super) smoothed: usize,
+    /// The weights that GPTQ quantized.
+    pub(super) compensated: usize,
     /// The values of which elements were NaN or infinite, which no range contains.
     pub(super) not_finite: Vec<String>,
 }
@@ -208,6 +210,9 @@ impl Calibrated {
     fn print(&self) -> Result<()> {
         if self.smoothed > 0 {
             say!("{} inputs of products are smoothed", self.smoothed)?;
+        }
+        if self.compensated > 0 {
+            say!("{} weights are quantized by GPTQ", self.compensated)?;
         }
         if !self.not_finite.is_empty() {
             say!("NaN or infinite elements of {} were left out of their ranges", listed(&self.not_finite))?;
