@@ -22,6 +22,9 @@ pub struct GptqOptions {
     /// The sweeps of coordinate descent after the rounding, of which each may lower the error. They
     /// help with 2 bits.
     pub sweeps: usize,
+    /// Whether a bias corrects what errors change in the mean of the outputs. Then GPTQ minimizes
+    /// the variance alone.
+    pub corrects_bias: bool,
 }
 
 /// What samples say about the rows of a weight.
@@ -30,11 +33,15 @@ pub(crate) struct Curvature<'c> {
     /// How much an error in each row counts; the same for all rows if empty.
     pub(crate) importance: &'c [f32],
     pub(crate) feedback: Option<&'c Feedback>,
+    /// The means of the channels, if a bias corrects the means of the outputs, and their mean
+    /// squares.
+    pub(crate) means: &'c [f32],
+    pub(crate) energies: &'c [f32],
 }
 
 impl Default for GptqOptions {
     fn default() -> Self {
-        GptqOptions { damping: 0.01, act_order: false, sweeps: 0 }
+        GptqOptions { damping: 0.01, act_order: false, sweeps: 0, corrects_bias: false }
     }
 }
 

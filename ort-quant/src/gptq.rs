@@ -144,7 +144,8 @@ mod tests {
     }
 
     fn with(feedback: &Feedback) -> Curvature<'_> {
-        Curvature { importance: feedback.importance(), feedback: Some(feedback) }
+        let importance = feedback.importance();
+        Curvature { importance, feedback: Some(feedback), ..Curvature::default() }
     }
 
     /// Nothing can make up for the error of an independent channel.

@@ -40,6 +40,7 @@ pub struct Hessian {
     /// The lower triangle, row by row.
     sums: Vec<f64>,
     magnitudes: Vec<f64>,
+    totals: Vec<f64>,
     rows: u64,
     /// Whether the number of channels changed, or an element was NaN or infinite.
     is_unusable: bool,
@@ -48,8 +49,9 @@ pub struct Hessian {
 impl Hessian {
     /// Creates the Hessian of no rows.
     pub fn new(channels: usize) -> Hessian {
-        let (sums, magnitudes) = (vec![0.0; triangle(channels)], vec![0.0; channels]);
-        Hessian { channels, sums, magnitudes, rows: 0, is_unusable: false }
+        let (magnitudes, totals) = (vec![0.0; channels], vec![0.0; channels]);
+        let sums = vec![0.0; triangle(channels)];
+        Hessian { channels, sums, magnitudes, totals, rows: 0, is_unusable: false }
     }
 
     /// Adds the rows of a value whose last axis has this length. The result does not depend on the
@@ -65,8 +67,11 @@ impl Hessian {
         }
         for row in values.chunks_exact(channels) {
             self.rows += 1;
-            let sums = self.magnitudes.iter_mut().zip(row);
-            sums.for_each(|(sum, value)| *sum += f64::from(value.abs()));
+            let sums = self.magnitudes.iter_mut().zip(&mut self.totals);
+            for ((magnitude, total), value) in sums.zip(row) {
+                *magnitude += f64::from(value.abs());
+                *total += f64::from(*value);
+            }
         }
         let products = values.len().saturating_mul(channels) / 2;
         let threads = parallel::threads_for(products / PRODUCTS_PER_ELEMENT);
@@ -108,6 +113,31 @@ impl Hessian {
     pub(crate) fn mean_magnitudes(&self) -> impl Iterator<Item = f64> + '_ {
         let rows = self.rows.max(1) as f64;
         self.magnitudes.iter().map(move |sum| sum / rows)
+    }
+
+    /// The mean of each channel.
+    pub(crate) fn means(&self) -> impl Iterator<Item = f64> + '_ {
+        let rows = self.rows.max(1) as f64;
+        self.totals.iter().map(move |sum| sum / rows)
+    }
+
+    /// The Hessian of the rows without their mean. What an error changes in the mean of the outputs
+    /// is left to a bias.
+    pub(crate) fn centered(&self) -> Hessian {
+        let mut centered = self.clone();
+        let rows = self.rows.max(1) as f64;
+        for (channel, total) in self.totals.iter().enumerate() {
+            let row = centered.sums.get_mut(triangle(channel)..triangle(channel + 1));
+            let pairs = row.unwrap_or_default().iter_mut().zip(&self.totals);
+            pairs.for_each(|(sum, other)| *sum -= total * other / rows);
+            // Rounding leaves a little of a constant channel, of either sign.
+            if let Some(energy) = centered.sums.get_mut(triangle(channel) + channel)
+                && *energy < 1e-6 * total * total / rows
+            {
+                *energy = 0.0;
+            }
+        }
+        centered
     }
 
     /// The sum of the products of two channels.
@@ -231,6 +261,27 @@ mod tests {
             }
             assert!(hessian.is_usable());
         }
+    }
+
+    #[test]
+    fn centered_rows_have_mean_zero() {
+        let (rows, channels) = (70, 9);
+        let mut values = numbers(rows * channels);
+        values.iter_mut().skip(4).step_by(channels).for_each(|value| *value = 5.0);
+        let mut hessian = Hessian::new(channels);
+        hessian.observe(&values, channels);
+        let means: Vec<f64> = hessian.means().collect();
+        let centered = hessian.centered();
+        for one in 0..channels {
+            for other in 0..channels {
+                let products = values
+                    .chunks(channels)
+                    .map(|row| (f64::from(row[one]) - means[one]) * (f64::from(row[other]) - means[other]));
+                let expected: f64 = products.sum();
+                assert!((centered.get(one, other) - expected).abs() < 1e-9, "{one} {other}");
+            }
+        }
+        assert_eq!((means[4], centered.get(4, 4)), (5.0, 0.0));
     }
 
     #[test]

@@ -208,6 +208,42 @@ fn gptq_lowers_the_errors_of_the_outputs() {
     }
 }
 
+/// The input of the third product is never negative.
+#[test]
+fn biases_correct_the_means_of_the_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = layers(folder.path());
+    let (plain, out) = (folder.path().join("plain.onnx"), folder.path().join("out.onnx"));
+    for is_symmetric in [false, true] {
+        let of = |method: BlockMethod| {
+            let Mode::Blocks(options) = quantizer(Bits::Two).mode else { panic!() };
+            let mode = Mode::Blocks(BlockOptions { is_symmetric, method, ..options });
+            Quantizer { mode, only: Vec::new(), exclude: Vec::new() }
+        };
+        let mut quantizer = of(BlockMethod::MinMax);
+        let (_, expected) = written(&quantizer, &path, &plain);
+        let found = hessians(&quantizer, &path, usize::MAX).remove(0);
+        let count = quantizer.correct_bias(&source(&path), found).unwrap();
+        let (layers, errors) = written(&quantizer, &path, &out);
+        let corrected = precisions(&layers).iter().filter(|text| text.ends_with(", bias corrected")).count();
+        assert!((1..=5).contains(&corrected) && count > 0, "{layers:?}");
+        assert!(precisions(&layers)[2].ends_with(", bias corrected"), "{layers:?}");
+        assert!(errors[1] < 0.98 * expected[1], "{is_symmetric}: {errors:?} of {expected:?}");
+        let graph = ModelProto::decode(&*std::fs::read(&out).unwrap()).unwrap().graph.unwrap();
+        let nodes = graph.node.iter().filter(|node| node.op_type() == "MatMulNBits");
+        let lengths: Vec<usize> = nodes.map(|node| node.input.len()).collect();
+        assert_eq!(lengths[2], 6, "{lengths:?}");
+        // GPTQ without the mean to care for does better still.
+        let mut quantizer = of(BlockMethod::SquaredError);
+        let found = hessians(&quantizer, &path, usize::MAX).remove(0);
+        let options = GptqOptions { corrects_bias: true, ..GptqOptions::default() };
+        assert_eq!(quantizer.gptq(&source(&path), found, options).unwrap(), 4);
+        let (layers, tuned) = written(&quantizer, &path, &out);
+        assert!(precisions(&layers).iter().all(|text| text.contains(", gptq")), "{layers:?}");
+        assert!(tuned[1] < errors[1], "{is_symmetric}: {tuned:?} of {errors:?}");
+    }
+}
+
 #[test]
 fn awq_scales_the_channels_that_matter() {
     let folder = tempfile::tempdir().unwrap();
@@ -243,6 +279,7 @@ fn hessians_of_no_rows_change_nothing() {
     assert_eq!(quantizer.awq(&source(&path), &Hessians::new(&inputs[0])).unwrap(), 0);
     let count = quantizer.gptq(&source(&path), Hessians::new(&inputs[0]), GptqOptions::default());
     assert_eq!(count.unwrap(), 0);
+    assert_eq!(quantizer.correct_bias(&source(&path), Hessians::new(&inputs[0])).unwrap(), 0);
     let (layers, _) = written(&quantizer, &path, &out);
     assert!(precisions(&layers).iter().all(|precision| precision.ends_with("zero points")), "{layers:?}");
     assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(&plain).unwrap());

@@ -101,6 +101,8 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("int4", &["--method", "gptq", "--data", &samples][..], 0.3, 50),
         ("int4", &["--method", "gptq", "--act-order", "--symmetric", "--data", &samples][..], 0.4, 50),
         ("int4", &["--method", "awq", "--data", &samples][..], 0.2, 50),
+        ("int2", &["--bias-correction", "--method", "rtn", "--data", &samples][..], 1.5, 50),
+        ("int2", &["--bias-correction", "--method", "gptq", "--data", &samples][..], 1.5, 50),
     ] {
         let out = folder.path("out.onnx");
         let out = out.to_str().unwrap();
@@ -387,6 +389,8 @@ fn failures_say_why_and_leave_no_file() {
     usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
     usage(&["--mode", "static"], &["--data", "dynamic"]);
     usage(&["--mode", "int4", "--method", "gptq"], &["--data", "mse"]);
+    usage(&["--mode", "int4", "--bias-correction"], &["--data"]);
+    usage(&["--mode", "dynamic", "--bias-correction"], &["--bias-correction", "no effect"]);
     usage(&["--mode", "int4", "--method", "mse", "--act-order"], &["--act-order", "no effect"]);
     usage(&["--mode", "int4", "--method", "hqq", "--symmetric"], &["--symmetric", "leave one of them out"]);
     usage(&["--mode", "int4", "--report", out], &["same file"]);

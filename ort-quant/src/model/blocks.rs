@@ -224,6 +224,9 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: 
     let codes = vec![n, count, block_size * bits.count() / 8];
     let mut results = vec![(suffix.as_str(), DType::U8, codes), ("_scales", float, vec![n, count])];
     results.extend((!is_symmetric).then_some(("_zero_points", points.0, points.1)));
+    let weight = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
+    let is_corrected = tuned.done.get(&layer.form(weight)).is_some_and(|tuned| tuned.is_corrected);
+    results.extend(is_corrected.then(|| ("_bias_correction", float, vec![n])));
     let input = old.input.first().map(String::as_str).unwrap_or_default();
     let names = add(work, old, (layer, Some(tuned)), &results)?;
     let is_gemm = is_standard(old, "Gemm");
@@ -242,7 +245,13 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: 
         integer("bits", bits.count() as i64),
         integer("block_size", block_size as i64),
     ];
-    let inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
+    let mut inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
+    if is_corrected {
+        // The bias is the last of six inputs, behind zero points and an order of rows.
+        while inputs.len() < 6 {
+            inputs.insert(inputs.len() - 1, "");
+        }
+    }
     work.draft.nodes.push(node((MICROSOFT, "MatMulNBits"), name, &inputs, &[&product], attributes));
     if let Some(bias) = bias {
         let name = work.draft.node_name(&format!("{title}_Add"));
@@ -284,13 +293,14 @@ fn add(
     let mut job = layer.job(work, weight)?;
     let mut method = "";
     if let (Some(tuned), Some(input)) = (tuned, old.input.first()) {
-        job.ready = tuned.done.get(&layer.form(weight)).cloned();
+        let done = tuned.done.get(&layer.form(weight));
+        job.ready = done.map(|tuned| tuned.done.clone());
         // In a body another value may have the name.
         job.importance = tuned.importance.get(input).filter(|_| !work.is_inside).cloned();
         let smoothed = tuned.smoothing.get(input).filter(|_| !work.is_inside);
         job.scales = smoothed.map(|smoothed| smoothing::row_scales(smoothed, old));
-        method = match (&job.ready, &job.scales) {
-            (Some(_), _) => ", gptq",
+        method = match (done, &job.scales) {
+            (Some(tuned), _) => tuned.label,
             (None, Some(_)) => ", awq",
             (None, None) => "",
         };

@@ -43,6 +43,27 @@ pub(super) struct Done {
     /// The bytes of each result.
     pub(super) results: Vec<Vec<u8>>,
     pub(super) noise: Noise,
+    pub(super) shift: Shift,
+}
+
+/// What the errors of a weight change in the mean of its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Shift {
+    /// The sum of the squares of the changes.
+    square: f64,
+    /// That of the outputs, as if channels were independent.
+    energy: f64,
+}
+
+impl Shift {
+    /// Whether a bias is worth its bytes: the change is above 1 % of the outputs.
+    pub(super) fn is_significant(&self) -> bool {
+        self.square > 1e-4 * self.energy
+    }
+
+    fn plus(self, other: Shift) -> Shift {
+        Shift { square: self.square + other.square, energy: self.energy + other.energy }
+    }
 }
 
 /// A weight to quantize.
@@ -93,6 +114,9 @@ pub(super) struct RowScales {
 impl Job {
     /// The bytes of each result.
     pub(super) fn lengths(&self) -> Result<Vec<usize>> {
+        if let Some(ready) = &self.ready {
+            return Ok(ready.results.iter().map(Vec::len).collect());
+        }
         let element = if self.is_half { 2 } else { 4 };
         Ok(match &self.form {
             Form::Linear(quantizer) => {
@@ -124,7 +148,7 @@ impl Job {
             return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale));
         }
         let importance = self.importance.as_deref().unwrap_or_default();
-        self.run_with(weight, Curvature { importance, feedback: None })
+        self.run_with(weight, Curvature { importance, ..Curvature::default() })
     }
 
     /// Quantizes the weight with what samples say about its rows.
@@ -176,7 +200,8 @@ impl Job {
         let codes = codes.map(|(channel, value)| (value / scale(channel)).round_ties_even() as i32);
         let bias: Vec<u8> = codes.flat_map(i32::to_le_bytes).collect();
         let (scales, points) = (done.scale_bytes(false), done.zero_point_bytes(&quantizer.grid));
-        Ok(Done { results: vec![scales, points, done.codes, bias], noise: done.noise })
+        let results = vec![scales, points, done.codes, bias];
+        Ok(Done { results, noise: done.noise, shift: Shift::default() })
     }
 
     fn run_as<E: Elements>(&self, elements: &E, curvature: Curvature<'_>) -> Result<Done> {
@@ -224,7 +249,8 @@ impl Job {
         if self.has_one_point {
             zero_points.truncate(quantizer.grid.ty.byte_count(1));
         }
-        Ok(Done { results: vec![scales, zero_points, done.codes], noise: done.noise })
+        let results = vec![scales, zero_points, done.codes];
+        Ok(Done { results, noise: done.noise, shift: Shift::default() })
     }
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
@@ -234,7 +260,8 @@ impl Job {
         let k = k.max(1);
         let rows = (ELEMENTS_AT_ONCE / k).max(1);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
-        let mut noise = Noise::default();
+        results.extend((!curvature.means.is_empty()).then(Vec::new));
+        let (mut noise, mut shift) = (Noise::default(), Shift::default());
         for first in (0..columns).step_by(rows) {
             let n = rows.min(columns - first);
             let mut wide = vec![0.0; n * k];
@@ -245,9 +272,9 @@ impl Job {
             let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
             let done = blocks(&part_scheme, curvature, &part[..])?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
-            noise = noise.plus(done.noise);
+            (noise, shift) = (noise.plus(done.noise), shift.plus(done.shift));
         }
-        Ok(Done { results, noise })
+        Ok(Done { results, noise, shift })
     }
 }
 
@@ -257,7 +284,8 @@ const MARGIN: f64 = 1.0001;
 /// The elements of a matrix that are transposed at once.
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
 
-/// Quantizes a matrix in blocks of its columns.
+/// Quantizes a matrix in blocks of its columns. With the means of the channels, the last result is
+/// a bias that corrects the means of the outputs.
 fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
     check_finite(elements)?;
     let sizes = scheme.sizes(size_of::<E::Element>())?;
@@ -265,21 +293,36 @@ fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, eleme
     let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
     scheme.quantize(curvature, elements, out)?;
-    let noise = block_noise(scheme, elements, (&codes, &scales, &zero_points));
+    let changes = block_changes(scheme, curvature, elements, (&codes, &scales, &zero_points));
+    let BlockChanges { noise, bias, energy } = changes;
     let mut results = vec![codes, E::Element::bytes(&scales)];
     results.extend((!scheme.blocks.is_symmetric).then_some(zero_points));
-    Ok(Done { results, noise })
+    let square = bias.iter().map(|bias| bias * bias).sum();
+    if !bias.is_empty() {
+        let bias: Vec<E::Element> = bias.iter().map(|bias| E::Element::narrow(*bias as f32)).collect();
+        results.push(E::Element::bytes(&bias));
+    }
+    Ok(Done { results, noise, shift: Shift { square, energy } })
 }
 
 /// The columns that are looked at side by side: a row of a tile is a few cache lines.
 const TILE_COLUMNS: usize = 64;
 
 /// What quantization changed in a matrix.
-fn block_noise<E: Elements + ?Sized>(
+struct BlockChanges {
+    noise: Noise,
+    /// What the means of the outputs lack; empty without those of the channels.
+    bias: Vec<f64>,
+    /// The energy of the outputs.
+    energy: f64,
+}
+
+fn block_changes<E: Elements + ?Sized>(
     scheme: &Scheme,
+    curvature: Curvature<'_>,
     elements: &E,
     (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
-) -> Noise {
+) -> BlockChanges {
     let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = scheme.blocks;
     let bits = bits.count();
     let (per_byte, middle) = (8 / bits, 1_u8 << (bits - 1));
@@ -303,22 +346,30 @@ fn block_noise<E: Elements + ?Sized>(
             f32::from(unpacked(zero_points, column * point_bytes, block))
         }
     };
-    let mut noise = Noise::default();
+    let biases = if curvature.means.is_empty() { 0 } else { n };
+    let mut changes = BlockChanges { noise: Noise::default(), bias: vec![0.0; biases], energy: 0.0 };
     let mut wide = [0.0_f32; TILE_COLUMNS];
     for first in (0..n).step_by(TILE_COLUMNS) {
         for row in 0..k {
             let block = row / block_size;
             let Some(wide) = wide.get_mut(..TILE_COLUMNS.min(n - first)) else { continue };
             elements.widen(row * n + first, wide);
+            let mean = curvature.means.get(row).copied().map_or(0.0, f64::from);
+            let energy = curvature.energies.get(row).copied().map_or(0.0, f64::from);
             for (column, weight) in wide.iter().enumerate() {
                 let column = first + column;
                 let code = unpacked(codes, column * column_bytes, row);
                 let scale = scales.get(column * count + block).map_or(0.0, |scale| scale.wide());
-                noise.add(*weight, (f32::from(code) - point(column, block)) * scale);
+                let became = (f32::from(code) - point(column, block)) * scale;
+                changes.noise.add(*weight, became);
+                changes.energy += energy * f64::from(weight * weight);
+                if let Some(bias) = changes.bias.get_mut(column) {
+                    *bias += mean * (f64::from(*weight) - f64::from(became));
+                }
             }
         }
     }
-    noise
+    changes
 }
 
 /// The least magnitude that a constant other than 0 becomes: that of float16, as ONNX Runtime's
@@ -362,7 +413,7 @@ fn halves<E: Elements>(ty: HalfType, elements: &E) -> Done {
             bytes.extend(encoded);
         }
     });
-    Done { results: vec![bytes], noise }
+    Done { results: vec![bytes], noise, shift: Shift::default() }
 }
 
 /// Calls a function with all elements, a few at a time.

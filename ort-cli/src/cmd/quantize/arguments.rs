@@ -29,8 +29,8 @@ pub(crate) struct QuantizeArgs {
     pub(super) mode: Option<ModeArg>,
     /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
     #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "smooth", "block", "method",
-        "act_order", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io", "only", "exclude",
-        "external_data", "dry_run"])]
+        "act_order", "bias_correction", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
+        "only", "exclude", "external_data", "dry_run"])]
     pub(super) compare: bool,
     /// Samples, for --mode static and for the comparison: an archive of arrays whose first axis
     /// counts them, or a folder with an archive for each.
@@ -67,6 +67,10 @@ pub(crate) struct QuantizeArgs {
     /// With --method gptq: round the rows of channels with much energy first.
     #[arg(long)]
     act_order: bool,
+    /// Add biases to products whose mean outputs the errors of their weights change (weights alone,
+    /// with --data).
+    #[arg(long)]
+    pub(super) bias_correction: bool,
     /// Blocks without zero points: less memory and, for weights that are not centred, less
     /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
     #[arg(long)]
@@ -186,6 +190,14 @@ impl QuantizeArgs {
                 "--method gptq and awq need --data with samples; without any, take --method mse or hqq"
             );
         }
+        if self.bias_correction && self.data.is_none() {
+            wrong_usage!("--bias-correction needs --data with samples; give some, or leave it out");
+        }
+        if self.bias_correction && self.method == MethodArg::Awq {
+            wrong_usage!(
+                "--bias-correction does not go with --method awq; take --method gptq, or leave it out"
+            );
+        }
         let (per_tensor, reduce_range) = (self.per_tensor, self.portable);
         let blocks = |bits| {
             Mode::Blocks(BlockOptions {
@@ -229,7 +241,8 @@ impl QuantizeArgs {
     pub(super) fn gptq(&self) -> GptqOptions {
         // With more bits, sweeps take time and gain nothing.
         let sweeps = if self.mode == Some(ModeArg::Int2) { 3 } else { 0 };
-        GptqOptions { act_order: self.act_order, sweeps, ..GptqOptions::default() }
+        let (act_order, corrects_bias) = (self.act_order, self.bias_correction);
+        GptqOptions { act_order, sweeps, corrects_bias, ..GptqOptions::default() }
     }
 
     /// A flag without effect would look as if it had one.
@@ -244,6 +257,7 @@ impl QuantizeArgs {
             ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
             ("--portable", (is_blocks || is_half) && self.portable),
             ("--method", !is_blocks && self.method != MethodArg::Mse),
+            ("--bias-correction", !is_blocks && self.bias_correction),
             ("--calibration", !is_static && self.calibration.is_some()),
             ("--convert-io", !is_half && self.convert_io),
             ("--ranges", !is_static && self.ranges != RangeRule::MinMax),

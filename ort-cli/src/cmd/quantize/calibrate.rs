@@ -76,11 +76,11 @@ pub(super) fn calibrate(
     (quantizer, source): (&mut Quantizer, &Source),
     (model, inputs): (&Model, &Inputs),
 ) -> Result<Option<Calibrated>> {
+    if args.method.is_tuned() || args.bias_correction {
+        return tune(args, (quantizer, source), (model, inputs)).map(Some);
+    }
     let names = match &quantizer.mode {
         Mode::Static(_) => quantizer.activations(source)?,
-        Mode::Blocks(_) if args.method.is_tuned() => {
-            return tune(args, (quantizer, source), (model, inputs)).map(Some);
-        }
         _ => return Ok(None),
     };
     if let Some(path) = args.calibration.as_deref().filter(|path| path.exists()) {
@@ -119,8 +119,8 @@ pub(super) fn calibrate(
     Ok(Some(report))
 }
 
-/// Finds what GPTQ or AWQ make of the weights. The samples run once for each part of the Hessians
-/// that the memory holds.
+/// Finds what GPTQ, AWQ or a bias correction make of the weights. The samples run once for each
+/// part of the Hessians that the memory holds.
 fn tune(
     args: &QuantizeArgs,
     (quantizer, source): (&mut Quantizer, &Source),
@@ -135,7 +135,8 @@ fn tune(
         let hessians = calibration.into_hessians();
         match args.method {
             MethodArg::Awq => report.smoothed += quantizer.awq(source, &hessians)?,
-            _ => report.compensated += quantizer.gptq(source, hessians, args.gptq())?,
+            MethodArg::Gptq => report.compensated += quantizer.gptq(source, hessians, args.gptq())?,
+            _ => report.corrected += quantizer.correct_bias(source, hessians)?,
         }
     }
     Ok(report)

@@ -32,6 +32,8 @@ pub(super) struct Calibrated {
     pub(super) smoothed: usize,
     /// The weights that GPTQ quantized.
     pub(super) compensated: usize,
+    /// The weights of other methods whose products got a bias.
+    pub(super) corrected: usize,
     /// The values of which elements were NaN or infinite, which no range contains.
     pub(super) not_finite: Vec<String>,
 }
@@ -213,6 +215,9 @@ impl Calibrated {
         }
         if self.compensated > 0 {
             say!("{} weights are quantized by GPTQ", self.compensated)?;
+        }
+        if self.corrected > 0 {
+            say!("{} products have a bias that corrects their mean", self.corrected)?;
         }
         if !self.not_finite.is_empty() {
             say!("NaN or infinite elements of {} were left out of their ranges", listed(&self.not_finite))?;
