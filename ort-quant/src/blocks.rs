@@ -3,7 +3,8 @@
 use ort_core::{Error, ErrorKind, Result};
 
 use crate::elements::Elements;
-use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, QuantizedBlocks};
+use crate::feedback::Curvature;
+use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks, Scheme};
 use crate::weight::Weight;
 use crate::{columns, rows};
 
@@ -13,40 +14,49 @@ impl BlockQuantizer {
     /// A block of zeros has scale 0. Infinities and NaN are not refused; what their blocks become
     /// is unspecified. Fails if a slice has another length than [`BlockQuantizer::sizes`] says.
     pub fn quantize<T: Weight>(&self, weights: &[T], out: QuantizedBlocks<'_, T>) -> Result<()> {
-        self.check(weights.len(), &out)?;
+        check((self, self.sizes()?), weights.len(), &out)?;
         if !weights.is_empty() {
             match self.layout {
-                BlockLayout::MatMulNBits => columns::quantize(self, BlockMethod::MinMax, weights, out),
+                BlockLayout::MatMulNBits => {
+                    let scheme = Scheme { blocks: *self, method: BlockMethod::MinMax };
+                    columns::quantize(&scheme, Curvature::default(), weights, out);
+                }
                 BlockLayout::Qdq => rows::quantize(self, weights, out),
             }
         }
         Ok(())
     }
+}
 
-    /// [`Self::quantize`] in the layout of `MatMulNBits`, with ranges by another method.
-    pub(crate) fn quantize_by<E: Elements + ?Sized>(
+impl Scheme {
+    /// Quantizes a matrix in row-major order, as [`BlockQuantizer::quantize`] does.
+    pub(crate) fn quantize<E: Elements + ?Sized>(
         &self,
-        method: BlockMethod,
+        curvature: Curvature<'_>,
         weights: &E,
         out: QuantizedBlocks<'_, E::Element>,
     ) -> Result<()> {
-        self.check(weights.count(), &out)?;
+        check((&self.blocks, self.sizes(size_of::<E::Element>())?), weights.count(), &out)?;
         if weights.count() > 0 {
-            columns::quantize(self, method, weights, out);
+            columns::quantize(self, curvature, weights, out);
         }
         Ok(())
     }
+}
 
-    fn check<T: Weight>(&self, weights: usize, out: &QuantizedBlocks<'_, T>) -> Result<()> {
-        let sizes = self.sizes()?;
-        require_len("weights", weights, sizes.weights)?;
-        require_len("codes", out.codes.len(), sizes.codes)?;
-        require_len("scales", out.scales.len(), sizes.scales)?;
-        if !self.is_symmetric {
-            require_len("zero points", out.zero_points.len(), sizes.zero_points)?;
-        }
-        Ok(())
+/// Refuses slices of other lengths. Zero points that are not written may have any.
+fn check<T: Weight>(
+    (blocks, sizes): (&BlockQuantizer, BlockSizes),
+    weights: usize,
+    out: &QuantizedBlocks<'_, T>,
+) -> Result<()> {
+    require_len("weights", weights, sizes.weights)?;
+    require_len("codes", out.codes.len(), sizes.codes)?;
+    require_len("scales", out.scales.len(), sizes.scales)?;
+    if !blocks.is_symmetric {
+        require_len("zero points", out.zero_points.len(), sizes.zero_points)?;
     }
+    Ok(())
 }
 
 /// Fails if a slice has another length than expected.

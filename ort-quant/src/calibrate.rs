@@ -13,6 +13,7 @@ use ort_core::rewrite::{Level, Optimizer};
 use ort_core::session::{RunOptions, Session, SessionBuilder, ValueObserver};
 use ort_core::tensor::{TensorView, Value};
 
+use crate::hessian::{HessianInput, Hessians};
 use crate::model::Smoothing;
 use crate::observe::{Channels, Extremes, Observer, Wanted, joined};
 
@@ -164,6 +165,59 @@ impl ValueObserver for ChannelCalibration {
             && let Ok(values) = tensor.to_cow::<f32>()
         {
             channels.observe(&values, *last);
+        }
+    }
+}
+
+/// The Hessians of the products that read values, for GPTQ and AWQ.
+#[derive(Debug)]
+pub struct HessianCalibration {
+    hessians: Mutex<Hessians>,
+}
+
+impl HessianCalibration {
+    /// Creates Hessians for these values, from [`Quantizer::hessian_inputs`]. Other values are not
+    /// observed.
+    ///
+    /// [`Quantizer::hessian_inputs`]: crate::Quantizer::hessian_inputs
+    pub fn new(inputs: &[HessianInput]) -> HessianCalibration {
+        HessianCalibration { hessians: Mutex::new(Hessians::new(inputs)) }
+    }
+
+    /// Runs a sample and observes it. Returns the outputs. The session is that of
+    /// [`Calibration::session`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::run`].
+    pub fn run(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
+        session.run_with(inputs, &RunOptions { observer: Some(self), ..RunOptions::default() })
+    }
+
+    /// The Hessians. A value that no run has reached has one of no rows.
+    pub fn into_hessians(self) -> Hessians {
+        self.hessians.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ValueObserver for HessianCalibration {
+    fn observe(&self, name: &str, tensor: TensorView<'_>) {
+        let mut hessians = locked(&self.hessians);
+        let Some(last) = tensor.shape().last().copied().filter(|_| hessians.contains(name)) else { return };
+        match tensor.dtype() {
+            DType::F32 => {
+                if let Ok(values) = tensor.to_cow::<f32>() {
+                    hessians.observe(name, &values, last);
+                }
+            }
+            DType::F16 => {
+                if let Ok(values) = tensor.to_cow::<f16>() {
+                    let wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
+                    hessians.observe(name, &wide, last);
+                }
+            }
+            // Products of other types are not quantized.
+            _ => {}
         }
     }
 }

@@ -6,25 +6,23 @@
 use std::ops::Range;
 
 use crate::elements::Elements;
-use crate::grid::{
-    Bits, BlockMethod, BlockQuantizer, QuantizedBlocks, extend_ranges, limit, round_half_away,
-};
+use crate::feedback::Curvature;
+use crate::gptq::{RoundedTile, round_tile};
+use crate::grid::{Bits, BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::parallel;
+use crate::tile::{Lanes, TILE, TileGrids};
 use crate::weight::Weight;
-
-/// The columns of a tile. Its rows are a few cache lines each, and a block of it stays in L1.
-const TILE: usize = 64;
 
 /// Quantizes a matrix that is not empty, into slices of the right lengths.
 pub(crate) fn quantize<E: Elements + ?Sized>(
-    quantizer: &BlockQuantizer,
-    method: BlockMethod,
+    scheme: &Scheme,
+    curvature: Curvature<'_>,
     weights: &E,
     out: QuantizedBlocks<'_, E::Element>,
 ) {
-    let stride = ColumnStride::new(quantizer);
+    let stride = ColumnStride::new::<E::Element>(scheme);
     let threads = parallel::threads_for(weights.count());
-    let width = quantizer.n.div_ceil(threads).next_multiple_of(TILE);
+    let width = scheme.blocks.n.div_ceil(threads).next_multiple_of(TILE);
     let QuantizedBlocks { codes, scales, zero_points } = out;
     let mut zero_points = zero_points.chunks_mut(width.saturating_mul(stride.zero_points));
     let codes = codes.chunks_mut(width.saturating_mul(stride.codes));
@@ -35,7 +33,7 @@ pub(crate) fn quantize<E: Elements + ?Sized>(
         let zero_points = zero_points.next().unwrap_or_default();
         jobs.push(Columns { first: index * width, codes, scales, zero_points });
     }
-    parallel::for_each(jobs, |columns| columns.quantize(quantizer, method, weights));
+    parallel::for_each(jobs, |columns| columns.quantize((scheme, curvature), weights));
 }
 
 /// What the results of one column take.
@@ -51,10 +49,14 @@ struct ColumnStride {
 }
 
 impl ColumnStride {
-    fn new(quantizer: &BlockQuantizer) -> ColumnStride {
-        let blocks = quantizer.k.div_ceil(quantizer.block_size);
-        let block = quantizer.block_size * quantizer.bits.count() / 8;
-        let zero_points = blocks.div_ceil(quantizer.bits.per_byte());
+    fn new<T>(scheme: &Scheme) -> ColumnStride {
+        let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
+        let blocks = k.div_ceil(block_size);
+        let block = block_size * bits.count() / 8;
+        let zero_points = match scheme.has_float_points() {
+            true => blocks * size_of::<T>(),
+            false => blocks.div_ceil(bits.per_byte()),
+        };
         ColumnStride { blocks, block, codes: blocks * block, zero_points }
     }
 }
@@ -67,140 +69,125 @@ struct Columns<'a, T> {
     zero_points: &'a mut [u8],
 }
 
+/// What is computed of a tile at a time.
+struct Scratch {
+    values: Vec<Lanes>,
+    codes: Vec<[u8; TILE]>,
+    /// The bytes of a block, each for all columns of the tile.
+    packed: Vec<[u8; TILE]>,
+}
+
 impl<T: Weight> Columns<'_, T> {
-    fn quantize<E>(self, quantizer: &BlockQuantizer, method: BlockMethod, weights: &E)
+    fn quantize<E>(self, (scheme, curvature): (&Scheme, Curvature<'_>), weights: &E)
     where
         E: Elements<Element = T> + ?Sized,
     {
-        let stride = ColumnStride::new(quantizer);
+        let stride = ColumnStride::new::<T>(scheme);
         let Columns { first, codes, scales, zero_points } = self;
         let codes = codes.chunks_mut(TILE.saturating_mul(stride.codes));
         let scales = scales.chunks_mut(TILE.saturating_mul(stride.blocks));
         let mut zero_points = zero_points.chunks_mut(TILE.saturating_mul(stride.zero_points));
-        // The bytes of a block, each for all columns of the tile.
-        let mut packed = vec![[0_u8; TILE]; stride.block];
-        // The values of a block, for the search.
-        let rows = if method == BlockMethod::SquaredError { quantizer.block_size } else { 0 };
-        let mut values = vec![[0.0_f32; TILE]; rows];
+        // The lanes after the last column stay zero.
+        let BlockQuantizer { k, block_size, .. } = scheme.blocks;
+        let mut scratch = Scratch {
+            values: vec![[0.0; TILE]; if curvature.feedback.is_some() { k } else { block_size.min(k) }],
+            codes: vec![[0; TILE]; block_size.min(k)],
+            packed: vec![[0; TILE]; stride.block],
+        };
         for (index, (codes, scales)) in codes.zip(scales).enumerate() {
             let zero_points = zero_points.next().unwrap_or_default();
-            let tile = Columns { first: first + index * TILE, codes, scales, zero_points };
-            tile.quantize_tile(quantizer, weights, (&mut packed, &mut values));
+            let mut tile = Columns { first: first + index * TILE, codes, scales, zero_points };
+            if !scheme.has_float_points() && !scheme.blocks.is_symmetric {
+                // The kernels' default, for places after the last block.
+                tile.zero_points.fill(scheme.blocks.bits.middle_byte());
+            }
+            if let Some(feedback) = curvature.feedback {
+                tile.load_rows((scheme, weights), 0, &mut scratch.values);
+                let RoundedTile { grids, codes } = round_tile(scheme, feedback, &mut scratch.values);
+                for (block, (grids, codes)) in grids.iter().zip(codes.chunks(block_size)).enumerate() {
+                    tile.store(scheme, (block, grids), codes, &mut scratch.packed);
+                }
+                continue;
+            }
+            for block in 0..stride.blocks {
+                tile.quantize_block((scheme, curvature.importance), weights, block, &mut scratch);
+            }
         }
     }
 
-    /// Quantizes at most [`TILE`] columns. With room for the values of a block, the ranges are
-    /// searched.
-    fn quantize_tile<E: Elements<Element = T> + ?Sized>(
-        self,
-        quantizer: &BlockQuantizer,
+    /// Quantizes a block of at most [`TILE`] columns.
+    fn quantize_block<E: Elements<Element = T> + ?Sized>(
+        &mut self,
+        (scheme, importance): (&Scheme, &[f32]),
         weights: &E,
-        (packed, values): (&mut [[u8; TILE]], &mut [[f32; TILE]]),
+        block: usize,
+        scratch: &mut Scratch,
     ) {
-        let (stride, bits) = (ColumnStride::new(quantizer), quantizer.bits);
-        let Columns { first, codes, scales, zero_points } = self;
-        let width = scales.len() / stride.blocks;
-        let of_row = |row: usize| row * quantizer.n + first..row * quantizer.n + first + width;
-        if !quantizer.is_symmetric {
-            // The kernels' default, for places after the last block.
-            zero_points.fill(bits.middle_byte());
+        let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
+        let rows = block * block_size..k.min((block + 1) * block_size);
+        let Scratch { values, codes, packed } = scratch;
+        let (Some(values), Some(codes)) = (values.get_mut(..rows.len()), codes.get_mut(..rows.len())) else {
+            return;
+        };
+        self.load_rows((scheme, weights), rows.start, values);
+        let grids = TileGrids::<T>::of(scheme, values, importance.get(rows).unwrap_or_default());
+        for (values, codes) in values.iter().zip(&mut *codes) {
+            grids.encode(f32::from(bits.largest()), values, codes);
         }
-        // The lanes after the last column stay zero.
-        let mut wide = [0.0_f32; TILE];
-        for block in 0..stride.blocks {
-            let mut low = [f32::INFINITY; TILE];
-            let mut high = [f32::NEG_INFINITY; TILE];
-            let rows = block * quantizer.block_size..quantizer.k.min((block + 1) * quantizer.block_size);
-            for row in rows.clone() {
-                load(weights, of_row(row), &mut wide);
-                extend_ranges(&wide, &mut low, &mut high);
-            }
-            let mut used = 0;
-            for (row, values) in rows.clone().zip(values.iter_mut()) {
-                load(weights, of_row(row), values);
-                used += 1;
-            }
-            if let Some(values) = values.get(..used).filter(|values| !values.is_empty()) {
-                search_ranges::<T>(quantizer, values, (&mut low, &mut high));
-            }
+        self.store(scheme, (block, &grids), codes, packed);
+    }
 
-            let mut inverse = [0.0_f32; TILE];
-            let mut zero = [0.0_f32; TILE];
-            let ranges = low.iter().zip(&high);
-            let lanes = scales.chunks_mut(stride.blocks).zip(inverse.iter_mut().zip(&mut zero));
-            for (lane, ((low, high), (scales, (inverse, zero)))) in ranges.zip(lanes).enumerate() {
-                let grid = quantizer.grid::<T>(*low, *high);
-                if let Some(scale) = scales.get_mut(block) {
-                    *scale = grid.scale;
-                }
-                (*inverse, *zero) = (grid.inverse, f32::from(grid.zero_point));
-                if !quantizer.is_symmetric {
-                    let column = zero_points.chunks_mut(stride.zero_points).nth(lane);
-                    put(column.unwrap_or_default(), block, grid.zero_point, bits);
-                }
-            }
-
-            packed.fill([0; TILE]);
-            let largest = f32::from(bits.largest());
-            for (index, row) in rows.enumerate() {
-                load(weights, of_row(row), &mut wide);
-                let Some(packed) = packed.get_mut(index / bits.per_byte()) else { break };
-                let shift = index % bits.per_byte() * bits.count();
-                let lanes = packed.iter_mut().zip(&wide).zip(inverse.iter().zip(&zero));
-                for ((byte, value), (inverse, zero)) in lanes {
-                    let code = round_half_away(limit(value * inverse + zero, 0.0, largest));
-                    *byte |= (code << shift) as u8;
-                }
-            }
-
-            for (lane, column) in codes.chunks_mut(stride.codes).enumerate() {
-                let column = column.chunks_mut(stride.block).nth(block).unwrap_or_default();
-                for (to, from) in column.iter_mut().zip(&*packed) {
-                    *to = from.get(lane).copied().unwrap_or_default();
-                }
-            }
+    /// Loads rows of the weight from this one on.
+    fn load_rows<E: Elements<Element = T> + ?Sized>(
+        &self,
+        (scheme, weights): (&Scheme, &E),
+        first: usize,
+        values: &mut [Lanes],
+    ) {
+        let width = self.scales.len() / ColumnStride::new::<T>(scheme).blocks;
+        for (row, values) in (first..).zip(values) {
+            let start = row * scheme.blocks.n + self.first;
+            load(weights, start..start + width, values);
         }
     }
-}
 
-/// Replaces ranges by those of the least squared error, among parts and multiples of them.
-fn search_ranges<T: Weight>(
-    quantizer: &BlockQuantizer,
-    values: &[[f32; TILE]],
-    (low, high): (&mut [f32; TILE], &mut [f32; TILE]),
-) {
-    // From 0.6 to 1.1; the first is the range itself, which wins ties.
-    let shares = [1.0].into_iter().chain((30_u8..=55).map(|step| f32::from(step) * 0.02));
-    let (all_low, all_high) = (*low, *high);
-    let mut least = [f32::INFINITY; TILE];
-    let largest = f32::from(quantizer.bits.largest());
-    for share in shares {
-        let (mut scale, mut inverse, mut zero) = ([0.0_f32; TILE], [0.0_f32; TILE], [0.0_f32; TILE]);
-        let grids = scale.iter_mut().zip(inverse.iter_mut().zip(&mut zero));
-        for ((low, high), (scale, (inverse, zero))) in all_low.iter().zip(&all_high).zip(grids) {
-            let grid = quantizer.grid::<T>(low * share, high * share);
-            (*scale, *inverse, *zero) = (grid.scale.wide(), grid.inverse, f32::from(grid.zero_point));
+    /// Writes the grids and the codes of a block.
+    fn store(
+        &mut self,
+        scheme: &Scheme,
+        (block, grids): (usize, &TileGrids<T>),
+        codes: &[[u8; TILE]],
+        packed: &mut [[u8; TILE]],
+    ) {
+        let (stride, bits) = (ColumnStride::new::<T>(scheme), scheme.blocks.bits);
+        for (scales, scale) in self.scales.chunks_mut(stride.blocks).zip(&grids.stored) {
+            scales.iter_mut().skip(block).take(1).for_each(|to| *to = *scale);
         }
-        let mut errors = [0.0_f32; TILE];
-        for row in values {
-            let grids = scale.iter().zip(inverse.iter().zip(&zero));
-            for ((error, value), (scale, (inverse, zero))) in errors.iter_mut().zip(row).zip(grids) {
-                let code = round_half_away(limit(value * inverse + zero, 0.0, largest));
-                let difference = (code as f32 - zero) * scale - value;
-                *error += difference * difference;
+        if !scheme.blocks.is_symmetric {
+            for (points, zero) in self.zero_points.chunks_mut(stride.zero_points).zip(&grids.zero) {
+                match scheme.has_float_points() {
+                    true => put_number::<T>(points, block, *zero),
+                    false => put(points, block, *zero as u8, bits),
+                }
             }
         }
-        let ends = low.iter_mut().zip(high.iter_mut()).zip(all_low.iter().zip(&all_high));
-        for (((low, high), (all_low, all_high)), (least, error)) in ends.zip(least.iter_mut().zip(errors)) {
-            if error < *least {
-                (*least, *low, *high) = (error, all_low * share, all_high * share);
+        packed.fill([0; TILE]);
+        for (index, codes) in codes.iter().enumerate() {
+            let Some(packed) = packed.get_mut(index / bits.per_byte()) else { break };
+            let shift = index % bits.per_byte() * bits.count();
+            packed.iter_mut().zip(codes).for_each(|(byte, code)| *byte |= code << shift);
+        }
+        for (lane, column) in self.codes.chunks_mut(stride.codes).enumerate() {
+            let column = column.chunks_mut(stride.block).nth(block).unwrap_or_default();
+            for (to, from) in column.iter_mut().zip(&*packed) {
+                *to = from.get(lane).copied().unwrap_or_default();
             }
         }
     }
 }
 
 /// Converts the part of a row that is in the tile.
-fn load<E: Elements + ?Sized>(weights: &E, part: Range<usize>, wide: &mut [f32; TILE]) {
+fn load<E: Elements + ?Sized>(weights: &E, part: Range<usize>, wide: &mut Lanes) {
     if let Some(wide) = wide.get_mut(..part.len()) {
         weights.widen(part.start, wide);
     }
@@ -214,71 +201,129 @@ fn put(row: &mut [u8], index: usize, code: u8, bits: Bits) {
     }
 }
 
+/// Replaces a number in a row of bytes.
+fn put_number<T: Weight>(row: &mut [u8], index: usize, number: f32) {
+    let bytes = T::bytes(&[T::narrow(number)]);
+    if let Some(to) = row.chunks_mut(bytes.len()).nth(index) {
+        to.copy_from_slice(&bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use ort_core::Result;
+    use serde_json::Value;
 
     use super::*;
-    use crate::grid::BlockLayout;
+    use crate::decoded::{METHODS, REFERENCE, bits_of, scheme, symmetric, weights};
+    use crate::grid::BlockMethod;
 
-    /// The squared error of each column's blocks together.
-    fn errors(quantizer: &BlockQuantizer, method: BlockMethod, weights: &[f32]) -> Result<Vec<f64>> {
-        let sizes = quantizer.sizes()?;
-        let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
-        let mut scales = vec![0.0_f32; sizes.scales];
-        let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-        quantizer.quantize_by(method, weights, out)?;
-        let stride = ColumnStride::new(quantizer);
-        let bits = quantizer.bits;
-        let code = |bytes: &[u8], place: usize| {
-            let shift = place % bits.per_byte() * bits.count();
-            f64::from(bytes[place / bits.per_byte()] >> shift & bits.largest())
-        };
-        let error = |column: usize| {
-            let row_error = |row: usize| {
-                let block = row / quantizer.block_size;
-                let zero = match zero_points.is_empty() {
-                    true => f64::from(bits.middle()),
-                    false => code(&zero_points[column * stride.zero_points..], block),
-                };
-                let scale = f64::from(scales[column * stride.blocks + block]);
-                let value = (code(&codes[column * stride.codes..], row) - zero) * scale;
-                (value - f64::from(weights[row * quantizer.n + column])).powi(2)
+    fn decoded<T: Weight>(scheme: &Scheme, weights: &[T]) -> Result<Vec<f32>> {
+        crate::decoded::decoded(scheme, Curvature::default(), weights)
+    }
+
+    /// The error that a method minimizes, in each block of each column: squares, squares that weigh
+    /// more for large values, or magnitudes.
+    fn errors(scheme: &Scheme, weights: &[f32], decoded: &[f32]) -> Vec<f64> {
+        let BlockQuantizer { k, n, block_size, .. } = scheme.blocks;
+        let mut errors = Vec::new();
+        for (column, first) in
+            (0..n).flat_map(|column| (0..k).step_by(block_size).map(move |first| (column, first)))
+        {
+            let places = (first..k.min(first + block_size)).map(|row| row * n + column);
+            let pairs: Vec<(f64, f64)> =
+                places.map(|place| (f64::from(weights[place]), f64::from(decoded[place]))).collect();
+            let squares: f64 = pairs.iter().map(|(value, _)| value * value).sum();
+            let root = (squares / pairs.len() as f64).sqrt();
+            let term = |(value, became): &(f64, f64)| match scheme.method {
+                BlockMethod::MinMax | BlockMethod::SquaredError => (value - became).powi(2),
+                BlockMethod::KQuant => (root + value.abs()) * (value - became).powi(2),
+                BlockMethod::HalfQuadratic => (value - became).abs(),
             };
-            (0..quantizer.k).map(row_error).sum::<f64>()
-        };
-        Ok((0..quantizer.n).map(error).collect())
+            errors.push(pairs.iter().map(term).sum());
+        }
+        errors
     }
 
     #[test]
-    fn a_search_never_raises_the_error_and_usually_lowers_it() -> Result<()> {
-        let (k, n) = (100, 70);
-        // Cubes have few large values, as trained weights do.
-        let unit = |step: usize| (step * 7919 % 10007) as f32 / 10007.0 - 0.5;
-        let weights: Vec<f32> = (0..k * n).map(|step| unit(step).powi(3)).collect();
+    fn no_block_is_worse_than_with_its_whole_range() -> Result<()> {
+        let weights = weights(100 * 70);
+        let halves: Vec<f16> = weights.iter().map(|value| f16::from_f32(*value)).collect();
+        let rounded: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
         for bits in [Bits::Two, Bits::Four, Bits::Eight] {
-            for is_symmetric in [false, true] {
-                let layout = BlockLayout::MatMulNBits;
-                let quantizer = BlockQuantizer { k, n, block_size: 32, bits, is_symmetric, layout };
-                let plain = errors(&quantizer, BlockMethod::MinMax, &weights)?;
-                let searched = errors(&quantizer, BlockMethod::SquaredError, &weights)?;
-                for (plain, searched) in plain.iter().zip(&searched) {
-                    assert!(*searched <= plain * 1.0001, "{bits:?} {is_symmetric}: {searched} {plain}");
+            for (name, method) in METHODS {
+                let plain = scheme((100, 70, 32), bits, method);
+                for scheme in [plain, symmetric(plain)] {
+                    // Symmetric blocks have no zero point that this method could search.
+                    if scheme.blocks.is_symmetric && method == BlockMethod::HalfQuadratic {
+                        continue;
+                    }
+                    let whole = Scheme { method: BlockMethod::MinMax, ..scheme };
+                    for (given, found, plain) in [
+                        (&weights, decoded(&scheme, &weights)?, decoded(&whole, &weights)?),
+                        (&rounded, decoded(&scheme, &halves)?, decoded(&whole, &halves)?),
+                    ] {
+                        let pairs =
+                            errors(&scheme, given, &found).into_iter().zip(errors(&scheme, given, &plain));
+                        for (block, (found, plain)) in pairs.enumerate() {
+                            let label =
+                                format!("{name} {bits:?} {}: block {block}", scheme.blocks.is_symmetric);
+                            assert!(found <= plain * 1.0001 + 1e-9, "{label}: {found} of {plain}");
+                        }
+                    }
                 }
-                let (plain, searched): (f64, f64) = (plain.iter().sum(), searched.iter().sum());
-                let most = if bits == Bits::Eight { 1.0 } else { 0.99 };
-                assert!(searched <= most * plain, "{bits:?} {is_symmetric}: {searched} {plain}");
             }
         }
         Ok(())
     }
 
+    /// The errors of prototypes in NumPy, which follow the published formulas block by block.
     #[test]
-    fn blocks_of_zeros_stay_zeros() -> Result<()> {
-        let layout = BlockLayout::MatMulNBits;
-        let bits = Bits::Four;
-        let quantizer = BlockQuantizer { k: 40, n: 3, block_size: 32, bits, is_symmetric: false, layout };
-        assert_eq!(errors(&quantizer, BlockMethod::SquaredError, &[0.0; 120])?, [0.0; 3]);
+    fn methods_reach_the_errors_of_their_formulas() -> Result<()> {
+        let cases: Value = serde_json::from_str(REFERENCE).unwrap();
+        let cases = cases["methods"].as_array().unwrap();
+        assert_eq!(cases.len(), 21);
+        for case in cases {
+            let size = |name: &str| case[name].as_u64().unwrap() as usize;
+            let (_, method) = METHODS.into_iter().find(|(name, _)| case["method"] == *name).unwrap();
+            let bits = bits_of(size("bits") as u64);
+            let plain = scheme((size("k"), size("n"), size("block")), bits, method);
+            let scheme = if case["symmetric"] == true { symmetric(plain) } else { plain };
+            let weights = weights(size("k") * size("n"));
+            let found: f64 = errors(&scheme, &weights, &decoded(&scheme, &weights)?).iter().sum();
+            let expected = case["error"].as_f64().unwrap();
+            assert!((found - expected).abs() < 2e-3 * expected, "{case}: {found}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn equal_values_and_values_on_a_grid_are_exact() -> Result<()> {
+        for (_, method) in METHODS {
+            let scheme = scheme((48, 3, 16), Bits::Four, method);
+            // Each block has all multiples of 1/4 from -1 to 2.75.
+            let grid: Vec<f32> = (0..144).map(|place| (place / 3 * 7 % 16) as f32 * 0.25 - 1.0).collect();
+            for weights in [grid, vec![0.0; 144], vec![0.75; 144], vec![-3.0; 144]] {
+                for (found, expected) in decoded(&scheme, &weights)?.into_iter().zip(&weights) {
+                    assert!((found - expected).abs() < 1e-6, "{method:?}: {found} {expected}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A number as zero point may be far outside of the codes.
+    #[test]
+    fn values_far_from_zero_gain_from_a_zero_point_in_floating_point() -> Result<()> {
+        let weights: Vec<f32> = weights(64 * 5).iter().map(|value| 3.0 + value).collect();
+        let error = |method: BlockMethod| -> Result<f64> {
+            let scheme = scheme((64, 5, 32), Bits::Four, method);
+            let squared = Scheme { method: BlockMethod::MinMax, ..scheme };
+            Ok(errors(&squared, &weights, &decoded(&scheme, &weights)?).iter().sum())
+        };
+        let (plain, numbers) = (error(BlockMethod::MinMax)?, error(BlockMethod::HalfQuadratic)?);
+        assert!(numbers < 0.1 * plain, "{numbers} of {plain}");
         Ok(())
     }
 }

@@ -91,6 +91,37 @@ pub enum BlockMethod {
     MinMax,
     /// It is up to a tenth larger or up to two fifths smaller if that lowers the squared error.
     SquaredError,
+    /// Scale and zero point fit the values best by weighted least squares, as in llama.cpp's
+    /// k-quants. Large values weigh more.
+    KQuant,
+    /// The zero point minimizes a norm of the errors that hardly counts outliers: half-quadratic
+    /// quantization (HQQ). It is a number of the weight's type. Symmetric blocks have none, and get
+    /// [`Self::SquaredError`].
+    HalfQuadratic,
+}
+
+/// How a matrix is quantized in the layout of `MatMulNBits`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scheme {
+    pub(crate) blocks: BlockQuantizer,
+    pub(crate) method: BlockMethod,
+}
+
+impl Scheme {
+    /// Whether zero points are numbers of the weight's type, not integers.
+    pub(crate) fn has_float_points(&self) -> bool {
+        self.method == BlockMethod::HalfQuadratic && !self.blocks.is_symmetric
+    }
+
+    /// The lengths of the results. `element` is the size of a scale in bytes.
+    pub(crate) fn sizes(&self, element: usize) -> Result<BlockSizes> {
+        let sizes = self.blocks.sizes()?;
+        let zero_points = match self.has_float_points() {
+            true => sizes.scales.saturating_mul(element),
+            false => sizes.zero_points,
+        };
+        Ok(BlockSizes { zero_points, ..sizes })
+    }
 }
 
 /// The lengths of the slices that [`BlockQuantizer::quantize`] takes.

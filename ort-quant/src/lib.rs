@@ -6,6 +6,9 @@
 //! point. These functions work on slices; a [`Quantizer`] does it for the weights of a
 //! whole model, and writes the model.
 //!
+//! [`Quantizer::gptq`] and [`Quantizer::awq`] tune weights in blocks with the Hessians that a
+//! [`HessianCalibration`] accumulates.
+//!
 //! A [`Calibration`] runs a model on samples. An [`Observer`] collects statistics of each value,
 //! and a [`RangeRule`] makes from them the range that the value's codes cover.
 //!
@@ -45,13 +48,19 @@
 )]
 #![forbid(unsafe_code)]
 
+mod awq;
 mod blocks;
 mod bnb4;
 mod calibrate;
 mod calibration_file;
 mod columns;
+#[cfg(test)]
+mod decoded;
 mod elements;
+mod feedback;
+mod gptq;
 mod grid;
+mod hessian;
 mod integer;
 mod linear;
 mod model;
@@ -62,17 +71,20 @@ mod parallel;
 mod range;
 mod rows;
 mod smooth;
+mod tile;
 mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};
-pub use calibrate::{Calibration, ChannelCalibration};
+pub use calibrate::{Calibration, ChannelCalibration, HessianCalibration};
 pub use calibration_file::{read_ranges, write_ranges};
+pub use feedback::GptqOptions;
 pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks};
+pub use hessian::{Hessian, HessianInput, Hessians};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
 pub use model::{
     BlockOptions, DynamicOptions, HalfOptions, HalfType, Layer, Mode, NodePattern, Outcome, Quantization,
-    Quantizer, Smoothed, Smoothing, StaticFormat, StaticOptions, Written,
+    Quantizer, Smoothed, Smoothing, StaticFormat, StaticOptions, TunedWeights, Written,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};

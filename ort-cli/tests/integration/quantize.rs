@@ -92,8 +92,17 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("int8", &["--symmetric", "--block", "16"][..], 0.02, 60),
         ("int4", &[][..], 0.2, 50),
         ("int4", &["--method", "rtn"][..], 0.2, 50),
+        ("int4", &["--method", "k-quant"][..], 0.2, 50),
+        ("int4", &["--method", "k-quant", "--symmetric"][..], 0.3, 50),
+        ("int4", &["--method", "hqq"][..], 0.2, 50),
+        ("int8", &["--method", "hqq", "--block", "64"][..], 0.02, 60),
         ("int4", &["--no-protect-last", "--symmetric", "--external-data"][..], 0.3, 50),
         ("int2", &["--block", "64"][..], 1.5, 50),
+        ("int4", &["--method", "gptq", "--data", &samples][..], 0.3, 50),
+        ("int4", &["--method", "gptq", "--act-order", "--symmetric", "--data", &samples][..], 0.4, 50),
+        ("int4", &["--method", "awq", "--data", &samples][..], 0.2, 50),
+        ("int2", &["--bias-correction", "--method", "rtn", "--data", &samples][..], 1.5, 50),
+        ("int2", &["--bias-correction", "--method", "gptq", "--data", &samples][..], 1.5, 50),
     ] {
         let out = folder.path("out.onnx");
         let out = out.to_str().unwrap();
@@ -101,8 +110,11 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         let report = run(&args).json();
         let label = format!("{mode} {flags:?}: {report}");
         assert!(report["checked"]["relative_error"].as_f64().unwrap() < error, "{label}");
-        // 6 dB for each bit of a code, and some more with channels and blocks.
-        let least = if mode == "int2" {
+        // 6 dB for each bit of a code, and some more with channels and blocks. With GPTQ, the error
+        // of a weight makes up for others.
+        let least = if flags.contains(&"gptq") {
+            0.0
+        } else if mode == "int2" {
             5.0
         } else if mode == "int4" {
             15.0
@@ -376,6 +388,11 @@ fn failures_say_why_and_leave_no_file() {
     usage(&["--mode", "int8", "--format", "qoperator"], &["--format", "no effect"]);
     usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
     usage(&["--mode", "static"], &["--data", "dynamic"]);
+    usage(&["--mode", "int4", "--method", "gptq"], &["--data", "mse"]);
+    usage(&["--mode", "int4", "--bias-correction"], &["--data"]);
+    usage(&["--mode", "dynamic", "--bias-correction"], &["--bias-correction", "no effect"]);
+    usage(&["--mode", "int4", "--method", "mse", "--act-order"], &["--act-order", "no effect"]);
+    usage(&["--mode", "int4", "--method", "hqq", "--symmetric"], &["--symmetric", "leave one of them out"]);
     usage(&["--mode", "int4", "--report", out], &["same file"]);
     usage(&["--mode", "int4", "--compare"], &["cannot be used with"]);
     usage(&["--mode", "int4", "--data", "x.npz", "--samples", "0"], &["1 or more"]);

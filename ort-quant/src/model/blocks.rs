@@ -5,28 +5,88 @@
 
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
-use ort_core::{Result, Within};
+use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
 use super::options::{BlockOptions, Quantizer};
+use super::smoothing;
+use super::tuned::{TunedForm, TunedWeights};
 use super::weights::{Form, Job};
-use super::work::{Outcome, Work, is_standard, title};
-use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer};
+use super::work::{Found, Outcome, Work, is_standard, title};
+use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, Scheme};
 
 const MICROSOFT: &str = "com.microsoft";
 
 /// A layer that can be quantized.
-struct Candidate {
+pub(super) struct BlockLayer {
     /// The position of the weight among the inputs.
     weight: usize,
     /// Whether the weight is [N, K].
-    is_transposed: bool,
-    k: usize,
-    n: usize,
+    pub(super) is_transposed: bool,
     is_half: bool,
     shape: Vec<usize>,
     before: usize,
-    method: BlockMethod,
+    pub(super) scheme: Scheme,
+}
+
+/// A product whose weight becomes blocks.
+pub(super) struct BlockProduct {
+    /// The number of its node.
+    pub(super) node: usize,
+    pub(super) input: String,
+    pub(super) weight: String,
+    pub(super) layer: BlockLayer,
+}
+
+impl BlockLayer {
+    /// Whether the layer is a product, and not a table of `Gather`.
+    fn is_product(&self) -> bool {
+        self.weight == 1
+    }
+
+    /// The form of its weight.
+    pub(super) fn form(&self, weight: &str) -> TunedForm {
+        (weight.to_string(), self.is_transposed, self.scheme.blocks.bits.count())
+    }
+
+    /// What quantizes its weight.
+    pub(super) fn job(&self, work: &Work, weight: &str) -> Result<Job> {
+        let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{weight}'"));
+        Ok(Job {
+            weight: work.draft.constant(weight).cloned().ok_or_else(missing)?,
+            codes: String::new(),
+            is_transposed: self.is_transposed,
+            shape: vec![self.scheme.blocks.k, self.scheme.blocks.n],
+            is_half: self.is_half,
+            has_one_point: false,
+            scales: None,
+            bias: None,
+            importance: None,
+            ready: None,
+            form: Form::Blocks(self.scheme),
+        })
+    }
+
+    /// The type of scales.
+    fn float(&self) -> DType {
+        if self.is_half { DType::F16 } else { DType::F32 }
+    }
+
+    /// Why the layer stays all the same.
+    fn refusal(&self) -> Result<Option<String>> {
+        let BlockQuantizer { k, block_size, is_symmetric, .. } = self.scheme.blocks;
+        // Rows have no padding, so that blocks have to fill them.
+        if !self.is_product() && !k.is_multiple_of(block_size) {
+            let reason = format!("its rows of {k} are no multiple of the block size, {block_size}");
+            return Ok(Some(reason));
+        }
+        let element = if self.is_half { 2 } else { 4 };
+        let sizes = self.scheme.sizes(element)?;
+        let points = if is_symmetric { 0 } else { sizes.zero_points };
+        let after = sizes.codes + sizes.scales * element + points;
+        let is_smaller = after < self.before;
+        Ok((!is_smaller).then(|| format!("its weight of {} bytes would take {after}", self.before)))
+    }
 }
 
 pub(super) fn rewrite(
@@ -36,56 +96,76 @@ pub(super) fn rewrite(
     quantizer: &Quantizer,
 ) -> Result<()> {
     // Refuses a wrong block size before any node is looked at.
-    BlockQuantizer { k: 1, ..blocks_of(options, options.bits) }.sizes()?;
-    let found: Vec<Option<std::result::Result<Candidate, String>>> = nodes
-        .iter()
-        .enumerate()
-        .map(|(index, node)| {
-            let candidate = candidate(work, node)?;
-            Some(quantizer.allows(work.place(index), node).and(candidate))
-        })
-        .collect();
-    let is_product = |node: &NodeProto| !is_standard(node, "Gather");
-    // In a body nothing tells which product makes the answer.
-    let last =
-        nodes.iter().zip(&found).rposition(|(node, found)| matches!(found, Some(Ok(_))) && is_product(node));
-    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
-        let candidate = match found {
-            None => {
-                work.pass(node);
-                continue;
-            }
-            Some(Err(reason)) => {
-                work.note(node, Vec::new(), Outcome::Kept { reason });
-                work.draft.nodes.push(node.clone());
-                continue;
-            }
-            Some(Ok(candidate)) => Candidate { method: options.method, ..candidate },
-        };
-        let bits = match is_product(node) {
-            true if options.protects_last && !work.is_inside && last == Some(index) => Bits::Eight,
-            true => options.bits,
-            false => Bits::Eight,
-        };
-        let place = || format!("node '{}' ({})", title(node), node.op_type());
-        if is_product(node) {
-            replace_product(work, node, candidate, blocks_of(options, bits)).within(place)?;
-        } else {
-            let table = BlockQuantizer { is_symmetric: true, ..blocks_of(options, bits) };
-            replace_gather(work, node, candidate, table).within(place)?;
-        }
+    BlockQuantizer { k: 1, ..blocks_of(options) }.sizes()?;
+    if options.is_symmetric && options.method == BlockMethod::HalfQuadratic {
+        let text = "half-quadratic quantization (hqq) searches zero points, and symmetric blocks have none";
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .help("give the blocks zero points, or take another method"));
     }
+    let mut nodes = nodes.to_vec();
+    // Values of bodies are not divided.
+    if !work.is_inside && !options.tuned.smoothing.is_empty() {
+        smoothing::fold(work, &mut nodes, &options.tuned.smoothing, quantizer)?;
+    }
+    let found = layers(work, &nodes, options, quantizer);
+    work.each_layer(&nodes, found, |work, node, layer| {
+        if let Some(reason) = layer.refusal()? {
+            work.keep(node, layer.shape, reason);
+            return Ok(());
+        }
+        match layer.is_product() {
+            true => replace_product(work, node, &layer, &options.tuned),
+            false => replace_gather(work, node, &layer),
+        }
+    })?;
     work.draft.import(MICROSOFT, 1);
     Ok(())
 }
 
-fn blocks_of(options: &BlockOptions, bits: Bits) -> BlockQuantizer {
-    let BlockOptions { block_size, is_symmetric, .. } = *options;
+/// The layers of a graph.
+fn layers(
+    work: &Work,
+    nodes: &[NodeProto],
+    options: &BlockOptions,
+    quantizer: &Quantizer,
+) -> Vec<Option<Found<BlockLayer>>> {
+    let mut found = work.candidates(nodes, quantizer, |node| candidate(work, node, options));
+    // In a body nothing tells which product makes the answer.
+    if options.protects_last && !work.is_inside {
+        let mut layers = found.iter_mut().flatten().flatten();
+        if let Some(last) = layers.rfind(|layer| layer.is_product()) {
+            last.scheme.blocks.bits = Bits::Eight;
+        }
+    }
+    found
+}
+
+/// The products of a graph whose weights become blocks.
+pub(super) fn products(
+    work: &Work,
+    nodes: &[NodeProto],
+    options: &BlockOptions,
+    quantizer: &Quantizer,
+) -> Result<Vec<BlockProduct>> {
+    let mut products = Vec::new();
+    let found = layers(work, nodes, options, quantizer).into_iter();
+    for (index, (node, found)) in nodes.iter().zip(found).enumerate() {
+        let (Some(Ok(layer)), [input, weight, ..]) = (found, &node.input[..]) else { continue };
+        if layer.is_product() && layer.refusal()?.is_none() {
+            let (input, weight) = (input.clone(), weight.clone());
+            products.push(BlockProduct { node: index, input, weight, layer });
+        }
+    }
+    Ok(products)
+}
+
+fn blocks_of(options: &BlockOptions) -> BlockQuantizer {
+    let BlockOptions { bits, block_size, is_symmetric, .. } = *options;
     BlockQuantizer { k: 0, n: 1, block_size, bits, is_symmetric, layout: BlockLayout::MatMulNBits }
 }
 
 /// The layer of a node, or why it stays; `None` for a node without a weight.
-fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candidate, String>> {
+fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Found<BlockLayer>> {
     let place = if is_standard(node, "Gather") {
         0
     } else if is_standard(node, "MatMul") || is_standard(node, "Gemm") {
@@ -94,7 +174,7 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
         return None;
     };
     let name = node.input.get(place)?;
-    let read = || -> std::result::Result<Candidate, String> {
+    let read = || -> Found<BlockLayer> {
         let weight = work.weight(name)?;
         let is_half = match weight.dtype {
             DType::F32 => false,
@@ -117,8 +197,14 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
             is_transposed = integer_of(node, "transB", 0) != 0;
         }
         let (k, n) = if is_transposed { (columns, rows) } else { (rows, columns) };
-        let (before, method) = (weight.bytes(), BlockMethod::MinMax);
-        Ok(Candidate { weight: place, is_transposed, k, n, is_half, shape: weight.shape, before, method })
+        let mut blocks = BlockQuantizer { k, n, ..blocks_of(options) };
+        if place == 0 {
+            // A row of a table is read as it is.
+            (blocks.bits, blocks.is_symmetric) = (Bits::Eight, true);
+        }
+        let scheme = Scheme { blocks, method: options.method };
+        let (before, shape) = (weight.bytes(), weight.shape);
+        Ok(BlockLayer { weight: place, is_transposed, is_half, shape, before, scheme })
     };
     // A Gather of integers, as in shape arithmetic, is no layer.
     let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
@@ -126,25 +212,24 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Candid
 }
 
 /// Replaces a product by `MatMulNBits`, and the bias of a Gemm by an Add.
-fn replace_product(
-    work: &mut Work,
-    old: &NodeProto,
-    candidate: Candidate,
-    blocks: BlockQuantizer,
-) -> Result<()> {
-    let Candidate { k, n, .. } = candidate;
-    let blocks = BlockQuantizer { k, n, ..blocks };
-    let count = k.div_ceil(blocks.block_size);
-    let suffix = format!("_Q{}", blocks.bits.count());
-    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
-    let per_block = blocks.block_size * blocks.bits.count() / 8;
-    let points = (count * blocks.bits.count()).div_ceil(8);
-    let mut results =
-        vec![(suffix.as_str(), DType::U8, vec![n, count, per_block]), ("_scales", float, vec![n, count])];
-    results.extend((!blocks.is_symmetric).then_some(("_zero_points", DType::U8, vec![n, points])));
-    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
-    let is_gemm = is_standard(old, "Gemm");
+fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: &TunedWeights) -> Result<()> {
+    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
+    let count = k.div_ceil(block_size);
+    let suffix = format!("_Q{}", bits.count());
+    let float = layer.float();
+    let points = match layer.scheme.has_float_points() {
+        true => (float, vec![n, count]),
+        false => (DType::U8, vec![n, (count * bits.count()).div_ceil(8)]),
+    };
+    let codes = vec![n, count, block_size * bits.count() / 8];
+    let mut results = vec![(suffix.as_str(), DType::U8, codes), ("_scales", float, vec![n, count])];
+    results.extend((!is_symmetric).then_some(("_zero_points", points.0, points.1)));
+    let weight = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
+    let is_corrected = tuned.done.get(&layer.form(weight)).is_some_and(|tuned| tuned.is_corrected);
+    results.extend(is_corrected.then(|| ("_bias_correction", float, vec![n])));
     let input = old.input.first().map(String::as_str).unwrap_or_default();
+    let names = add(work, old, (layer, Some(tuned)), &results)?;
+    let is_gemm = is_standard(old, "Gemm");
     let output = old.output.first().map(String::as_str).unwrap_or_default();
     let bias = old.input.get(2).filter(|name| is_gemm && !name.is_empty());
     let title = title(old);
@@ -157,10 +242,16 @@ fn replace_product(
     let attributes = vec![
         integer("K", k as i64),
         integer("N", n as i64),
-        integer("bits", blocks.bits.count() as i64),
-        integer("block_size", blocks.block_size as i64),
+        integer("bits", bits.count() as i64),
+        integer("block_size", block_size as i64),
     ];
-    let inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
+    let mut inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();
+    if is_corrected {
+        // The bias is the last of six inputs, behind zero points and an order of rows.
+        while inputs.len() < 6 {
+            inputs.insert(inputs.len() - 1, "");
+        }
+    }
     work.draft.nodes.push(node((MICROSOFT, "MatMulNBits"), name, &inputs, &[&product], attributes));
     if let Some(bias) = bias {
         let name = work.draft.node_name(&format!("{title}_Add"));
@@ -170,22 +261,10 @@ fn replace_product(
 }
 
 /// Replaces the table of a Gather.
-fn replace_gather(
-    work: &mut Work,
-    old: &NodeProto,
-    candidate: Candidate,
-    blocks: BlockQuantizer,
-) -> Result<()> {
-    let Candidate { k, n, .. } = candidate;
-    // Rows have no padding, so that blocks have to fill them.
-    if !k.is_multiple_of(blocks.block_size) {
-        let reason = format!("its rows of {k} are no multiple of the block size, {}", blocks.block_size);
-        return keep(work, old, &candidate, reason);
-    }
-    let blocks = BlockQuantizer { k, n, ..blocks };
-    let float = if candidate.is_half { DType::F16 } else { DType::F32 };
-    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", float, vec![n, k / blocks.block_size])];
-    let Some(names) = add(work, old, &candidate, blocks, &results)? else { return Ok(()) };
+fn replace_gather(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
+    let BlockQuantizer { k, n, block_size, .. } = layer.scheme.blocks;
+    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", layer.float(), vec![n, k / block_size])];
+    let names = add(work, old, (layer, None), &results)?;
     let [codes, scales] = &names[..] else { return Ok(()) };
     let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
@@ -193,7 +272,7 @@ fn replace_gather(
     let attributes = vec![
         integer("gather_axis", 0),
         integer("quantize_axis", 1),
-        integer("block_size", blocks.block_size as i64),
+        integer("block_size", block_size as i64),
         integer("bits", 8),
     ];
     let inputs = [codes.as_str(), indices, scales.as_str()];
@@ -201,49 +280,37 @@ fn replace_gather(
     Ok(())
 }
 
-/// Adds the quantized weight of a layer. `None` if that would be no smaller: then the layer stays.
+/// Adds the quantized weight of a layer, and its row of the report. Returns the names of the
+/// results.
 fn add(
     work: &mut Work,
     old: &NodeProto,
-    candidate: &Candidate,
-    blocks: BlockQuantizer,
+    (layer, tuned): (&BlockLayer, Option<&TunedWeights>),
     results: &[(&str, DType, Vec<usize>)],
-) -> Result<Option<Vec<String>>> {
-    let name = old.input.get(candidate.weight).map(String::as_str).unwrap_or_default();
-    let Some(weight) = work.draft.constant(name).cloned() else { return Ok(None) };
-    let job = Job {
-        weight,
-        codes: String::new(),
-        is_transposed: candidate.is_transposed,
-        shape: vec![blocks.k, blocks.n],
-        is_half: candidate.is_half,
-        has_one_point: false,
-        scales: None,
-        bias: None,
-        form: Form::Blocks(blocks, candidate.method),
-    };
-    let after: usize = job.lengths()?.iter().sum();
-    if after >= candidate.before {
-        let reason = format!("its weight of {} bytes would take {after}", candidate.before);
-        keep(work, old, candidate, reason)?;
-        return Ok(None);
+) -> Result<Vec<String>> {
+    let BlockQuantizer { block_size, bits, is_symmetric, .. } = layer.scheme.blocks;
+    let weight = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
+    let mut job = layer.job(work, weight)?;
+    let mut method = "";
+    if let (Some(tuned), Some(input)) = (tuned, old.input.first()) {
+        let done = tuned.done.get(&layer.form(weight));
+        job.ready = done.map(|tuned| tuned.done.clone());
+        // In a body another value may have the name.
+        job.importance = tuned.importance.get(input).filter(|_| !work.is_inside).cloned();
+        let smoothed = tuned.smoothing.get(input).filter(|_| !work.is_inside);
+        job.scales = smoothed.map(|smoothed| smoothing::row_scales(smoothed, old));
+        method = match (done, &job.scales) {
+            (Some(tuned), _) => tuned.label,
+            (None, Some(_)) => ", awq",
+            (None, None) => "",
+        };
     }
     let (names, added) = work.add_weight(job, results)?;
-    let before = if added == 0 { 0 } else { candidate.before };
-    let kind = if blocks.is_symmetric { "" } else { " with zero points" };
-    let precision = format!("int{}, blocks of {}{kind}", blocks.bits.count(), blocks.block_size);
-    let outcome = Outcome::Quantized {
-        precision,
-        before,
-        after: added,
-        codes: names.first().cloned().unwrap_or_default(),
-    };
-    work.note(old, candidate.shape.clone(), outcome);
-    Ok(Some(names))
-}
-
-fn keep(work: &mut Work, old: &NodeProto, candidate: &Candidate, reason: String) -> Result<()> {
-    work.note(old, candidate.shape.clone(), Outcome::Kept { reason });
-    work.draft.nodes.push(old.clone());
-    Ok(())
+    let before = if added == 0 { 0 } else { layer.before };
+    let points = if is_symmetric { "" } else { " with zero points" };
+    let precision = format!("int{}, blocks of {block_size}{points}{method}", bits.count());
+    let codes = names.first().cloned().unwrap_or_default();
+    let outcome = Outcome::Quantized { precision, before, after: added, codes };
+    work.note(old, layer.shape.clone(), outcome);
+    Ok(names)
 }

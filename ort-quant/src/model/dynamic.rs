@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
-use ort_core::{Result, Within};
 
 use super::draft::{float_of, integer, integer_of, node, reads};
 use super::options::{DynamicOptions, Quantizer};
 use super::weights::{Form, Job};
-use super::work::{Outcome, Work, is_standard, title};
+use super::work::{Found, Outcome, Work, is_standard, title};
 use crate::integer::{GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 
@@ -48,41 +48,18 @@ pub(super) fn rewrite(
     options: &DynamicOptions,
     quantizer: &Quantizer,
 ) -> Result<()> {
-    let found: Vec<Option<std::result::Result<Layer8, String>>> = nodes
-        .iter()
-        .enumerate()
-        .map(|(index, node)| {
-            let candidate = candidate(work, node)?;
-            Some(quantizer.allows(work.place(index), node).and(candidate))
-        })
-        .collect();
+    let found = work.candidates(nodes, quantizer, |node| candidate(work, node));
     let floats = read_as_floats(work, nodes, &found);
     let mut quantized = Quantized { values: BTreeMap::new(), floats, options: *options };
-    for (node, found) in nodes.iter().zip(found) {
-        let layer = match found {
-            None => {
-                work.pass(node);
-                continue;
-            }
-            Some(Err(reason)) => {
-                work.note(node, Vec::new(), Outcome::Kept { reason });
-                work.draft.nodes.push(node.clone());
-                continue;
-            }
-            Some(Ok(layer)) => layer,
-        };
-        let done = match layer.rule {
-            Rule::Gather => quantized.gather(work, node, &layer),
-            Rule::Conv => quantized.conv(work, node, &layer),
-            Rule::MatMul | Rule::Gemm => quantized.product(work, node, &layer),
-        };
-        done.within(|| format!("node '{}' ({})", title(node), node.op_type()))?;
-    }
-    Ok(())
+    work.each_layer(nodes, found, |work, node, layer| match layer.rule {
+        Rule::Gather => quantized.gather(work, node, &layer),
+        Rule::Conv => quantized.conv(work, node, &layer),
+        Rule::MatMul | Rule::Gemm => quantized.product(work, node, &layer),
+    })
 }
 
 /// The layer of a node, or why it stays; `None` for a node without a weight.
-fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Layer8, String>> {
+fn candidate(work: &Work, node: &NodeProto) -> Option<Found<Layer8>> {
     let rules = [Rule::MatMul, Rule::Gemm, Rule::Conv, Rule::Gather];
     let rule = rules.into_iter().find(|rule| is_standard(node, &format!("{rule:?}")))?;
     let place = usize::from(rule != Rule::Gather);
@@ -94,7 +71,7 @@ fn candidate(work: &Work, node: &NodeProto) -> Option<std::result::Result<Layer8
     Some(layer_of(work, node, rule, name))
 }
 
-fn layer_of(work: &Work, node: &NodeProto, rule: Rule, name: &str) -> std::result::Result<Layer8, String> {
+fn layer_of(work: &Work, node: &NodeProto, rule: Rule, name: &str) -> Found<Layer8> {
     let weight = work.weight(name)?;
     if weight.dtype != DType::F32 {
         return Err(format!("its weight is {}, and dynamic quantization needs float32", weight.dtype));
@@ -128,11 +105,7 @@ fn layer_of(work: &Work, node: &NodeProto, rule: Rule, name: &str) -> std::resul
 
 /// The outputs of quantized tables that something reads in floating point: nodes that stay, bodies
 /// of control flow, or the caller.
-fn read_as_floats(
-    work: &Work,
-    nodes: &[NodeProto],
-    found: &[Option<std::result::Result<Layer8, String>>],
-) -> BTreeSet<String> {
+fn read_as_floats(work: &Work, nodes: &[NodeProto], found: &[Option<Found<Layer8>>]) -> BTreeSet<String> {
     let mut rest = Vec::new();
     for (node, found) in nodes.iter().zip(found) {
         let mut node = node.clone();
@@ -209,6 +182,8 @@ impl Quantized {
             has_one_point,
             scales: None,
             bias: None,
+            importance: None,
+            ready: None,
             form: Form::Linear(LinearQuantizer { grid, axis }),
         };
         let results = [

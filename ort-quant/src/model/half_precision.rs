@@ -328,6 +328,8 @@ impl Conversion<'_> {
                 has_one_point,
                 scales: None,
                 bias: None,
+                importance: None,
+                ready: None,
                 form: Form::Half(self.ty),
             });
             work.draft.parts.push(Part { header, from: Some((job, 0)) });

@@ -1,13 +1,15 @@
 //! Quantization of models: which nodes change, what they become, and the new file.
 //!
 //! A [`Quantizer`] decides on the messages of the model, so that names, operator sets and
-//! everything that is not quantized stay as they are. No weight is read until
-//! [`Quantization::write`] computes and writes one after the other.
+//! everything that is not quantized stay as they are. [`Quantization::write`] computes and writes
+//! one weight after the other. Weights that samples tune are read before.
 
+mod awq;
 mod blocks;
 mod draft;
 mod dynamic;
 mod flow;
+mod gptq;
 mod half_precision;
 mod half_type;
 mod integer_products;
@@ -18,6 +20,8 @@ mod smoothed;
 mod smoothing;
 mod static_qdq;
 mod static_qoperator;
+mod tuned;
+mod weight_reader;
 mod weights;
 mod work;
 mod write;
@@ -37,6 +41,7 @@ pub use self::options::{
 };
 pub use self::select::NodePattern;
 pub use self::smoothed::{Smoothed, Smoothing};
+pub use self::tuned::TunedWeights;
 use self::work::Work;
 pub use self::work::{Layer, Outcome};
 pub use self::write::Written;

@@ -9,6 +9,7 @@ use super::draft::{any_node, subgraphs};
 use super::half_type::HalfType;
 use super::select::NodePattern;
 use super::smoothed::Smoothing;
+use super::tuned::TunedWeights;
 use crate::grid::{Bits, BlockMethod};
 use crate::integer::{GridOptions, QuantType};
 use crate::range::ValueRange;
@@ -97,7 +98,7 @@ pub struct HalfOptions {
 }
 
 /// The options of [`Mode::Blocks`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BlockOptions {
     /// The bits of a quantized weight.
     pub bits: Bits,
@@ -109,6 +110,8 @@ pub struct BlockOptions {
     pub method: BlockMethod,
     /// Whether the last product, which makes the answer, keeps 8 bits.
     pub protects_last: bool,
+    /// What [`Quantizer::gptq`] or [`Quantizer::awq`] found; nothing by default.
+    pub tuned: TunedWeights,
 }
 
 impl Quantizer {

@@ -6,9 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ort_core::dtype::DType;
+use ort_core::onnx::Source;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
-use ort_core::onnx::{ExternalData, Source, tensor_from_proto};
-use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{integer_of, node, reads, subgraphs};
@@ -17,6 +16,7 @@ use super::integer_products;
 use super::options::{Mode, Quantizer, StaticFormat};
 use super::products::product;
 use super::smoothed::{Folded, Smoothed, Smoothing};
+use super::weight_reader::WeightReader;
 use super::weights::RowScales;
 use super::work::{Work, is_standard};
 use crate::elements::{Elements, RawElements};
@@ -24,12 +24,12 @@ use crate::observe::Channels;
 use crate::smooth::{Candidates, Input, Matrix, Rows, Smooth};
 
 /// The products that read a value.
-struct Group {
+pub(super) struct Group {
     /// Their numbers in the graph.
-    products: Vec<usize>,
-    channels: usize,
+    pub(super) products: Vec<usize>,
+    pub(super) channels: usize,
     /// The constants that can take the division, by node and position.
-    constants: Vec<(usize, usize)>,
+    pub(super) constants: Vec<(usize, usize)>,
 }
 
 impl Quantizer {
@@ -58,7 +58,7 @@ impl Quantizer {
     ) -> Result<Smoothing> {
         let per_tensor = matches!(&self.mode, Mode::Static(options) if options.per_tensor);
         let (work, nodes) = self.start(source)?;
-        let mut weights = Weights { source, external: source.external_data()? };
+        let mut reader = WeightReader::open(source)?;
         let mut smoothing = Smoothing::new();
         for (name, group) in groups(&work, &nodes, self) {
             let Some(seen) = channels.get(&name) else { continue };
@@ -68,15 +68,15 @@ impl Quantizer {
             let input = Input { ranges, mean_squares: seen.mean_squares() };
             let mut rows = Rows::new(group.channels);
             for index in &group.products {
-                weights.with_matrix((&work, &nodes), *index, &mut |matrix| rows.add(matrix))?;
+                with_matrix(&mut reader, (&work, &nodes), *index, &mut |matrix| rows.add(matrix))?;
             }
             let mut candidates = Candidates::new(smooth, input, &rows);
             for index in &group.products {
-                weights
-                    .with_matrix((&work, &nodes), *index, &mut |matrix| candidates.add(matrix, per_tensor))?;
+                let mut add = |matrix: &Matrix<'_>| candidates.add(matrix, per_tensor);
+                with_matrix(&mut reader, (&work, &nodes), *index, &mut add)?;
             }
             let Some(scales) = candidates.best(!group.constants.is_empty()) else { continue };
-            let folded = weights.folded((&work, &nodes), &group.constants, &scales)?;
+            let folded = folded(&mut reader, (&work, &nodes), &group.constants, &scales)?;
             smoothing.insert(name, Smoothed { scales: scales.into(), folded });
         }
         Ok(smoothing)
@@ -84,7 +84,7 @@ impl Quantizer {
 }
 
 /// The values that can be smoothed. Values of bodies are left as they are.
-fn groups(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeMap<String, Group> {
+pub(super) fn groups(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeMap<String, Group> {
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     // What bodies read, and products in another way than as rows of channels.
     let mut unfit: BTreeSet<String> = BTreeSet::new();
@@ -180,60 +180,41 @@ fn constants(
     None
 }
 
-/// The float weights of the model.
-struct Weights<'s> {
-    source: &'s Source,
-    external: ExternalData,
+/// Calls a function with the weight of a product.
+fn with_matrix(
+    reader: &mut WeightReader<'_>,
+    (work, nodes): (&Work, &[NodeProto]),
+    index: usize,
+    look: &mut dyn FnMut(&Matrix<'_>),
+) -> Result<()> {
+    let Some((node, name)) = nodes.get(index).and_then(|node| Some((node, node.input.get(1)?))) else {
+        return Ok(());
+    };
+    let tensor = reader.tensor(work, name)?;
+    let ([rows, columns], Some(bytes)) = (tensor.shape(), tensor.bytes()) else { return Ok(()) };
+    let elements = RawElements::<f32>::new(bytes);
+    let read = |start: usize, to: &mut [f32]| elements.widen(start, to);
+    let is_transposed = channel_axis(node) == 1;
+    look(&Matrix { elements: &read, rows: *rows, columns: *columns, is_transposed });
+    reader.release(&tensor);
+    Ok(())
 }
 
-impl Weights<'_> {
-    fn tensor(&mut self, work: &Work, name: &str) -> Result<Tensor> {
-        let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
-        let proto = work.draft.constant(name).ok_or_else(missing)?;
-        tensor_from_proto(proto.clone(), &mut self.external)
-    }
-
-    /// Calls a function with the weight of a product.
-    fn with_matrix(
-        &mut self,
-        (work, nodes): (&Work, &[NodeProto]),
-        index: usize,
-        look: &mut dyn FnMut(&Matrix<'_>),
-    ) -> Result<()> {
-        let Some((node, name)) = nodes.get(index).and_then(|node| Some((node, node.input.get(1)?))) else {
-            return Ok(());
-        };
-        let tensor = self.tensor(work, name)?;
-        let ([rows, columns], Some(bytes)) = (tensor.shape(), tensor.bytes()) else { return Ok(()) };
-        let elements = RawElements::<f32>::new(bytes);
-        let read = |start: usize, to: &mut [f32]| elements.widen(start, to);
-        let is_transposed = channel_axis(node) == 1;
-        look(&Matrix { elements: &read, rows: *rows, columns: *columns, is_transposed });
-        for mapping in self.source.mapping().into_iter().chain(self.external.mappings()) {
-            if let Some(range) = mapping.range_of(bytes) {
-                // A hint, so a failure only costs memory.
-                let _ = mapping.release(range);
-            }
-        }
-        Ok(())
-    }
-
-    /// Divides constants.
-    fn folded(
-        &mut self,
-        (work, nodes): (&Work, &[NodeProto]),
-        constants: &[(usize, usize)],
-        scales: &[f32],
-    ) -> Result<Vec<Folded>> {
-        let divide = |(node, place): &(usize, usize)| {
-            let name = nodes.get(*node).and_then(|node| node.input.get(*place));
-            let name = name.map(String::as_str).unwrap_or_default();
-            let values = self.tensor(work, name)?.to_vec::<f32>()?;
-            let values = values.iter().zip(scales).map(|(value, scale)| value / scale).collect();
-            Ok(Folded { node: *node, place: *place, values })
-        };
-        constants.iter().map(divide).collect()
-    }
+/// Divides constants.
+pub(super) fn folded(
+    reader: &mut WeightReader<'_>,
+    (work, nodes): (&Work, &[NodeProto]),
+    constants: &[(usize, usize)],
+    scales: &[f32],
+) -> Result<Vec<Folded>> {
+    let divide = |(node, place): &(usize, usize)| {
+        let name = nodes.get(*node).and_then(|node| node.input.get(*place));
+        let name = name.map(String::as_str).unwrap_or_default();
+        let values = reader.tensor(work, name)?.to_vec::<f32>()?;
+        let values = values.iter().zip(scales).map(|(value, scale)| value / scale).collect();
+        Ok(Folded { node: *node, place: *place, values })
+    };
+    constants.iter().map(divide).collect()
 }
 
 /// The factors of the weight of a product that reads a smoothed value.

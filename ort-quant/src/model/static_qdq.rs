@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
-use ort_core::{Error, ErrorKind, Result, Within};
+use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{Draft, integer, node};
 use super::options::{Quantizer, StaticOptions};
@@ -16,7 +16,7 @@ use super::products::{Product, ProductWeight, product};
 use super::smoothed::Smoothing;
 use super::smoothing;
 use super::weights::{BIAS, BiasOf, Form, Job, RowScales};
-use super::work::{Outcome, Work, is_standard, title};
+use super::work::{Outcome, Work, is_standard};
 use crate::integer::{Grid, GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 use crate::range::ValueRange;
@@ -45,30 +45,14 @@ pub(super) fn rewrite(
 ) -> Result<()> {
     let (nodes, ranges, smoothing) = prepared(work, nodes, options, quantizer)?;
     let mut values = Values { done: BTreeMap::new(), ranges, smoothing };
-    for (index, node) in nodes.iter().enumerate() {
-        let found = match product(work, node, !options.per_tensor) {
-            None => {
-                work.pass(node);
-                continue;
-            }
-            Some(found) => quantizer.allows(work.place(index), node).and(found),
-        };
-        let found = found.and_then(|found| {
+    let found = work.candidates(&nodes, quantizer, |node| {
+        let found = product(work, node, !options.per_tensor)?;
+        Some(found.and_then(|found| {
             let inputs = found.activations.iter().filter_map(|place| node.input.get(*place));
             missing_range(inputs.map(String::as_str), &values.ranges).map(|()| found)
-        });
-        match found {
-            Err(reason) => {
-                work.note(node, Vec::new(), Outcome::Kept { reason });
-                work.draft.nodes.push(node.clone());
-            }
-            Ok(found) => {
-                let place = || format!("node '{}' ({})", title(node), node.op_type());
-                replace(work, node, &found, (options, &mut values)).within(place)?;
-            }
-        }
-    }
-    Ok(())
+        }))
+    });
+    work.each_layer(&nodes, found, |work, node, found| replace(work, node, &found, (options, &mut values)))
 }
 
 /// The nodes with the constants of smoothed values, the ranges, and the values that are smoothed.
@@ -281,6 +265,8 @@ pub(super) fn weight_codes(
         has_one_point: false,
         scales,
         bias,
+        importance: None,
+        ready: None,
         form: Form::Linear(LinearQuantizer { grid, axis: weight.axis }),
     };
     let (names, added) = work.add_weight(job, &results)?;

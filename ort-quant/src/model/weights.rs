@@ -10,7 +10,8 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::half_type::HalfType;
 use crate::elements::{Elements, RawElements, ScaledElements};
-use crate::grid::{BlockMethod, BlockQuantizer, QuantizedBlocks};
+use crate::feedback::Curvature;
+use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
 use crate::weight::Weight;
@@ -21,7 +22,7 @@ pub(super) enum Form {
     /// Scales, zero points and codes.
     Linear(LinearQuantizer),
     /// Codes, scales, and zero points unless they are symmetric.
-    Blocks(BlockQuantizer, BlockMethod),
+    Blocks(Scheme),
     /// The elements in 16 bits.
     Half(HalfType),
 }
@@ -37,10 +38,32 @@ impl Form {
 }
 
 /// A quantized weight.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Done {
     /// The bytes of each result.
     pub(super) results: Vec<Vec<u8>>,
     pub(super) noise: Noise,
+    pub(super) shift: Shift,
+}
+
+/// What the errors of a weight change in the mean of its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Shift {
+    /// The sum of the squares of the changes.
+    square: f64,
+    /// That of the outputs, as if channels were independent.
+    energy: f64,
+}
+
+impl Shift {
+    /// Whether a bias is worth its bytes: the change is above 1 % of the outputs.
+    pub(super) fn is_significant(&self) -> bool {
+        self.square > 1e-4 * self.energy
+    }
+
+    fn plus(self, other: Shift) -> Shift {
+        Shift { square: self.square + other.square, energy: self.energy + other.energy }
+    }
 }
 
 /// A weight to quantize.
@@ -62,6 +85,10 @@ pub(super) struct Job {
     pub(super) scales: Option<RowScales>,
     /// The bias that is added to its products, which becomes a result of its own.
     pub(super) bias: Option<BiasOf>,
+    /// How much an error in each row counts; the same for all without.
+    pub(super) importance: Option<Arc<[f32]>>,
+    /// The results, if they are there already.
+    pub(super) ready: Option<Arc<Done>>,
     pub(super) form: Form,
 }
 
@@ -87,6 +114,9 @@ pub(super) struct RowScales {
 impl Job {
     /// The bytes of each result.
     pub(super) fn lengths(&self) -> Result<Vec<usize>> {
+        if let Some(ready) = &self.ready {
+            return Ok(ready.results.iter().map(Vec::len).collect());
+        }
         let element = if self.is_half { 2 } else { 4 };
         Ok(match &self.form {
             Form::Linear(quantizer) => {
@@ -100,10 +130,10 @@ impl Job {
                 lengths
             }
             Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
-            Form::Blocks(quantizer, _) => {
-                let sizes = quantizer.sizes()?;
+            Form::Blocks(scheme) => {
+                let sizes = scheme.sizes(element)?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
-                lengths.extend((!quantizer.is_symmetric).then_some(sizes.zero_points));
+                lengths.extend((!scheme.blocks.is_symmetric).then_some(sizes.zero_points));
                 lengths
             }
         })
@@ -111,13 +141,22 @@ impl Job {
 
     /// Quantizes the weight, and its bias if the job has one.
     pub(super) fn run(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Done> {
+        if let Some(ready) = &self.ready {
+            return Ok(Done::clone(ready));
+        }
         if let (Some(bias), Some(of)) = (bias, &self.bias) {
             return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale));
         }
+        let importance = self.importance.as_deref().unwrap_or_default();
+        self.run_with(weight, Curvature { importance, ..Curvature::default() })
+    }
+
+    /// Quantizes the weight with what samples say about its rows.
+    pub(super) fn run_with(&self, weight: &Tensor, curvature: Curvature<'_>) -> Result<Done> {
         let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
         match weight.dtype() {
-            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes)),
-            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes)),
+            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes), curvature),
+            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes), curvature),
             other => {
                 let text = format!("a weight of {other} cannot be quantized");
                 Err(Error::new(ErrorKind::NotImplemented, text))
@@ -161,10 +200,11 @@ impl Job {
         let codes = codes.map(|(channel, value)| (value / scale(channel)).round_ties_even() as i32);
         let bias: Vec<u8> = codes.flat_map(i32::to_le_bytes).collect();
         let (scales, points) = (done.scale_bytes(false), done.zero_point_bytes(&quantizer.grid));
-        Ok(Done { results: vec![scales, points, done.codes, bias], noise: done.noise })
+        let results = vec![scales, points, done.codes, bias];
+        Ok(Done { results, noise: done.noise, shift: Shift::default() })
     }
 
-    fn run_as<E: Elements>(&self, elements: &E) -> Result<Done> {
+    fn run_as<E: Elements>(&self, elements: &E, curvature: Curvature<'_>) -> Result<Done> {
         match (&self.form, &self.scales) {
             (Form::Linear(quantizer), Some(RowScales { axis, scales, .. })) => {
                 let inner = self.shape.iter().skip(axis + 1).product();
@@ -172,10 +212,23 @@ impl Job {
             }
             (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
             (Form::Half(ty), _) => Ok(halves(*ty, elements)),
-            (Form::Blocks(quantizer, method), _) if self.is_transposed => {
-                self.run_rows(quantizer, *method, elements)
+            (Form::Blocks(scheme), Some(RowScales { axis, scales, .. })) => {
+                let inner = if *axis == 0 { scheme.blocks.n } else { 1 };
+                self.in_blocks(scheme, curvature, &ScaledElements { elements, scales, inner })
             }
-            (Form::Blocks(quantizer, method), _) => blocks(quantizer, *method, elements),
+            (Form::Blocks(scheme), None) => self.in_blocks(scheme, curvature, elements),
+        }
+    }
+
+    fn in_blocks<E: Elements>(
+        &self,
+        scheme: &Scheme,
+        curvature: Curvature<'_>,
+        elements: &E,
+    ) -> Result<Done> {
+        match self.is_transposed {
+            true => self.run_rows(scheme, curvature, elements),
+            false => blocks(scheme, curvature, elements),
         }
     }
 
@@ -196,33 +249,32 @@ impl Job {
         if self.has_one_point {
             zero_points.truncate(quantizer.grid.ty.byte_count(1));
         }
-        Ok(Done { results: vec![scales, zero_points, done.codes], noise: done.noise })
+        let results = vec![scales, zero_points, done.codes];
+        Ok(Done { results, noise: done.noise, shift: Shift::default() })
     }
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
     /// that not all of it is transposed at once.
-    fn run_rows<E: Elements>(
-        &self,
-        quantizer: &BlockQuantizer,
-        method: BlockMethod,
-        elements: &E,
-    ) -> Result<Done> {
-        let k = quantizer.k.max(1);
+    fn run_rows<E: Elements>(&self, scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
+        let BlockQuantizer { k, n: columns, .. } = scheme.blocks;
+        let k = k.max(1);
         let rows = (ELEMENTS_AT_ONCE / k).max(1);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
-        let mut noise = Noise::default();
-        for first in (0..quantizer.n).step_by(rows) {
-            let n = rows.min(quantizer.n - first);
+        results.extend((!curvature.means.is_empty()).then(Vec::new));
+        let (mut noise, mut shift) = (Noise::default(), Shift::default());
+        for first in (0..columns).step_by(rows) {
+            let n = rows.min(columns - first);
             let mut wide = vec![0.0; n * k];
             elements.widen(first * k, &mut wide);
             // Exact: the elements have been of this type.
             let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
             let part = transpose(&part, &[k, n]);
-            let done = blocks(&BlockQuantizer { n, ..*quantizer }, method, &part[..])?;
+            let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
+            let done = blocks(&part_scheme, curvature, &part[..])?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
-            noise = noise.plus(done.noise);
+            (noise, shift) = (noise.plus(done.noise), shift.plus(done.shift));
         }
-        Ok(Done { results, noise })
+        Ok(Done { results, noise, shift })
     }
 }
 
@@ -232,35 +284,47 @@ const MARGIN: f64 = 1.0001;
 /// The elements of a matrix that are transposed at once.
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
 
-/// Quantizes a matrix in blocks of its columns.
-fn blocks<E: Elements + ?Sized>(
-    quantizer: &BlockQuantizer,
-    method: BlockMethod,
-    elements: &E,
-) -> Result<Done> {
+/// Quantizes a matrix in blocks of its columns. With the means of the channels, the last result is
+/// a bias that corrects the means of the outputs.
+fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
     check_finite(elements)?;
-    let sizes = quantizer.sizes()?;
+    let sizes = scheme.sizes(size_of::<E::Element>())?;
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    quantizer.quantize_by(method, elements, out)?;
-    let noise = block_noise(quantizer, elements, (&codes, &scales, &zero_points));
+    scheme.quantize(curvature, elements, out)?;
+    let changes = block_changes(scheme, curvature, elements, (&codes, &scales, &zero_points));
+    let BlockChanges { noise, bias, energy } = changes;
     let mut results = vec![codes, E::Element::bytes(&scales)];
-    results.extend((!quantizer.is_symmetric).then_some(zero_points));
-    Ok(Done { results, noise })
+    results.extend((!scheme.blocks.is_symmetric).then_some(zero_points));
+    let square = bias.iter().map(|bias| bias * bias).sum();
+    if !bias.is_empty() {
+        let bias: Vec<E::Element> = bias.iter().map(|bias| E::Element::narrow(*bias as f32)).collect();
+        results.push(E::Element::bytes(&bias));
+    }
+    Ok(Done { results, noise, shift: Shift { square, energy } })
 }
 
 /// The columns that are looked at side by side: a row of a tile is a few cache lines.
 const TILE_COLUMNS: usize = 64;
 
 /// What quantization changed in a matrix.
-fn block_noise<E: Elements + ?Sized>(
-    quantizer: &BlockQuantizer,
+struct BlockChanges {
+    noise: Noise,
+    /// What the means of the outputs lack; empty without those of the channels.
+    bias: Vec<f64>,
+    /// The energy of the outputs.
+    energy: f64,
+}
+
+fn block_changes<E: Elements + ?Sized>(
+    scheme: &Scheme,
+    curvature: Curvature<'_>,
     elements: &E,
     (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
-) -> Noise {
-    let BlockQuantizer { k, n, block_size, .. } = *quantizer;
-    let bits = quantizer.bits.count();
+) -> BlockChanges {
+    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = scheme.blocks;
+    let bits = bits.count();
     let (per_byte, middle) = (8 / bits, 1_u8 << (bits - 1));
     let count = k.div_ceil(block_size);
     let (column_bytes, point_bytes) = (count * block_size / per_byte, count.div_ceil(per_byte));
@@ -269,26 +333,43 @@ fn block_noise<E: Elements + ?Sized>(
         // In 32 bits, because a byte cannot be shifted by 8.
         (u32::from(byte) >> (place % per_byte * bits) & ((1 << bits) - 1)) as u8
     };
-    let mut noise = Noise::default();
+    let numbers = RawElements::<E::Element>::new(zero_points);
+    let point = |column: usize, block: usize| {
+        if is_symmetric {
+            f32::from(middle)
+        } else if scheme.has_float_points() {
+            let mut number = [0.0];
+            numbers.widen(column * count + block, &mut number);
+            let [number] = number;
+            number
+        } else {
+            f32::from(unpacked(zero_points, column * point_bytes, block))
+        }
+    };
+    let biases = if curvature.means.is_empty() { 0 } else { n };
+    let mut changes = BlockChanges { noise: Noise::default(), bias: vec![0.0; biases], energy: 0.0 };
     let mut wide = [0.0_f32; TILE_COLUMNS];
     for first in (0..n).step_by(TILE_COLUMNS) {
         for row in 0..k {
             let block = row / block_size;
             let Some(wide) = wide.get_mut(..TILE_COLUMNS.min(n - first)) else { continue };
             elements.widen(row * n + first, wide);
+            let mean = curvature.means.get(row).copied().map_or(0.0, f64::from);
+            let energy = curvature.energies.get(row).copied().map_or(0.0, f64::from);
             for (column, weight) in wide.iter().enumerate() {
                 let column = first + column;
                 let code = unpacked(codes, column * column_bytes, row);
-                let point = match zero_points.is_empty() {
-                    true => middle,
-                    false => unpacked(zero_points, column * point_bytes, block),
-                };
                 let scale = scales.get(column * count + block).map_or(0.0, |scale| scale.wide());
-                noise.add(*weight, (f32::from(code) - f32::from(point)) * scale);
+                let became = (f32::from(code) - point(column, block)) * scale;
+                changes.noise.add(*weight, became);
+                changes.energy += energy * f64::from(weight * weight);
+                if let Some(bias) = changes.bias.get_mut(column) {
+                    *bias += mean * (f64::from(*weight) - f64::from(became));
+                }
             }
         }
     }
-    noise
+    changes
 }
 
 /// The least magnitude that a constant other than 0 becomes: that of float16, as ONNX Runtime's
@@ -332,7 +413,7 @@ fn halves<E: Elements>(ty: HalfType, elements: &E) -> Done {
             bytes.extend(encoded);
         }
     });
-    Done { results: vec![bytes], noise }
+    Done { results: vec![bytes], noise, shift: Shift::default() }
 }
 
 /// Calls a function with all elements, a few at a time.

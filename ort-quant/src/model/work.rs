@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::ir::Graph;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::session::Model;
+use ort_core::{Result, Within};
 
 use super::draft::{Draft, Part};
+use super::options::Quantizer;
 use super::weights::{BIAS, Job};
 
 /// A node that has a weight, and what became of it.
@@ -96,6 +97,9 @@ type WeightKey = (String, bool, Option<String>, Option<(String, u32)>, String);
 /// Operators whose second input is a weight.
 const WEIGHTED: [&str; 5] = ["Conv", "ConvTranspose", "LSTM", "GRU", "RNN"];
 
+/// What a node can become, or why it stays.
+pub(super) type Found<C> = std::result::Result<C, String>;
+
 /// A constant weight.
 pub(super) struct WeightOf {
     pub(super) shape: Vec<usize>,
@@ -117,7 +121,7 @@ impl Work {
     }
 
     /// The constant weight of this name, or why there is none.
-    pub(super) fn weight(&self, name: &str) -> std::result::Result<WeightOf, String> {
+    pub(super) fn weight(&self, name: &str) -> Found<WeightOf> {
         let proto = self.draft.constant(name).ok_or("its weight is computed")?;
         let dtype = DType::from_onnx(proto.data_type()).ok_or("the type of its weight is not known")?;
         let shape: Option<Vec<usize>> = proto.dims.iter().map(|size| usize::try_from(*size).ok()).collect();
@@ -162,6 +166,48 @@ impl Work {
         self.draft.jobs.push(job);
         self.done.insert(key, names.clone());
         Ok((names, bytes))
+    }
+
+    /// Finds the layers of a graph, of those that the caller allows. `find` returns `None` for a
+    /// node without a weight.
+    pub(super) fn candidates<C>(
+        &self,
+        nodes: &[NodeProto],
+        quantizer: &Quantizer,
+        find: impl Fn(&NodeProto) -> Option<Found<C>>,
+    ) -> Vec<Option<Found<C>>> {
+        let found = nodes.iter().enumerate().map(|(index, node)| {
+            let found = find(node)?;
+            Some(quantizer.allows(self.place(index), node).and(found))
+        });
+        found.collect()
+    }
+
+    /// Replaces the layers of a graph. Other nodes stay as they are; one with a weight is a row of
+    /// the report.
+    pub(super) fn each_layer<C>(
+        &mut self,
+        nodes: &[NodeProto],
+        found: Vec<Option<Found<C>>>,
+        mut replace: impl FnMut(&mut Work, &NodeProto, C) -> Result<()>,
+    ) -> Result<()> {
+        for (node, found) in nodes.iter().zip(found) {
+            match found {
+                None => self.pass(node),
+                Some(Err(reason)) => self.keep(node, Vec::new(), reason),
+                Some(Ok(layer)) => {
+                    let place = || format!("node '{}' ({})", title(node), node.op_type());
+                    replace(self, node, layer).within(place)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves a layer as it is.
+    pub(super) fn keep(&mut self, node: &NodeProto, shape: Vec<usize>, reason: String) {
+        self.note(node, shape, Outcome::Kept { reason });
+        self.draft.nodes.push(node.clone());
     }
 
     /// Leaves a node of another operator as it is. One with a weight is a row of the report.

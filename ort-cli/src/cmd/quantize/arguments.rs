@@ -8,8 +8,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use ort_runtime::onnx::Weights;
 use ort_runtime::quant::{
-    Bits, BlockMethod, BlockOptions, DynamicOptions, HalfOptions, HalfType, Mode, NodePattern, Quantizer,
-    RangeRule, Smooth, StaticFormat, StaticOptions,
+    Bits, BlockMethod, BlockOptions, DynamicOptions, GptqOptions, HalfOptions, HalfType, Mode, NodePattern,
+    Quantizer, RangeRule, Smooth, StaticFormat, StaticOptions, TunedWeights,
 };
 
 use crate::args::ModelArgs;
@@ -29,8 +29,8 @@ pub(crate) struct QuantizeArgs {
     pub(super) mode: Option<ModeArg>,
     /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
     #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "smooth", "block", "method",
-        "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io", "only", "exclude",
-        "external_data", "dry_run"])]
+        "act_order", "bias_correction", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
+        "only", "exclude", "external_data", "dry_run"])]
     pub(super) compare: bool,
     /// Samples, for --mode static and for the comparison: an archive of arrays whose first axis
     /// counts them, or a folder with an archive for each.
@@ -63,7 +63,14 @@ pub(crate) struct QuantizeArgs {
     block: usize,
     /// How the scale of a block is chosen (weights alone).
     #[arg(long, value_enum, default_value_t = MethodArg::Mse)]
-    method: MethodArg,
+    pub(super) method: MethodArg,
+    /// With --method gptq: round the rows of channels with much energy first.
+    #[arg(long)]
+    act_order: bool,
+    /// Add biases to products whose mean outputs the errors of their weights change (weights alone,
+    /// with --data).
+    #[arg(long)]
+    pub(super) bias_correction: bool,
     /// Blocks without zero points: less memory and, for weights that are not centred, less
     /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
     #[arg(long)]
@@ -121,11 +128,26 @@ pub(super) enum SmoothArg {
 
 /// The values of `--method`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum MethodArg {
+pub(super) enum MethodArg {
     /// Round to nearest: the scale covers the whole block, as in ONNX Runtime.
     Rtn,
     /// The least squared error: the largest weights of a block may be clipped.
     Mse,
+    /// Scale and zero point by weighted least squares, as in llama.cpp's k-quants.
+    KQuant,
+    /// Half-quadratic quantization: zero points in floating point that hardly heed outliers.
+    Hqq,
+    /// With --data: the rows of a weight make up for the errors of those before (mse).
+    Gptq,
+    /// With --data: weights of channels with large inputs are scaled up before (mse).
+    Awq,
+}
+
+impl MethodArg {
+    /// Whether it needs samples.
+    pub(super) fn is_tuned(self) -> bool {
+        matches!(self, MethodArg::Gptq | MethodArg::Awq)
+    }
 }
 
 /// The values of `--mode`.
@@ -163,6 +185,19 @@ impl QuantizeArgs {
                  weights alone"
             );
         }
+        if self.method.is_tuned() && self.data.is_none() {
+            wrong_usage!(
+                "--method gptq and awq need --data with samples; without any, take --method mse or hqq"
+            );
+        }
+        if self.bias_correction && self.data.is_none() {
+            wrong_usage!("--bias-correction needs --data with samples; give some, or leave it out");
+        }
+        if self.bias_correction && self.method == MethodArg::Awq {
+            wrong_usage!(
+                "--bias-correction does not go with --method awq; take --method gptq, or leave it out"
+            );
+        }
         let (per_tensor, reduce_range) = (self.per_tensor, self.portable);
         let blocks = |bits| {
             Mode::Blocks(BlockOptions {
@@ -171,9 +206,12 @@ impl QuantizeArgs {
                 is_symmetric: self.symmetric,
                 method: match self.method {
                     MethodArg::Rtn => BlockMethod::MinMax,
-                    MethodArg::Mse => BlockMethod::SquaredError,
+                    MethodArg::Mse | MethodArg::Gptq | MethodArg::Awq => BlockMethod::SquaredError,
+                    MethodArg::KQuant => BlockMethod::KQuant,
+                    MethodArg::Hqq => BlockMethod::HalfQuadratic,
                 },
                 protects_last: !self.no_protect_last,
+                tuned: TunedWeights::default(),
             })
         };
         let half = |ty| Mode::Half(HalfOptions { ty, converts_io: self.convert_io });
@@ -199,6 +237,14 @@ impl QuantizeArgs {
         Ok(Quantizer { mode, only: self.only.clone(), exclude: self.exclude.clone() })
     }
 
+    /// The options of GPTQ.
+    pub(super) fn gptq(&self) -> GptqOptions {
+        // With more bits, sweeps take time and gain nothing.
+        let sweeps = if self.mode == Some(ModeArg::Int2) { 3 } else { 0 };
+        let (act_order, corrects_bias) = (self.act_order, self.bias_correction);
+        GptqOptions { act_order, sweeps, corrects_bias, ..GptqOptions::default() }
+    }
+
     /// A flag without effect would look as if it had one.
     fn refuse_stray_flags(&self, mode: ModeArg) -> Result<()> {
         let is_dynamic = mode == ModeArg::Dynamic;
@@ -211,6 +257,7 @@ impl QuantizeArgs {
             ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
             ("--portable", (is_blocks || is_half) && self.portable),
             ("--method", !is_blocks && self.method != MethodArg::Mse),
+            ("--bias-correction", !is_blocks && self.bias_correction),
             ("--calibration", !is_static && self.calibration.is_some()),
             ("--convert-io", !is_half && self.convert_io),
             ("--ranges", !is_static && self.ranges != RangeRule::MinMax),
@@ -219,6 +266,14 @@ impl QuantizeArgs {
         ];
         if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {
             wrong_usage!("{flag} has no effect in this --mode; leave it out");
+        }
+        if self.act_order && self.method != MethodArg::Gptq {
+            wrong_usage!("--act-order has no effect without --method gptq; leave it out");
+        }
+        if self.symmetric && self.method == MethodArg::Hqq {
+            wrong_usage!(
+                "--method hqq searches zero points, and --symmetric has none; leave one of them out"
+            );
         }
         if self.report.as_ref() == Some(&self.output) {
             wrong_usage!("--report and the output are the same file; name two");

@@ -1,4 +1,5 @@
-//! Calibration: runs of the float model on samples, which give the ranges of the static mode.
+//! Calibration: runs of the float model on samples, which give the ranges of the static mode, and
+//! what GPTQ and AWQ need.
 
 use std::io::IsTerminal;
 
@@ -6,11 +7,12 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use ort_runtime::onnx::Source;
 use ort_runtime::quant::{
-    Calibration, ChannelCalibration, Mode, Quantizer, Smoothing, StaticOptions, read_ranges, write_ranges,
+    Calibration, ChannelCalibration, HessianCalibration, Mode, Quantizer, Smoothing, StaticOptions,
+    read_ranges, write_ranges,
 };
 use ort_runtime::{Model, Session, Value};
 
-use super::arguments::{QuantizeArgs, SmoothArg};
+use super::arguments::{MethodArg, QuantizeArgs, SmoothArg};
 use super::report::Calibrated;
 use crate::args::ModelArgs;
 use crate::inputs::gather;
@@ -65,12 +67,18 @@ pub(super) fn named(sample: &Sample) -> Vec<(&str, Value)> {
     sample.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
 }
 
+/// The memory of Hessians, unless there is a limit.
+const MEMORY_OF_HESSIANS: usize = 1 << 30;
+
 /// Finds the ranges of the inputs of products, and how they are smoothed.
 pub(super) fn calibrate(
     args: &QuantizeArgs,
     (quantizer, source): (&mut Quantizer, &Source),
     (model, inputs): (&Model, &Inputs),
 ) -> Result<Option<Calibrated>> {
+    if args.method.is_tuned() || args.bias_correction {
+        return tune(args, (quantizer, source), (model, inputs)).map(Some);
+    }
     let names = match &quantizer.mode {
         Mode::Static(_) => quantizer.activations(source)?,
         _ => return Ok(None),
@@ -90,7 +98,7 @@ pub(super) fn calibrate(
     let calibration = Calibration::new(names, args.ranges.wanted()).smoothed(&smoothing);
     inputs.calibrate("calibrating", |sample| calibration.run(&session, sample).map(drop))?;
     let mut report =
-        Calibrated { samples: inputs.calibration, smoothed: smoothing.len(), not_finite: Vec::new() };
+        Calibrated { samples: inputs.calibration, smoothed: smoothing.len(), ..Calibrated::default() };
     static_options(quantizer, |options| {
         options.smoothing = smoothing;
         let grid = options.activations();
@@ -109,6 +117,29 @@ pub(super) fn calibrate(
         Ok(())
     })?;
     Ok(Some(report))
+}
+
+/// Finds what GPTQ, AWQ or a bias correction make of the weights. The samples run once for each
+/// part of the Hessians that the memory holds.
+fn tune(
+    args: &QuantizeArgs,
+    (quantizer, source): (&mut Quantizer, &Source),
+    (model, inputs): (&Model, &Inputs),
+) -> Result<Calibrated> {
+    let session = session(args, model)?;
+    let memory = args.model.memory_limit.unwrap_or(MEMORY_OF_HESSIANS);
+    let mut report = Calibrated { samples: inputs.calibration, ..Calibrated::default() };
+    for part in quantizer.hessian_inputs(source, memory)? {
+        let calibration = HessianCalibration::new(&part);
+        inputs.calibrate("observing inputs", |sample| calibration.run(&session, sample).map(drop))?;
+        let hessians = calibration.into_hessians();
+        match args.method {
+            MethodArg::Awq => report.smoothed += quantizer.awq(source, &hessians)?,
+            MethodArg::Gptq => report.compensated += quantizer.gptq(source, hessians, args.gptq())?,
+            _ => report.corrected += quantizer.correct_bias(source, hessians)?,
+        }
+    }
+    Ok(report)
 }
 
 /// The session of a calibration. It runs on the CPU, because values in device memory are not seen.

@@ -25,11 +25,15 @@ pub(super) struct Report {
 }
 
 /// A calibration.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Calibrated {
     pub(super) samples: usize,
-    /// The inputs of products that SmoothQuant scales.
+    /// The inputs of products that SmoothQuant or AWQ divide.
     pub(super) smoothed: usize,
+    /// The weights that GPTQ quantized.
+    pub(super) compensated: usize,
+    /// The weights of other methods whose products got a bias.
+    pub(super) corrected: usize,
     /// The values of which elements were NaN or infinite, which no range contains.
     pub(super) not_finite: Vec<String>,
 }
@@ -208,6 +212,12 @@ impl Calibrated {
     fn print(&self) -> Result<()> {
         if self.smoothed > 0 {
             say!("{} inputs of products are smoothed", self.smoothed)?;
+        }
+        if self.compensated > 0 {
+            say!("{} weights are quantized by GPTQ", self.compensated)?;
+        }
+        if self.corrected > 0 {
+            say!("{} products have a bias that corrects their mean", self.corrected)?;
         }
         if !self.not_finite.is_empty() {
             say!("NaN or infinite elements of {} were left out of their ranges", listed(&self.not_finite))?;
