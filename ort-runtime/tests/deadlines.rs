@@ -28,7 +28,7 @@ use prost::Message;
 const NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/long_nodes.txt");
 
 /// When a run ends.
-const DEADLINE: Duration = Duration::from_millis(100);
+const DEADLINE: Duration = Duration::from_millis(50);
 
 /// How long a thread may work after that.
 const LATE: Duration = Duration::from_millis(50);

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 
@@ -105,6 +106,11 @@ fn pytest(workspace: &Workspace, options: &PythonOptions, python: &Python) -> Co
     command.env("ORT_PACKAGE", options.against.as_deref().unwrap_or(PACKAGE));
     if !options.pytest.iter().any(|argument| is_path(&workspace.root, argument)) {
         command.arg(TESTS);
+    }
+    if options.pytest.is_empty() {
+        // A process for each core, which takes tests from the others when it has none left.
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        command.args(["-n", &cores.to_string(), "--dist", "worksteal"]);
     }
     command.args(&options.pytest);
     command
