@@ -33,6 +33,9 @@ pub trait Number: Element + PartialOrd + Default {
     /// Converts from `f64`: to the nearest float, or to an integer, rounded towards zero and
     /// clamped.
     fn from_f64(value: f64) -> Self;
+    /// Maps values to keys of the same order. Both zeros have one key, and so has every NaN, above
+    /// all numbers.
+    fn sort_key(self) -> u64;
     /// Returns whether the value is NaN.
     #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
     fn is_nan(self) -> bool {
@@ -155,6 +158,11 @@ macro_rules! integers {
                 // `as` rounds towards zero, saturates, and maps NaN to 0.
                 value as $type
             }
+            #[inline(always)]
+            fn sort_key(self) -> u64 {
+                // The distance from the least value fits, because no type has more than 64 bits.
+                (i128::from(self) - i128::from(<$type>::MIN)) as u64
+            }
         }
     )*};
 }
@@ -183,8 +191,23 @@ macro_rules! floats {
             fn from_f64(value: f64) -> $type {
                 $narrow(value)
             }
+            #[inline(always)]
+            fn sort_key(self) -> u64 {
+                float_sort_key($widen(self))
+            }
         }
     )*};
+}
+
+/// [`Number::sort_key`] of a float.
+#[inline(always)]
+fn float_sort_key(value: f64) -> u64 {
+    const SIGN: u64 = 1 << 63;
+    // The sum turns negative zero into positive zero.
+    let bits = (value + 0.0).to_bits();
+    // Of negative floats, the bits order the magnitudes.
+    let key = if bits & SIGN == 0 { bits | SIGN } else { !bits };
+    if value.is_nan() { u64::MAX } else { key }
 }
 
 floats! {
@@ -219,4 +242,40 @@ pub fn to_f64s(view: &TensorView<'_>) -> Result<Vec<f64>> {
     for_each_type!(dtype in FLOATS, T => {
         Ok(spending(1, &*view.to_cow::<T>()?).map(|x| x.to_f64()).collect())
     }, else => Err(error!(InvalidArgument, "expected floats, got {}", dtype.name())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    fn is_ascending<T: Number + Debug>(values: &[T]) {
+        for pair in values.windows(2) {
+            assert!(pair[0].sort_key() < pair[1].sort_key(), "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn sort_keys_keep_the_order() {
+        is_ascending(&[i8::MIN, -1, 0, 1, i8::MAX]);
+        is_ascending(&[i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX]);
+        is_ascending(&[0, 1, u64::MAX / 2 + 1, u64::MAX]);
+        is_ascending(&[f32::NEG_INFINITY, f32::MIN, -1.5, -1e-45, 0.0, 1e-45, 1.5, f32::INFINITY, f32::NAN]);
+        is_ascending(&[
+            f64::NEG_INFINITY,
+            f64::MIN,
+            -5e-324,
+            -0.0,
+            5e-324,
+            f64::MAX,
+            f64::INFINITY,
+            -f64::NAN,
+        ]);
+        is_ascending(
+            [f16::NEG_INFINITY, f16::NEG_ONE, f16::ZERO, f16::MIN_POSITIVE_SUBNORMAL, f16::NAN].as_slice(),
+        );
+        assert_eq!((-0.0f32).sort_key(), 0.0f32.sort_key());
+        assert_eq!((-f64::NAN).sort_key(), f64::NAN.sort_key());
+    }
 }

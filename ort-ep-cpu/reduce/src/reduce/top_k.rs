@@ -1,7 +1,5 @@
 //! `TopK`: one pass with a sorted list for few results, else selection and sorting.
 
-use std::cmp::Ordering;
-
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
@@ -81,17 +79,20 @@ impl<T: Number> Search<'_, T> {
         let [len, inner, count] = self.sizes;
         let rows = (GRAIN / (len * inner).max(1)).max(1);
         for_each_row_chunk_mut(threads, to, count * inner, rows, |first, blocks| {
-            let (mut lane, mut order) = (Vec::with_capacity(len), Vec::new());
+            let (mut keys, mut order) = (Vec::with_capacity(len), Vec::new());
             for (index, to) in blocks.chunks_exact_mut(count * inner).enumerate() {
                 let block = &self.from[(first + index) * len * inner..][..len * inner];
                 for column in 0..inner {
                     spend(2 * len);
-                    lane.clear();
+                    keys.clear();
                     match inner {
-                        1 => pieces(block).for_each(|piece| lane.extend_from_slice(piece)),
-                        _ => lane.extend(spending(1, block[column..].iter().step_by(inner)).copied()),
+                        1 => pieces(block).for_each(|piece| keys.extend(piece.iter().map(|&x| self.key(x)))),
+                        _ => {
+                            let lane = block[column..].iter().step_by(inner);
+                            keys.extend(spending(1, lane).map(|&x| self.key(x)));
+                        }
                     }
-                    self.order(&lane, count, &mut order);
+                    find_least(&keys, count, &mut order);
                     for (to, &place) in spending(1, to[column..].iter_mut().step_by(inner).zip(&order)) {
                         *to = place as i64;
                     }
@@ -108,44 +109,46 @@ impl<T: Number> Search<'_, T> {
         }
     }
 
-    /// Compares in the order of results: by value, with NaN above every number, then by position.
-    fn compare(&self, lane: &[T], a: usize, b: usize) -> Ordering {
-        let by_value = lane[a].partial_cmp(&lane[b]).unwrap_or(lane[a].is_nan().cmp(&lane[b].is_nan()));
-        let by_value = if self.largest { by_value.reverse() } else { by_value };
-        by_value.then(a.cmp(&b))
+    /// Returns a key that is less for an earlier result. NaN is above every number.
+    #[inline(always)]
+    fn key(&self, value: T) -> u64 {
+        let key = value.sort_key();
+        if self.largest { !key } else { key }
     }
+}
 
-    /// Finds the positions of the first `count` elements of the lane, in the order of results.
-    fn order(&self, lane: &[T], count: usize, order: &mut Vec<usize>) {
-        order.clear();
-        if count > FEW {
-            order.extend(spending(1, 0..lane.len()));
-            let pace = Pace::default();
-            let compare = |&a: &usize, &b: &usize| {
-                pace.step(2);
-                self.compare(lane, a, b)
+/// Finds the positions of the `count` least keys, in the order of keys and, if these are equal, of
+/// positions.
+fn find_least(keys: &[u64], count: usize, order: &mut Vec<usize>) {
+    order.clear();
+    if count > FEW {
+        order.extend(spending(1, 0..keys.len()));
+        let pace = Pace::default();
+        let compare = |a: &usize, b: &usize| {
+            pace.step(2);
+            (keys[*a], *a).cmp(&(keys[*b], *b))
+        };
+        if count < keys.len() {
+            // Selection is linear in the lane, so only the results are sorted.
+            order.select_nth_unstable_by(count, compare);
+            order.truncate(count);
+        }
+        order.sort_unstable_by(compare);
+        return;
+    }
+    for (place, &key) in keys.iter().enumerate() {
+        if place % LOOKS == LOOKS - 1 {
+            spend(LOOKS);
+        }
+        if order.len() == count {
+            // Of equal keys, the one that was kept is earlier.
+            match order.last() {
+                Some(&last) if key < keys[last] => order.pop(),
+                _ => continue,
             };
-            if count < lane.len() {
-                // Selection is linear in the lane, so only the results are sorted.
-                order.select_nth_unstable_by(count, compare);
-                order.truncate(count);
-            }
-            order.sort_unstable_by(compare);
-            return;
         }
-        for place in 0..lane.len() {
-            if place % LOOKS == LOOKS - 1 {
-                spend(LOOKS);
-            }
-            if order.len() == count {
-                match order.last() {
-                    Some(&last) if self.compare(lane, place, last) == Ordering::Less => order.pop(),
-                    _ => continue,
-                };
-            }
-            // The comparison above rejects most elements of a lane before this search.
-            let at = order.partition_point(|&kept| self.compare(lane, kept, place) == Ordering::Less);
-            order.insert(at, place);
-        }
+        // The comparison above rejects most elements of a lane before this search.
+        let at = order.partition_point(|&kept| keys[kept] <= key);
+        order.insert(at, place);
     }
 }
