@@ -55,22 +55,22 @@ impl Cell for Place {
 
 /// Unpacks the elements of a sub-byte tensor to one byte each. The first element is in the lowest
 /// bits.
-pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<[u8; 1]> {
+pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<u8> {
     let mask = (1u8 << bits) - 1;
     let mut cells = Vec::with_capacity(bytes.len() * (8 / bits) as usize);
     for bytes in pieces(bytes) {
-        let places = |&byte: &u8| (0..8 / bits).map(move |place| [(byte >> (place * bits)) & mask]);
+        let places = |&byte: &u8| (0..8 / bits).map(move |place| (byte >> (place * bits)) & mask);
         cells.extend(bytes.iter().flat_map(places));
     }
     cells
 }
 
 /// Packs elements, the inverse of [`unpack`]. Bits after the last element are zero.
-pub(super) fn pack(cells: &[[u8; 1]], bits: u32, bytes: &mut [u8]) {
+pub(super) fn pack(cells: &[u8], bits: u32, bytes: &mut [u8]) {
     let per_byte = (8 / bits) as usize;
     for (bytes, cells) in pieces_mut(bytes).zip(cells.chunks(PIECE * per_byte)) {
         for (byte, cells) in bytes.iter_mut().zip(cells.chunks(per_byte)) {
-            *byte = cells.iter().rev().fold(0, |packed, cell| (packed << bits) | cell[0]);
+            *byte = cells.iter().rev().fold(0, |packed, cell| (packed << bits) | cell);
         }
     }
 }
@@ -82,13 +82,13 @@ mod tests {
     #[test]
     fn packing_is_reversible() {
         for (bits, count) in [(4, 5), (4, 4), (2, 7), (2, 8)] {
-            let cells: Vec<[u8; 1]> = (0..count).map(|index| [(index * 3 + 1) & ((1 << bits) - 1)]).collect();
+            let cells: Vec<u8> = (0..count).map(|index| (index * 3 + 1) & ((1 << bits) - 1)).collect();
             let mut bytes = vec![0xff; (cells.len() * bits as usize).div_ceil(8)];
             pack(&cells, bits, &mut bytes);
             assert_eq!(&unpack(&bytes, bits)[..cells.len()], cells);
         }
         let mut bytes = [0; 1];
-        pack(&[[1], [2]], 4, &mut bytes);
+        pack(&[1, 2], 4, &mut bytes);
         assert_eq!(bytes, [0x21], "the first element is in the low bits");
     }
 }

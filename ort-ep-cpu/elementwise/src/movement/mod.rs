@@ -104,26 +104,88 @@ trait Movement: Send + Sync + 'static {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()>;
 }
 
+/// A [`Movement`] of any type: its wrappers are compiled once, and only the loops over elements for
+/// each movement.
+trait AnyMovement: Send + Sync {
+    /// [`Movement::KEEPS_ORDER`].
+    fn keeps_order(&self) -> bool;
+
+    /// [`Movement::operands`].
+    fn operands(&self, inputs: usize) -> Operands;
+
+    /// [`Movement::heap`].
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize;
+
+    /// Moves elements of `size` bytes.
+    fn apply_bytes(
+        &self,
+        size: usize,
+        io: &Io<'_>,
+        from: &[&[u8]],
+        to: &mut [Option<&mut [u8]>],
+    ) -> Result<()>;
+
+    /// Moves indices of strings.
+    fn apply_places(&self, io: &Io<'_>, from: &[&[Place]], to: &mut [Option<&mut [Place]>]) -> Result<()>;
+}
+
+impl<M: Movement> AnyMovement for M {
+    fn keeps_order(&self) -> bool {
+        M::KEEPS_ORDER
+    }
+
+    fn operands(&self, inputs: usize) -> Operands {
+        Movement::operands(self, inputs)
+    }
+
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize {
+        Movement::heap(self, shapes)
+    }
+
+    fn apply_bytes(
+        &self,
+        size: usize,
+        io: &Io<'_>,
+        from: &[&[u8]],
+        to: &mut [Option<&mut [u8]>],
+    ) -> Result<()> {
+        // A movement sees elements only as bytes of a size, so types of equal size share code.
+        match size {
+            1 => self.apply::<[u8; 1]>(io, &cells(from)?, &mut cells_mut(to)?),
+            2 => self.apply::<[u8; 2]>(io, &cells(from)?, &mut cells_mut(to)?),
+            4 => self.apply::<[u8; 4]>(io, &cells(from)?, &mut cells_mut(to)?),
+            8 => self.apply::<[u8; 8]>(io, &cells(from)?, &mut cells_mut(to)?),
+            16 => self.apply::<[u8; 16]>(io, &cells(from)?, &mut cells_mut(to)?),
+            _ => Err(error!(NotImplemented, "elements of {size} bytes are not moved")),
+        }
+    }
+
+    fn apply_places(&self, io: &Io<'_>, from: &[&[Place]], to: &mut [Option<&mut [Place]>]) -> Result<()> {
+        self.apply(io, from, to)
+    }
+}
+
 /// The kernel of a movement for all types except strings.
-struct Moving<M> {
-    movement: M,
+struct Moving {
+    movement: Box<dyn AnyMovement>,
     /// Whether sub-byte elements are unpacked to one byte each before the move.
     unpacks: bool,
 }
 
 /// The kernel of a movement for strings. It creates its own outputs.
-struct MovingStrings<M> {
+struct MovingStrings {
     node: Node,
-    movement: M,
+    movement: Box<dyn AnyMovement>,
 }
 
-fn moving<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
+fn moving(cx: &CompileCx<'_>, movement: Box<dyn AnyMovement>) -> Result<Box<dyn Executable>> {
     // A movement that keeps the order can move the bytes of packed elements.
     let is_packed = cx.node.output_dtype(0).is_some_and(|dtype| dtype.is_packed());
-    Ok(Box::new(Moving { movement, unpacks: is_packed && !M::KEEPS_ORDER }))
+    let unpacks = is_packed && !movement.keeps_order();
+    Ok(Box::new(Moving { movement, unpacks }))
 }
 
-fn moving_strings<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
+fn moving_strings(cx: &CompileCx<'_>, movement: Box<dyn AnyMovement>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(MovingStrings { node: cx.node.node.clone(), movement }))
 }
 
@@ -139,7 +201,7 @@ macro_rules! movement {
                 op: $op,
                 make: |cx| {
                     let movement: ort_core::Result<_> = $make(cx);
-                    super::moving(cx, movement?)
+                    super::moving(cx, Box::new(movement?))
                 },
                 $($field: $value,)*
                 ..ort_core::ep::KernelDef::BASE
@@ -151,7 +213,7 @@ macro_rules! movement {
                 outputs: ort_core::ep::OutputsFrom::Kernel,
                 make: |cx| {
                     let movement: ort_core::Result<_> = $make(cx);
-                    super::moving_strings(cx, movement?)
+                    super::moving_strings(cx, Box::new(movement?))
                 },
                 ..ort_core::ep::KernelDef::BASE
             },
@@ -160,29 +222,24 @@ macro_rules! movement {
 }
 use movement;
 
-fn cells<T: Cell + bytemuck::Pod>(bytes: &[u8]) -> Result<&[T]> {
-    bytemuck::try_cast_slice(bytes).map_err(|_| error!(Fail, "a tensor's bytes are no whole elements"))
+fn cells<'a, T: Cell + bytemuck::Pod>(from: &[&'a [u8]]) -> Result<SmallVec<[&'a [T]; 8]>> {
+    let elements = |bytes: &&'a [u8]| bytemuck::try_cast_slice(bytes).ok();
+    let elements: Option<_> = from.iter().map(elements).collect();
+    elements.ok_or_else(|| error!(Fail, "a tensor's bytes are no whole elements"))
 }
 
-fn cells_mut<T: Cell + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
-    bytemuck::try_cast_slice_mut(bytes).map_err(|_| error!(Fail, "an output's bytes are no whole elements"))
+fn cells_mut<'a, T: Cell + bytemuck::Pod>(
+    to: &'a mut [Option<&mut [u8]>],
+) -> Result<SmallVec<[Option<&'a mut [T]>; 4]>> {
+    let elements = |bytes: &'a mut Option<&mut [u8]>| match bytes.as_deref_mut() {
+        Some(bytes) => bytemuck::try_cast_slice_mut(bytes).ok().map(Some),
+        None => Some(None),
+    };
+    let elements: Option<_> = to.iter_mut().map(elements).collect();
+    elements.ok_or_else(|| error!(Fail, "an output's bytes are no whole elements"))
 }
 
-fn apply_to_bytes<T: Cell + bytemuck::Pod>(
-    movement: &impl Movement,
-    io: &Io<'_>,
-    from: &[&[u8]],
-    to: &mut [Option<&mut [u8]>],
-) -> Result<()> {
-    let from = from.iter().map(|bytes| cells::<T>(bytes)).collect::<Result<SmallVec<[&[T]; 8]>>>()?;
-    let mut outputs: SmallVec<[Option<&mut [T]>; 4]> = SmallVec::new();
-    for bytes in to {
-        outputs.push(bytes.as_deref_mut().map(cells_mut::<T>).transpose()?);
-    }
-    movement.apply(io, &from, &mut outputs)
-}
-
-impl<M: Movement> Executable for Moving<M> {
+impl Executable for Moving {
     fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let mut bytes = self.movement.heap(shapes);
         if self.unpacks {
@@ -217,15 +274,10 @@ impl<M: Movement> Executable for Moving<M> {
         }
         // Without operands and outputs there is nothing to move.
         let Some(dtype) = dtype else { return Ok(()) };
-        let movement = &self.movement;
-        // A movement sees elements only as bytes of a size, so types of equal size share code.
+        let movement = &*self.movement;
         match (dtype.byte_size(), dtype.bits()) {
-            (None, Some(_)) if M::KEEPS_ORDER => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
-            (Some(1), _) => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
-            (Some(2), _) => apply_to_bytes::<[u8; 2]>(movement, &io, &from, &mut to),
-            (Some(4), _) => apply_to_bytes::<[u8; 4]>(movement, &io, &from, &mut to),
-            (Some(8), _) => apply_to_bytes::<[u8; 8]>(movement, &io, &from, &mut to),
-            (Some(16), _) => apply_to_bytes::<[u8; 16]>(movement, &io, &from, &mut to),
+            (Some(size), _) => movement.apply_bytes(size, &io, &from, &mut to),
+            (None, Some(_)) if movement.keeps_order() => movement.apply_bytes(1, &io, &from, &mut to),
             (None, Some(bits @ (2 | 4))) => apply_unpacked(movement, &io, bits, &from, &mut to),
             _ => Err(error!(NotImplemented, "elements of type {} are not moved", dtype.name())),
         }
@@ -234,21 +286,21 @@ impl<M: Movement> Executable for Moving<M> {
 
 /// Runs a movement on elements of 2 or 4 bits, unpacked to a byte each.
 fn apply_unpacked(
-    movement: &impl Movement,
+    movement: &dyn AnyMovement,
     io: &Io<'_>,
     bits: u32,
     from: &[&[u8]],
     to: &mut [Option<&mut [u8]>],
 ) -> Result<()> {
-    let unpacked: Vec<Vec<[u8; 1]>> = from.iter().map(|bytes| unpack(bytes, bits)).collect();
+    let unpacked: Vec<Vec<u8>> = from.iter().map(|bytes| unpack(bytes, bits)).collect();
     let counts = movement
         .operands(io.inputs.len())
         .into_iter()
         .map(|index| io.find(index).map_or(0, |view| view.element_count()));
-    let from: Vec<&[[u8; 1]]> =
+    let from: Vec<&[u8]> =
         // Unpacking makes whole bytes of elements, so the padding is cut off here.
         unpacked.iter().zip(counts).map(|(cells, count)| &cells[..count.min(cells.len())]).collect();
-    let mut outputs: Vec<Vec<[u8; 1]>> = Vec::with_capacity(to.len());
+    let mut outputs: Vec<Vec<u8>> = Vec::with_capacity(to.len());
     for (index, (shape, bytes)) in io.outputs.iter().zip(&*to).enumerate() {
         let count = shape.as_ref().map_or(0, |shape| shape.iter().product());
         // In place, the output's memory holds the elements of the first operand.
@@ -256,12 +308,12 @@ fn apply_unpacked(
             Some(bytes) if index == 0 && io.in_place => unpack(bytes, bits),
             _ => Vec::new(),
         };
-        cells.resize(count, [0]);
+        cells.resize(count, 0);
         outputs.push(cells);
     }
-    let mut slots: Vec<Option<&mut [[u8; 1]]>> =
+    let mut slots: Vec<Option<&mut [u8]>> =
         outputs.iter_mut().map(|cells| Some(cells.as_mut_slice())).collect();
-    movement.apply(io, &from, &mut slots)?;
+    movement.apply_bytes(1, io, &from, &mut slots)?;
     for (cells, bytes) in outputs.iter().zip(to) {
         if let Some(bytes) = bytes {
             pack(cells, bits, bytes);
@@ -270,7 +322,7 @@ fn apply_unpacked(
     Ok(())
 }
 
-impl<M: Movement> Executable for MovingStrings<M> {
+impl Executable for MovingStrings {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let inputs: SmallVec<[Option<TensorView<'_>>; 8]> =
             (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
@@ -310,7 +362,7 @@ impl<M: Movement> Executable for MovingStrings<M> {
             moved.push(vec![Place::ZERO; ort_core::tensor::element_count(shape)?]);
         }
         let mut to: Vec<Option<&mut [Place]>> = moved.iter_mut().map(|cells| Some(&mut cells[..])).collect();
-        self.movement.apply(&io, &from, &mut to)?;
+        self.movement.apply_places(&io, &from, &mut to)?;
         for (index, (places, shape)) in moved.iter().zip(&io.outputs).enumerate() {
             // `Place::ZERO` has no string, so padding becomes the empty string.
             let string = |place: &Place| strings.get(place.0).map(|text| (*text).clone()).unwrap_or_default();
