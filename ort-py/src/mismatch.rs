@@ -25,12 +25,13 @@ pub(crate) fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<Stri
         (ValueType::Sequence(_), Value::Map(_)) | (ValueType::Map(..), Value::Sequence(_)) => {
             Some(type_mismatch("input", &value.value_type(), ty))
         }
-        (ValueType::Map(expected, _), Value::Map(map)) => {
+        (ValueType::Map(expected, values), Value::Map(map)) => {
             let actual = match &map.keys {
                 MapKeys::Ints(dtype, _) => *dtype,
                 MapKeys::Strings(_) => DType::String,
             };
-            (actual != *expected).then(|| type_mismatch("input", &value.value_type(), ty))
+            let fits = actual == *expected && map.values.value_type().dtype() == values.dtype();
+            (!fits).then(|| type_mismatch("input", &value.value_type(), ty))
         }
         _ => None,
     }

@@ -304,6 +304,24 @@ def test_map(key: str, fed: Callable[[], Any], expected: Any) -> None:
     check(expected, lambda: session("dict_vectorizer", key, "float").run(None, {"x": value}))
 
 
+@table(
+    "key, value, fed",
+    [
+        case("int64", "string", "int64", {"a": 1}),
+        case("double", "string", "double", {"a": 1.0}),
+        case("int_keys", "int64", "double", {1: np.float64(1)}),
+    ],
+)
+def test_map_of_other_values(key: str, value: str, fed: dict[Any, Any]) -> None:
+    """Values of dicts are floats, and maps to other types take none."""
+    actual, expected = (rf"\(\(map\({key},tensor\({of}\)\)\)\)" for of in ("float", value))
+    message = f"Unexpected input data type. Actual: {actual} , expected: {expected}"
+    check(
+        Raises("InvalidArgument", message),
+        lambda: session("dict_vectorizer", key, value).run(None, {"x": fed}),
+    )
+
+
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
