@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::MapKeys;
-use ort_runtime::{DType, Value};
+use ort_runtime::{DType, Tensor, Value};
 
 use crate::metadata::type_text;
 
@@ -30,7 +30,8 @@ pub(crate) fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<Stri
                 MapKeys::Ints(dtype, _) => *dtype,
                 MapKeys::Strings(_) => DType::String,
             };
-            let fits = actual == *expected && map.values.value_type().dtype() == values.dtype();
+            let of_values = map.values.tensor().ok().map(Tensor::dtype);
+            let fits = actual == *expected && of_values == values.dtype();
             (!fits).then(|| type_mismatch("input", &value.value_type(), ty))
         }
         _ => None,
