@@ -2,7 +2,7 @@
 
 use crate::support::{floats, session};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
-use ort_runtime::tensor::SequenceValue;
+use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Result, Tensor, Value};
 
 /// `x + y` with x of [n, 3] and y of [n, 1].
@@ -71,6 +71,63 @@ fn each_mistake_is_named() -> Result<()> {
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     assert!(session.run(&[("y", y), ("x", x)]).is_ok(), "the session stays usable, in any order of inputs");
+    Ok(())
+}
+
+/// Types of inputs, values for them, and what is wrong with those, if anything.
+#[test]
+fn values_of_other_types_than_tensors_are_compared() -> Result<()> {
+    let of = |dtype| ValueType::tensor(dtype, None);
+    let sequence = |ty| ValueType::Sequence(Box::new(ty));
+    let optional = |ty| ValueType::Optional(Box::new(ty));
+    let map = |key| ValueType::Map(key, Box::new(of(DType::F32)));
+    let single = || -> Result<Value> { Ok(floats(&[1], &[1.0])?.into()) };
+    let double = || -> Result<Value> { Ok(Tensor::from_slice(&[1], &[1.0f64])?.into()) };
+    let list = |elements: Vec<Value>| {
+        let element_type = elements.first().map(Value::value_type).unwrap_or_default();
+        Value::Sequence(SequenceValue { element_type, elements })
+    };
+    let maybe = |value: Option<Value>| {
+        let element_type = value.as_ref().map(Value::value_type).unwrap_or_default();
+        Value::Optional(OptionalValue { element_type, element: value.map(Box::new) })
+    };
+    let of_texts = |values| Value::Map(MapValue { keys: MapKeys::Strings(vec!["a".into()]), values });
+    let of_ints = |values| Value::Map(MapValue { keys: MapKeys::Ints(DType::I64, vec![7]), values });
+    let floats = sequence(of(DType::F32));
+    let cases = [
+        (floats.clone(), list(vec![single()?]), ""),
+        (floats.clone(), list(vec![]), ""),
+        (floats.clone(), list(vec![double()?]), "float[..] in seq(float[..]), got double[1]"),
+        (floats.clone(), list(vec![single()?, double()?]), "float[..] in seq(float[..]), got double[1]"),
+        (floats.clone(), list(vec![list(vec![])]), "float[..] in seq(float[..]), got seq(?)"),
+        (floats.clone(), single()?, "seq(float[..]), got a tensor of float"),
+        (floats.clone(), of_ints(Box::new(single()?)), "seq(float[..]), got map(int64, float[1])"),
+        (sequence(map(DType::I64)), list(vec![of_ints(Box::new(single()?))]), ""),
+        (optional(of(DType::F32)), maybe(None), ""),
+        (optional(of(DType::F32)), maybe(Some(single()?)), ""),
+        (optional(of(DType::F32)), single()?, ""),
+        (optional(of(DType::F32)), double()?, "optional(float[..]), got a tensor of double"),
+        (optional(of(DType::F32)), maybe(Some(double()?)), "float[..] in optional(float[..]), got double[1]"),
+        (optional(floats.clone()), list(vec![single()?]), ""),
+        (map(DType::I64), of_ints(Box::new(single()?)), ""),
+        (map(DType::I64), of_ints(Box::new(list(vec![single()?]))), ""),
+        (map(DType::I64), of_texts(Box::new(single()?)), "map(int64, float[..]), got map(string, float[1])"),
+        (
+            map(DType::String),
+            of_texts(Box::new(double()?)),
+            "float[..] in map(string, float[..]), got double[1]",
+        ),
+        (map(DType::I64), list(vec![]), "map(int64, float[..]), got seq(?)"),
+    ];
+    for (ty, value, expected) in cases {
+        let mut builder = GraphBuilder::new("unchanged");
+        let x = builder.typed_input("x", ty.clone());
+        let session = session(builder.finish(&[x])?)?;
+        let problem = session.run(&[("x", value)]).err().map(|problem| problem.to_string());
+        let expected =
+            (!expected.is_empty()).then(|| format!("invalid argument: input 'x': expected {expected}"));
+        assert_eq!(problem, expected, "{ty}");
+    }
     Ok(())
 }
 
