@@ -4,10 +4,12 @@ use numpy::PyUntypedArray;
 use ort_runtime::ir::ValueType;
 use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Tensor, Value};
-use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple, PyType};
+use pyo3::types::{
+    PyByteArray, PyBytes, PyComplex, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple, PyType,
+};
 
 use crate::arrays::{self, array_of, tensor_of};
 use crate::dtypes;
@@ -192,23 +194,40 @@ fn map_of(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> {
             format!("the mapping for input '{name}' has {} keys and {} values", keys.len(), values.len());
         return Err(PyRuntimeError::new_err(text));
     }
-    let mut numbers = Vec::with_capacity(values.len());
-    for value in values.iter() {
-        let number: PyResult<f32> = value.extract();
-        numbers.push(number.map_err(|problem| {
-            if !problem.is_instance_of::<PyTypeError>(given.py()) {
-                return problem;
-            }
-            let class = value.get_type();
-            let text = format!(
-                "Unexpected value type  {class}, it cannot be linked to C type float for input '{name}'."
-            );
-            PyRuntimeError::new_err(text)
-        })?);
-    }
+    let numbers = values.iter().map(|value| map_number(name, &value)).collect::<PyResult<Vec<f32>>>()?;
     let keys = map_keys(name, &keys)?;
     let values = Tensor::from_slice(&[numbers.len()], &numbers).or_raise(given.py())?;
     Ok(Value::Map(MapValue { keys, values: Box::new(Value::Tensor(values)) }))
+}
+
+/// Reads a number of a dict. What its conversion raises becomes a `Fail`, as in onnxruntime.
+fn map_number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f32> {
+    let py = value.py();
+    value.extract().map_err(|problem: PyErr| match is_number(value) {
+        Err(problem) => problem,
+        Ok(true) if problem.is_instance_of::<PyException>(py) => {
+            let text = format!("{}: {}", problem.get_type(py), problem.value(py));
+            exception(py, ErrorKind::Fail, &text)
+        }
+        Ok(true) => problem,
+        Ok(false) => {
+            let class = value.get_type();
+            PyRuntimeError::new_err(format!(
+                "Unexpected value type  {class}, it cannot be linked to C type float for input '{name}'."
+            ))
+        }
+    })
+}
+
+/// Whether Python takes an object for a number, such as `numpy.float32` or an array.
+fn is_number(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let class = value.get_type();
+    for name in ["__float__", "__index__", "__int__"] {
+        if class.hasattr(name)? {
+            return Ok(true);
+        }
+    }
+    Ok(value.is_instance_of::<PyComplex>())
 }
 
 /// Reads keys; the first one decides of which type all are.
@@ -226,7 +245,7 @@ fn map_keys(name: &str, keys: &Bound<'_, PyList>) -> PyResult<MapKeys> {
         return Ok(MapKeys::Strings(texts.collect::<PyResult<_>>()?));
     }
     // A number that is no int of 64 bits is an unexpected key, as of an int map.
-    if first.extract::<i64>().is_err() && !first.hasattr(intern!(first.py(), "__float__"))? {
+    if !is_number(&first)? {
         let text = format!("Key type must be int or string (not {}) for input '{name}'.", first.get_type());
         return Err(PyRuntimeError::new_err(text));
     }

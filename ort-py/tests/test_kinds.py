@@ -240,6 +240,37 @@ def row(*values: float) -> list[np.ndarray]:
             lambda: {"a": None},
             Raises("RuntimeError", "Unexpected value type +<class 'NoneType'>.* for input 'x'"),
         ),
+        case("array_value", "string", lambda: {"a": np.array(2.0)}, Gives(row(2, 0, 0))),
+        case(
+            "array_of_one_value",
+            "string",
+            lambda: {"a": f32(1)},
+            Raises("Fail", "<class 'TypeError'>: only 0-dimensional arrays can be converted"),
+        ),
+        case(
+            "word_in_array",
+            "string",
+            lambda: {"a": np.array("b")},
+            Raises("Fail", "<class 'ValueError'>: could not convert string to float: 'b'"),
+        ),
+        case(
+            "complex_value",
+            "string",
+            lambda: {"a": 1 + 2j},
+            Raises("Fail", "<class 'TypeError'>: must be real number, not complex"),
+        ),
+        case(
+            "huge_value",
+            "string",
+            lambda: {"a": 10**400},
+            Raises("Fail", "<class 'OverflowError'>: int too large to convert to float"),
+        ),
+        case(
+            "complex_key",
+            "int64",
+            lambda: {1j: 1.0},
+            Raises("RuntimeError", "Unexpected key type +<class 'complex'>.* for input 'x'"),
+        ),
         case(
             "bytes_key",
             "string",
