@@ -15,6 +15,10 @@ const WORTH_A_THREAD: usize = 1 << 20;
 /// Tasks per thread, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Units of `interrupt::spend` for a row of a tile. Rows of the result are far apart, and the first
+/// write to a huge page waits until all of it is zeroed.
+const UNITS_OF_A_ROW: usize = 256;
+
 /// The start of a result, for threads that write disjoint blocks of it.
 #[derive(Clone, Copy)]
 enum Start {
@@ -176,7 +180,7 @@ impl Job<'_> {
             let height = kernel.height(rows.len(), vectors);
             for row in rows.clone().step_by(height) {
                 let count_of_rows = height.min(rows.end - row);
-                spend(vectors * count_of_rows * gemm.lhs.groups / 4);
+                spend(count_of_rows * (UNITS_OF_A_ROW + vectors * gemm.lhs.groups / 4));
                 let call = tile_call(&gemm.lhs, &gemm.rhs, (row, count_of_rows), panel, &mut sums);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
