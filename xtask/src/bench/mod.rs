@@ -66,7 +66,7 @@ pub(crate) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
     let limits = Limits::measure(&tools.ort, &settings)?;
     limits.iter().for_each(|limits| eprintln!("{}", limits.describe()));
 
-    let skeletons = models::skeletons(workspace)?;
+    let random = models::random(workspace)?;
     let mut rows: Vec<Row> = Vec::new();
     for case in &chosen {
         for &(isa, threads) in &settings {
@@ -89,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace, options: &BenchOptions) -> Result<()> {
                 name: case.name.clone(),
                 isa: limits.isa(),
                 threads,
-                is_skeleton: skeletons.contains(&case.model),
+                is_random: random.contains(&case.model),
                 file_bytes: timing.model.metadata().map_or(0, |file| file.len()),
                 flops: limits.flops,
                 sides,

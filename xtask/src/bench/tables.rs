@@ -27,7 +27,7 @@ pub(crate) struct Row {
     /// The instruction set that ours uses.
     pub(crate) isa: String,
     pub(crate) threads: usize,
-    pub(crate) is_skeleton: bool,
+    pub(crate) is_random: bool,
     pub(crate) file_bytes: u64,
     /// The machine's peak float32 FLOP/s at this thread count.
     pub(crate) flops: f64,
@@ -251,7 +251,7 @@ struct Mean {
 type Summed = (&'static str, fn(&Row) -> bool, fn(&Row) -> Option<f64>);
 
 const MEANS: [Summed; 5] = [
-    ("time to the fastest other, skeletons", |row| row.is_skeleton, Row::ratio),
+    ("time to the fastest other, random weights", |row| row.is_random, Row::ratio),
     ("time to the fastest other, all", |_| true, Row::ratio),
     ("processor time to the thriftiest other, all", |_| true, Row::cpu_ratio),
     ("load time to ORT, files over 10 MB", |row| row.file_bytes > LARGE_FILE, Row::load_ratio),
@@ -344,7 +344,7 @@ mod tests {
         };
         let sides = medians.iter().map(side).collect();
         let (name, isa) = (name.to_owned(), "avx2".to_owned());
-        Row { name, isa, threads: 1, is_skeleton: false, file_bytes: 0, flops: 1e12, sides, problem: None }
+        Row { name, isa, threads: 1, is_random: false, file_bytes: 0, flops: 1e12, sides, problem: None }
     }
 
     #[test]
@@ -371,7 +371,7 @@ mod tests {
         let all = all.unwrap();
         assert!((all.value - 2.0).abs() < 1e-12);
         assert_eq!((all.count, all.worst.clone()), (2, ("a".to_owned(), 4.0)));
-        assert!(!means.iter().any(|mean| mean.what.contains("skeletons")), "there is none");
+        assert!(!means.iter().any(|mean| mean.what.contains("random")), "there is none");
     }
 
     #[test]
