@@ -18,6 +18,7 @@
 mod args;
 mod arrays;
 mod cmd;
+mod comparison;
 mod distribution;
 mod help;
 mod inputs;
