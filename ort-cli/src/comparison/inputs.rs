@@ -33,6 +33,9 @@ pub(crate) struct SampleArgs {
     pub(crate) held_out: usize,
 }
 
+/// The memory of the Hessians of a calibration, unless there is a limit.
+pub(crate) const MEMORY_OF_HESSIANS: usize = 1 << 30;
+
 /// The inputs of a run.
 pub(crate) type Sample = Vec<(String, Value)>;
 

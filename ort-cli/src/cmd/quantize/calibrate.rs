@@ -11,10 +11,7 @@ use ort_runtime::{Model, Session};
 
 use super::arguments::{MethodArg, QuantizeArgs, SmoothArg};
 use super::report::Calibrated;
-use crate::comparison::{Inputs, calibration_session};
-
-/// The memory of Hessians, unless there is a limit.
-const MEMORY_OF_HESSIANS: usize = 1 << 30;
+use crate::comparison::{Inputs, MEMORY_OF_HESSIANS, calibration_session};
 
 /// Finds the ranges of the inputs of products, and how they are smoothed.
 pub(super) fn calibrate(
