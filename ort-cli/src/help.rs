@@ -92,12 +92,12 @@ Examples:
   ort prune model.onnx sparse.onnx --pattern 2:4 --method sparsegpt --data samples.npz
   ort prune model.onnx sparse.onnx --sparsity 0.5 --method wanda --data samples.npz --exclude '*/lm_head*'
   ort prune model.onnx sparse.onnx --sparsity 0.3 --scope row
-  ort prune model.onnx small.onnx --channels 0.25 --data samples.npz
+  ort prune model.onnx small.onnx --channels 0.25 --multiple 8 --data samples.npz
   ort prune model.onnx sparse.onnx --sparsity 0.5 --dry-run          list the layers, and write nothing
 
 Zeros save no memory and no time by themselves: the file and the run stay as they are. They help where the file is \
 compressed, where a runtime has kernels for the pattern, and to see how much of a model is needed. --channels makes \
-the shapes smaller, and so memory and time.
+the shapes smaller: fewer weights, activations and multiplications.
 
 --sparsity is exact: that share of the elements of each weight, rounded, is removed. Of equal elements the first ones are. \
 With samples, `output error` is the error of the layer's outputs if it alone is pruned, beside that of magnitude pruning. \

@@ -579,7 +579,7 @@ fn channels_that_are_zero_make_no_difference() {
     let path = save(folder.path(), graph(nodes, vec![value("x", &[2, 3, 6, 6])], weights));
     let out = folder.path().join("out.onnx");
     let source = source(&path);
-    let pruner = ChannelPruner { share: 0.5, only: Vec::new(), exclude: Vec::new() };
+    let pruner = ChannelPruner { share: 0.5, multiple: 1, only: Vec::new(), exclude: Vec::new() };
     let pruning = pruner.prune(&source).unwrap();
     let shapes: Vec<(String, Vec<usize>, Option<String>)> = pruning
         .layers()
@@ -682,7 +682,7 @@ fn channels_that_something_else_reads_stay() {
             tensor_to_proto("mixed", &mixed).unwrap(),
         ];
         let path = save(folder.path(), graph(nodes, inputs, weights));
-        let pruner = ChannelPruner { share: 0.5, only: Vec::new(), exclude: Vec::new() };
+        let pruner = ChannelPruner { share: 0.5, multiple: 1, only: Vec::new(), exclude: Vec::new() };
         let problem = format!("{:?}", pruner.prune(&source(&path)).err().unwrap());
         assert!(problem.contains(reason), "{reason}: {problem}");
     }
@@ -702,10 +702,10 @@ fn tied_layers_stay_together() {
     ];
     let weights = ["A", "B", "C", "D"].map(|name| with_zeros(name, &[6, 6], 0, &[]));
     let path = save(folder.path(), graph(nodes, vec![value("x", &[2, 6])], weights.to_vec()));
-    let shapes = |exclude: &[&str], share: f64| -> Vec<Vec<usize>> {
+    let shapes_of = |exclude: &[&str], (share, multiple): (f64, usize)| -> Vec<Vec<usize>> {
         let exclude = exclude.iter().map(|pattern| pattern.parse().unwrap()).collect();
         let source = source(&path);
-        let pruner = ChannelPruner { share, only: Vec::new(), exclude };
+        let pruner = ChannelPruner { share, multiple, only: Vec::new(), exclude };
         let layers = pruner.prune(&source).unwrap().layers().to_vec();
         let shape = |layer: &PrunedLayer| match &layer.outcome {
             PruneOutcome::Narrowed { shape, .. } => shape.clone(),
@@ -713,13 +713,16 @@ fn tied_layers_stay_together() {
         };
         layers.iter().map(shape).collect()
     };
+    let shapes = |exclude: &[&str], share: f64| shapes_of(exclude, (share, 1));
     assert_eq!(shapes(&[], 0.5), [[6, 3], [6, 3], [3, 3], [3, 6]]);
     assert_eq!(shapes(&["MatMul_a"], 0.5), [[6, 6], [6, 6], [6, 3], [3, 6]]);
     assert_eq!(shapes(&["MatMul_c"], 0.5), [[6, 3], [6, 3], [3, 6], [6, 6]]);
     // At least one stays.
     assert_eq!(shapes(&[], 1.0), [[6, 1], [6, 1], [1, 1], [1, 6]]);
-    for share in [f64::NAN, -0.5, 1.5, 0.01] {
-        let pruner = ChannelPruner { share, only: Vec::new(), exclude: Vec::new() };
+    // 3 of 6 become 4. 5 of 6 would become 8, and no number is a multiple of 0.
+    assert_eq!(shapes_of(&[], (0.5, 2)), [[6, 4], [6, 4], [4, 4], [4, 6]]);
+    for (share, multiple) in [(f64::NAN, 1), (-0.5, 1), (1.5, 1), (0.01, 1), (0.1, 4), (0.5, 0)] {
+        let pruner = ChannelPruner { share, multiple, only: Vec::new(), exclude: Vec::new() };
         assert!(pruner.prune(&source(&path)).is_err(), "{share}");
     }
 }

@@ -212,6 +212,10 @@ fn channels_make_the_model_smaller() {
     let expected: Vec<f32> = kept.iter().flat_map(|channel| kernels[channel * 36..][..36].to_vec()).collect();
     assert_eq!(after.iter().find(|(name, _)| name == "K").unwrap().1, expected);
     assert_eq!(run(&["check", &out]).code, Some(0));
+    let report = run(&[&args[..], &["--multiple", "8", "--json"]].concat()).json();
+    let rows = report["layers"].as_array().unwrap();
+    assert_eq!(rows[0]["kept"], "the share leaves all of its 8 outputs");
+    assert_eq!(rows[1]["shape_after"], serde_json::json!([24, 128]));
     let none = ["--channels", "0.25", "--exclude", "op:Conv", "--exclude", "op:Gemm"];
     let refused = run(&[&["prune", &path, &text(&folder.path("none.onnx"))][..], &none].concat());
     assert_fails("no channel", &refused, &["no channel", "excluded by 'op:Conv'"]);
@@ -295,6 +299,8 @@ fn failures_say_why_and_leave_no_file() {
     for (flags, words) in [
         (&[][..], &["--sparsity"][..]),
         (&["--channels", "1"], &["such as 0.5"]),
+        (&["--channels", "0.5", "--multiple", "0"], &["1 or more"]),
+        (&["--sparsity", "0.5", "--multiple", "8"], &["cannot be used with"]),
         (&["--sparsity", "0"], &["`0` is not a share above 0 and below 1"]),
         (&["--sparsity", "1"], &["such as 0.5"]),
         (&["--sparsity", "nan"], &["such as 0.5"]),

@@ -31,6 +31,9 @@ use crate::prune::{each_least, removed};
 pub struct ChannelPruner {
     /// The share of the outputs of each layer to remove; at least one output stays.
     pub share: f64,
+    /// The outputs that stay are a multiple of this: more of them if the share leaves no multiple.
+    /// Kernels are made for multiples of 8 or 16.
+    pub multiple: usize,
     /// If there are any, the outputs of other nodes stay.
     pub only: Vec<NodePattern>,
     /// Nodes whose outputs stay.
@@ -96,9 +99,11 @@ impl ChannelPruner {
         let mut chosen = KeptChannels::new();
         for root in spaces.open().collect::<Vec<_>>() {
             let count = spaces.count(root);
-            let number = removed(self.share, count).min(count.saturating_sub(1));
+            let kept = (count - removed(self.share, count).min(count)).max(1);
+            let kept = kept.checked_next_multiple_of(self.multiple).unwrap_or(count);
+            let number = count.saturating_sub(kept);
             if number == 0 {
-                spaces.block(root, &format!("the share of {count} channels is none"));
+                spaces.block(root, &format!("the share leaves all of its {count} outputs"));
                 continue;
             }
             let mut scores = vec![0.0; count];

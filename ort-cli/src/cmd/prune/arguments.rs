@@ -1,5 +1,6 @@
 //! The flags of `ort prune`, and the pruner that they describe.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -11,6 +12,7 @@ use ort_runtime::quant::{
 
 use crate::args::ModelArgs;
 use crate::comparison::SampleArgs;
+use crate::numbers::positive;
 use crate::usage::wrong_usage;
 
 /// Writes a model with zeros among its weights or with fewer channels, checks it, and lists what
@@ -32,10 +34,15 @@ pub(crate) struct PruneArgs {
     /// are no multiple of M stay as they are.
     #[arg(long, value_name = "N:M", value_parser = pattern)]
     pattern: Option<(usize, usize)>,
-    /// Remove this share of the outputs of each layer, those of least norm: smaller shapes, which
-    /// take less memory and time. Layers whose outputs are added to each other lose the same ones.
+    /// Remove this share of the outputs of each layer, those of least norm: smaller shapes, so
+    /// fewer weights, activations and multiplications. Layers whose outputs are added to each other
+    /// lose the same ones.
     #[arg(long, value_name = "SHARE", conflicts_with_all = ["sparsity", "pattern", "method", "scope"], value_parser = share)]
     channels: Option<f64>,
+    /// With --channels: the outputs that stay are a multiple of N. Kernels are made for multiples
+    /// of 8 or 16.
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with_all = ["sparsity", "pattern"], value_parser = positive::<NonZeroUsize>)]
+    multiple: NonZeroUsize,
     /// Where the share holds [default: row for wanda, layer for other methods].
     #[arg(long, value_enum, conflicts_with = "pattern")]
     scope: Option<ScopeArg>,
@@ -102,7 +109,12 @@ impl PruneArgs {
         }
         let (only, exclude) = (self.only.clone(), self.exclude.clone());
         if let Some(share) = self.channels {
-            return Ok(Wanted::Channels(ChannelPruner { share, only, exclude }));
+            return Ok(Wanted::Channels(ChannelPruner {
+                share,
+                multiple: self.multiple.get(),
+                only,
+                exclude,
+            }));
         }
         if self.method != MethodArg::Magnitude && self.samples.data.is_none() {
             wrong_usage!(
