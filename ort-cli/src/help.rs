@@ -86,6 +86,23 @@ Weights are read from the mapped file, and written, one at a time. The new model
 its name; if it fails, nothing is written. The outputs of both models on the same inputs are compared: give real ones with
 --inputs or --data, because the difference on random inputs says little.";
 
+pub(crate) const PRUNE: &str = "\
+Examples:
+  ort prune model.onnx sparse.onnx --sparsity 0.5 --inputs sample.npz
+  ort prune model.onnx sparse.onnx --pattern 2:4 --method sparsegpt --data samples.npz
+  ort prune model.onnx sparse.onnx --sparsity 0.5 --method wanda --data samples.npz --exclude '*/lm_head*'
+  ort prune model.onnx sparse.onnx --sparsity 0.3 --scope row
+  ort prune model.onnx small.onnx --channels 0.25 --multiple 8 --data samples.npz
+  ort prune model.onnx sparse.onnx --sparsity 0.5 --dry-run          list the layers, and write nothing
+
+Zeros save no memory and no time by themselves: the file and the run stay as they are. They help where the file is \
+compressed, where a runtime has kernels for the pattern, and to see how much of a model is needed. --channels makes \
+the shapes smaller: fewer weights, activations and multiplications.
+
+--sparsity is exact: that share of the elements of each weight, rounded, is removed. Of equal elements the first ones are. \
+With samples, `output error` is the error of the layer's outputs if it alone is pruned, beside that of magnitude pruning. \
+The new model is loaded and run before it appears under its name; if it fails, nothing is written.";
+
 pub(crate) const COMPILE: &str = "\
 Examples:
   ort compile model.onnx model.compiled

@@ -18,6 +18,7 @@
 mod args;
 mod arrays;
 mod cmd;
+mod comparison;
 mod distribution;
 mod help;
 mod inputs;
@@ -89,6 +90,9 @@ enum Command {
     /// Write a model with smaller weights: integers of 8, 4 or 2 bits, or 16-bit floats.
     #[command(after_help = help::QUANTIZE)]
     Quantize(Box<cmd::quantize::QuantizeArgs>),
+    /// Write a model with zeros among its weights, or without some of its channels.
+    #[command(after_help = help::PRUNE)]
+    Prune(Box<cmd::prune::PruneArgs>),
     /// Compile a model: pack its weights into one file that loads by mapping.
     #[command(after_help = help::COMPILE)]
     Compile(cmd::compile::CompileArgs),
@@ -208,6 +212,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Optimize(args) => cmd::optimize::run(&args),
         Command::Quantize(args) => cmd::quantize::run(&args),
+        Command::Prune(args) => cmd::prune::run(&args),
         Command::Compile(args) => cmd::compile::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),

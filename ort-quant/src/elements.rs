@@ -94,6 +94,18 @@ impl<E: Elements> Elements for ScaledElements<'_, E> {
     }
 }
 
+/// Calls a function with all elements, a few at a time.
+pub(crate) fn each_chunk<E: Elements + ?Sized>(elements: &E, mut look: impl FnMut(&[f32])) {
+    let mut wide = [0.0_f32; 1024];
+    let (most, count) = (wide.len(), elements.count());
+    for start in (0..count).step_by(most) {
+        if let Some(wide) = wide.get_mut(..most.min(count - start)) {
+            elements.widen(start, wide);
+            look(wide);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use half::f16;

@@ -8,7 +8,7 @@
 //! If the rows are taken in reverse order, the inverse of the lower Cholesky factor of the Hessian
 //! is that matrix, so that no matrix has to be inverted and factorized again.
 
-use crate::hessian::{Hessian, triangle};
+use crate::hessian::{Hessian, dot, triangle};
 
 /// How GPTQ quantizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +57,9 @@ pub(crate) struct Feedback {
     /// The shares of the error: a lower triangle. Its last row is that of the first step, and the
     /// first column that of the last step.
     shares: Vec<f32>,
+    /// The diagonal of the factor, by step: the square of an error over that of its element is what
+    /// the error costs if later rows make up for it.
+    pivots: Vec<f32>,
     /// The energy of each channel over the mean.
     importance: Vec<f32>,
     sweeps: usize,
@@ -80,15 +83,28 @@ impl Feedback {
         }
         let mut damping = options.damping;
         for _ in 0..=RAISES {
-            if let Some(shares) = shares(damped(hessian, &order, (mean, damping))) {
+            if let Some((shares, pivots)) = shares(damped(hessian, &order, (mean, damping))) {
                 let importance = energies.iter().map(|energy| (energy / mean) as f32).collect();
                 let GptqOptions { act_order: is_ordered, sweeps, .. } = options;
                 let hessian = if sweeps > 0 { hessian.over_mean() } else { Vec::new() };
-                return Some(Feedback { order, is_ordered, shares, importance, sweeps, hessian });
+                return Some(Feedback { order, is_ordered, shares, pivots, importance, sweeps, hessian });
             }
             damping = (10.0 * damping).max(1e-6);
         }
         None
+    }
+
+    /// The feedback of channels that are alike and independent.
+    pub(crate) fn none(channels: usize) -> Feedback {
+        Feedback {
+            order: (0..channels).collect(),
+            is_ordered: false,
+            shares: vec![0.0; triangle(channels)],
+            pivots: vec![1.0; channels],
+            importance: vec![1.0; channels],
+            sweeps: 0,
+            hessian: Vec::new(),
+        }
     }
 
     /// The channels in the order in which their rows are rounded.
@@ -115,6 +131,11 @@ impl Feedback {
         self.hessian.get(triangle(one.max(other)) + one.min(other)).copied().unwrap_or_default()
     }
 
+    /// The diagonal of the factor at a step.
+    pub(crate) fn pivot(&self, step: usize) -> f32 {
+        self.pivots.get(step).copied().unwrap_or(1.0)
+    }
+
     /// How much of the error at a step is subtracted from the row of a later step.
     #[inline]
     pub(crate) fn share(&self, step: usize, later: usize) -> f32 {
@@ -136,9 +157,9 @@ fn damped(hessian: &Hessian, order: &[usize], (mean, damping): (f64, f64)) -> Ve
     matrix
 }
 
-/// The rows of the inverse of the Cholesky factor of a matrix, each over its diagonal. `None` if
-/// the matrix is not positive definite.
-fn shares(mut factor: Vec<f64>) -> Option<Vec<f32>> {
+/// The rows of the inverse of the Cholesky factor of a matrix, each over its diagonal, and the
+/// diagonals, of which the last row's is the first. `None` if the matrix is not positive definite.
+fn shares(mut factor: Vec<f64>) -> Option<(Vec<f32>, Vec<f32>)> {
     let rows = (0..).take_while(|row| triangle(*row) < factor.len()).count();
     for row in 0..rows {
         let (before, rest) = factor.split_at_mut_checked(triangle(row))?;
@@ -148,13 +169,15 @@ fn shares(mut factor: Vec<f64>) -> Option<Vec<f32>> {
         let (before, rest) = factor.split_at_mut_checked(triangle(row))?;
         invert_row(before, rest.get_mut(..=row)?)?;
     }
-    let mut shares = Vec::with_capacity(factor.len());
+    let (mut shares, mut pivots) = (Vec::with_capacity(factor.len()), Vec::with_capacity(rows));
     for row in 0..rows {
         let row = factor.get(triangle(row)..triangle(row + 1))?;
         let diagonal = row.last()?;
         shares.extend(row.iter().map(|element| (element / diagonal) as f32));
+        pivots.push(*diagonal as f32);
     }
-    shares.iter().all(|share| share.is_finite()).then_some(shares)
+    pivots.reverse();
+    shares.iter().chain(&pivots).all(|element| element.is_finite()).then_some((shares, pivots))
 }
 
 /// Replaces a row of a matrix by that of its Cholesky factor, of which all rows before are known.
@@ -188,19 +211,6 @@ fn invert_row(before: &[f64], row: &mut [f64]) -> Option<()> {
     Some(())
 }
 
-/// The sum of the products of two lists, in eight sums that do not wait for each other.
-fn dot(one: &[f64], other: &[f64]) -> f64 {
-    let ((one, one_rest), (other, other_rest)) = (one.as_chunks::<8>(), other.as_chunks::<8>());
-    let mut sums = [0.0; 8];
-    for (one, other) in one.iter().zip(other) {
-        for ((sum, one), other) in sums.iter_mut().zip(one).zip(other) {
-            *sum += one * other;
-        }
-    }
-    let rest: f64 = one_rest.iter().zip(other_rest).map(|(one, other)| one * other).sum();
-    sums.iter().sum::<f64>() + rest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +232,11 @@ mod tests {
         for (step, later, expected) in [(0, 1, -1.0), (0, 2, 0.0), (1, 2, -0.5), (1, 1, 1.0)] {
             let found = feedback.share(step, later);
             assert!((found - expected).abs() < 1e-6, "{step} {later}: {found} {expected}");
+        }
+        // The Hessian is divided by its mean energy, 3: `np.diag(u) * 3 ** 0.5`.
+        for (step, expected) in [1.0_f32, 2.0, 1.5].into_iter().enumerate() {
+            let found = feedback.pivot(step);
+            assert!((found - expected.sqrt()).abs() < 1e-6, "{step}: {found}");
         }
         for (found, expected) in feedback.importance().iter().zip([5.0 / 3.0, 2.0 / 3.0, 2.0 / 3.0]) {
             assert!((found - expected).abs() < 1e-6);

@@ -146,6 +146,16 @@ impl Hessian {
         self.sums.get(triangle(high) + low).copied().unwrap_or_default()
     }
 
+    /// The quadratic form `w H wᵀ`: the energy of the outputs of a row of weights.
+    pub(crate) fn form(&self, weights: &[f64]) -> f64 {
+        let rows = weights.iter().enumerate().map(|(row, weight)| {
+            let sums = self.sums.get(triangle(row)..triangle(row + 1)).and_then(<[f64]>::split_last);
+            let (Some((diagonal, sums)), Some(others)) = (sums, weights.get(..row)) else { return 0.0 };
+            weight * (weight * diagonal + 2.0 * dot(sums, others))
+        });
+        rows.sum()
+    }
+
     /// The mean of the diagonal.
     pub(crate) fn mean_energy(&self) -> f64 {
         self.diagonal().sum::<f64>() / self.channels.max(1) as f64
@@ -161,6 +171,19 @@ impl Hessian {
 /// The elements of a lower triangle with this many rows.
 pub(crate) fn triangle(rows: usize) -> usize {
     rows * (rows + 1) / 2
+}
+
+/// The sum of the products of two lists, in eight sums that do not wait for each other.
+pub(crate) fn dot(one: &[f64], other: &[f64]) -> f64 {
+    let ((one, one_rest), (other, other_rest)) = (one.as_chunks::<8>(), other.as_chunks::<8>());
+    let mut sums = [0.0; 8];
+    for (one, other) in one.iter().zip(other) {
+        for ((sum, one), other) in sums.iter_mut().zip(one).zip(other) {
+            *sum += one * other;
+        }
+    }
+    let rest: f64 = one_rest.iter().zip(other_rest).map(|(one, other)| one * other).sum();
+    sums.iter().sum::<f64>() + rest
 }
 
 /// Adds products to the rows of a triangle.
@@ -260,6 +283,13 @@ mod tests {
                 assert!((found - magnitudes / rows as f64).abs() < 1e-12);
             }
             assert!(hessian.is_usable());
+            // The outputs of a row of weights that is the first row of the values.
+            let weights: Vec<f64> = values[..channels].iter().copied().map(f64::from).collect();
+            let output = |row: &[f32]| -> f64 {
+                row.iter().zip(&weights).map(|(value, weight)| f64::from(*value) * weight).sum()
+            };
+            let energy: f64 = values.chunks(channels).map(|row| output(row).powi(2)).sum();
+            assert!((hessian.form(&weights) - energy).abs() < 1e-9 * energy, "{rows} {channels}");
         }
     }
 

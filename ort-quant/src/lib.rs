@@ -1,4 +1,4 @@
-//! Quantization: float tensors as integers of 2 to 16 bits, in the layouts of ONNX.
+//! Quantization and pruning: float tensors as integers of 2 to 16 bits, in the layouts of ONNX.
 //!
 //! [`BlockQuantizer`] gives each block of a column a scale and a zero point, for `MatMulNBits` or
 //! for `DequantizeLinear`. [`Bnb4Quantizer`] writes the types FP4 and NF4 of bitsandbytes, for
@@ -8,6 +8,9 @@
 //!
 //! [`Quantizer::gptq`] and [`Quantizer::awq`] tune weights in blocks with the Hessians that a
 //! [`HessianCalibration`] accumulates.
+//!
+//! A [`Pruner`] makes a share of the weights zero, by magnitude, Wanda or SparseGPT. A
+//! [`ChannelPruner`] removes whole channels.
 //!
 //! A [`Calibration`] runs a model on samples. An [`Observer`] collects statistics of each value,
 //! and a [`RangeRule`] makes from them the range that the value's codes cover.
@@ -68,6 +71,7 @@ mod noise;
 mod observe;
 mod pack;
 mod parallel;
+mod prune;
 mod range;
 mod rows;
 mod smooth;
@@ -83,11 +87,13 @@ pub use hessian::{Hessian, HessianInput, Hessians};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
 pub use model::{
-    BlockOptions, DynamicOptions, HalfOptions, HalfType, Layer, Mode, NodePattern, Outcome, Quantization,
-    Quantizer, Smoothed, Smoothing, StaticFormat, StaticOptions, TunedWeights, Written,
+    BlockOptions, ChannelPruner, DynamicOptions, HalfOptions, HalfType, Layer, Mode, NodePattern, Outcome,
+    OutputErrors, PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization, Quantizer, Smoothed,
+    Smoothing, StaticFormat, StaticOptions, TunedWeights, Written,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
+pub use prune::{PruneCalibration, PruneInput, PruneMethod, PruneScope, PruneStatistics, Sparsity, Zeros};
 pub use range::{RangeRule, ValueRange};
 pub use smooth::Smooth;
 pub use weight::Weight;

@@ -10,6 +10,7 @@ pub(crate) mod optimize;
 pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod providers;
+pub(crate) mod prune;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod soak;

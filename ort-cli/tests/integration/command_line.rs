@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use crate::support::*;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "demo",
     "run",
     "bench",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 12] = [
     "plan",
     "optimize",
     "quantize",
+    "prune",
     "compile",
     "profile",
     "test",

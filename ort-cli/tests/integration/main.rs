@@ -12,6 +12,7 @@ mod optimize;
 mod output_files;
 mod plan;
 mod provider_libraries;
+mod prune;
 mod quantize;
 mod run_and_measure;
 mod support;

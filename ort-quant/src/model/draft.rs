@@ -289,3 +289,15 @@ pub(super) fn integer_of(node: &NodeProto, name: &str, default: i64) -> i64 {
 pub(super) fn float_of(node: &NodeProto, name: &str, default: f32) -> f32 {
     node.attribute.iter().find(|attribute| attribute.name() == name).map_or(default, |found| found.f())
 }
+
+/// The integers of an attribute; none without it.
+pub(super) fn integers_of<'n>(node: &'n NodeProto, name: &str) -> &'n [i64] {
+    let found = node.attribute.iter().find(|attribute| attribute.name() == name);
+    found.map(|found| &found.ints[..]).unwrap_or_default()
+}
+
+/// The text of an attribute; empty without it, or if it is not UTF-8.
+pub(super) fn string_of<'n>(node: &'n NodeProto, name: &str) -> &'n str {
+    let found = node.attribute.iter().find(|attribute| attribute.name() == name);
+    found.and_then(|found| std::str::from_utf8(found.s()).ok()).unwrap_or_default()
+}

@@ -8,6 +8,7 @@ use ort_core::{Error, ErrorKind, Result, Within};
 
 use super::blocks::{self, BlockProduct};
 use super::each_graph;
+use super::input_groups::{InputGroups, parts};
 use super::options::{Mode, Quantizer};
 use super::tuned::TunedWeight;
 use super::weight_reader::WeightReader;
@@ -30,24 +31,15 @@ impl Quantizer {
         let (mut work, nodes) = self.start(source)?;
         let mut groups = InputGroups::default();
         each_graph(&mut work, &nodes, &mut |work, nodes| {
-            blocks::products(work, nodes, options, self)?.iter().for_each(|product| groups.add(product));
+            for BlockProduct { input, weight, layer, .. } in blocks::products(work, nodes, options, self)? {
+                let weight = (weight, layer.is_transposed);
+                groups.add(input, weight, layer.scheme.blocks.k);
+            }
             work.draft.nodes.extend_from_slice(nodes);
             Ok(())
         })?;
-        let mut parts: Vec<Vec<HessianInput>> = Vec::new();
-        let mut room = 0;
-        let inputs = groups.inputs.into_iter().filter(|input| !input.names.is_empty());
-        for input in inputs.filter(|input| input.bytes() <= memory) {
-            if parts.is_empty() || input.bytes() > room {
-                parts.push(Vec::new());
-                room = memory;
-            }
-            room -= input.bytes();
-            if let Some(part) = parts.last_mut() {
-                part.push(input);
-            }
-        }
-        Ok(parts)
+        let inputs = groups.into_groups().map(|(names, channels)| HessianInput { names, channels });
+        Ok(parts(inputs.filter(|input| input.bytes() <= memory), memory, HessianInput::bytes))
     }
 
     /// Quantizes the weights that are multiplied with these values, and keeps the results for
@@ -187,48 +179,4 @@ fn all_statistics(hessians: Vec<Hessian>, gptq: Option<GptqOptions>) -> Vec<Opti
         }
     });
     statistics
-}
-
-/// Inputs by the weights that they are multiplied with.
-#[derive(Default)]
-struct InputGroups {
-    /// One that became part of another has no names.
-    inputs: Vec<HessianInput>,
-    of_value: BTreeMap<String, usize>,
-    of_weight: BTreeMap<(String, bool), usize>,
-}
-
-impl InputGroups {
-    fn add(&mut self, product: &BlockProduct) {
-        let weight = (product.weight.clone(), product.layer.is_transposed);
-        let (one, other) = (self.of_value.get(&product.input), self.of_weight.get(&weight));
-        let place = match (one.copied(), other.copied()) {
-            (Some(one), Some(other)) => self.joined(one.min(other), one.max(other)),
-            (Some(place), None) | (None, Some(place)) => place,
-            (None, None) => {
-                let channels = product.layer.scheme.blocks.k;
-                self.inputs.push(HessianInput { names: Vec::new(), channels });
-                self.inputs.len() - 1
-            }
-        };
-        self.of_weight.insert(weight, place);
-        if self.of_value.insert(product.input.clone(), place).is_none()
-            && let Some(input) = self.inputs.get_mut(place)
-        {
-            input.names.push(product.input.clone());
-        }
-    }
-
-    /// Makes two groups one.
-    fn joined(&mut self, into: usize, from: usize) -> usize {
-        if into != from {
-            let names = self.inputs.get_mut(from).map(|input| std::mem::take(&mut input.names));
-            if let Some(input) = self.inputs.get_mut(into) {
-                input.names.extend(names.unwrap_or_default());
-            }
-            let places = self.of_value.values_mut().chain(self.of_weight.values_mut());
-            places.filter(|place| **place == from).for_each(|place| *place = into);
-        }
-        into
-    }
 }

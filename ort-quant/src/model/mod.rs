@@ -1,4 +1,4 @@
-//! Quantization of models: which nodes change, what they become, and the new file.
+//! Quantization and pruning of models: which nodes change, what they become, and the new file.
 //!
 //! A [`Quantizer`] decides on the messages of the model, so that names, operator sets and
 //! everything that is not quantized stay as they are. [`Quantization::write`] computes and writes
@@ -6,16 +6,25 @@
 
 mod awq;
 mod blocks;
+mod channel_flow;
+mod channel_pruner;
+mod channel_spaces;
 mod draft;
 mod dynamic;
 mod flow;
 mod gptq;
 mod half_precision;
 mod half_type;
+mod input_groups;
 mod integer_products;
 mod options;
 mod products;
+mod prunable;
+mod prune_form;
+mod pruned;
+mod pruner;
 mod select;
+mod slice_form;
 mod smoothed;
 mod smoothing;
 mod static_qdq;
@@ -34,12 +43,16 @@ use ort_core::onnx::{Source, Weights};
 use ort_core::session::Model;
 use ort_core::{Error, ErrorKind, Result};
 
+pub use self::channel_pruner::ChannelPruner;
 use self::draft::Draft;
 pub use self::half_type::HalfType;
 pub use self::options::{
     BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions,
 };
+pub use self::pruned::{OutputErrors, PruneOutcome, PrunedLayer, Pruning};
+pub use self::pruner::{PruneTuning, Pruner};
 pub use self::select::NodePattern;
+use self::select::Selection;
 pub use self::smoothed::{Smoothed, Smoothing};
 pub use self::tuned::TunedWeights;
 use self::work::Work;
@@ -116,14 +129,18 @@ impl Quantizer {
         Ok(values.into_iter().collect())
     }
 
-    /// The state of a rewrite that has not begun, and the nodes of the graph.
     fn start(&self, source: &Source) -> Result<(Work, Vec<NodeProto>)> {
-        let model = Model::from_source(source.clone())?;
-        let mut draft = Draft::new(source, &model, self.mode.least_opset())?;
-        self.check_patterns(&draft.nodes)?;
-        let nodes = std::mem::take(&mut draft.nodes);
-        Ok((Work::new(draft, &model), nodes))
+        start(source, self.mode.least_opset(), self.selection())
     }
+}
+
+/// The state of a rewrite that has not begun, and the nodes of the graph.
+fn start(source: &Source, least_opset: i64, selection: Selection<'_>) -> Result<(Work, Vec<NodeProto>)> {
+    let model = Model::from_source(source.clone())?;
+    let mut draft = Draft::new(source, &model, least_opset)?;
+    selection.check(&draft.nodes)?;
+    let nodes = std::mem::take(&mut draft.nodes);
+    Ok((Work::new(draft, &model), nodes))
 }
 
 impl Quantization<'_> {

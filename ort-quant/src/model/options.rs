@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use ort_core::onnx::proto::NodeProto;
-use ort_core::{Error, ErrorKind, Result};
 
-use super::draft::{any_node, subgraphs};
 use super::half_type::HalfType;
-use super::select::NodePattern;
+use super::select::{NodePattern, Selection};
 use super::smoothed::Smoothing;
 use super::tuned::TunedWeights;
 use crate::grid::{Bits, BlockMethod};
@@ -115,37 +113,19 @@ pub struct BlockOptions {
 }
 
 impl Quantizer {
+    /// Which nodes the caller chooses.
+    pub(super) fn selection(&self) -> Selection<'_> {
+        Selection { only: &self.only, exclude: &self.exclude }
+    }
+
     /// Whether the caller excludes a node.
     pub(super) fn excludes(&self, place: Option<usize>, node: &NodeProto) -> bool {
-        self.exclude.iter().any(|pattern| pattern.matches(place, node))
+        self.selection().excludes(place, node)
     }
 
     /// Whether a node may be quantized. If not, the reason.
     pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
-        if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.matches(place, node)) {
-            return Err(format!("excluded by '{pattern}'"));
-        }
-        let is_listed = self.only.is_empty() || self.only.iter().any(|pattern| pattern.matches(place, node));
-        if is_listed { Ok(()) } else { Err("not among the nodes to quantize".to_string()) }
-    }
-
-    /// Refuses patterns that match nothing, which are typing errors.
-    pub(super) fn check_patterns(&self, nodes: &[NodeProto]) -> Result<()> {
-        let is_in_body = |pattern: &NodePattern, node: &NodeProto| {
-            subgraphs(node).any(|graph| any_node(&graph.node, &|node| pattern.matches(None, node)))
-        };
-        let matches = |pattern: &NodePattern| {
-            let mut numbered = nodes.iter().enumerate();
-            numbered.any(|(index, node)| pattern.matches(Some(index), node) || is_in_body(pattern, node))
-        };
-        match self.only.iter().chain(&self.exclude).find(|pattern| !matches(pattern)) {
-            Some(pattern) => {
-                let text = format!("pattern '{pattern}' matches no node of the model");
-                Err(Error::new(ErrorKind::InvalidArgument, text)
-                    .help("give names of nodes with * and ?, op:OPERATOR, or #NUMBER"))
-            }
-            None => Ok(()),
-        }
+        self.selection().allows(place, node)
     }
 }
 

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Error, ErrorKind, Result};
 
+use super::draft::{any_node, subgraphs};
+
 /// A pattern that nodes match: a name with wildcards `*` and `?`, `op:Softmax`, or `#12` for the
 /// node of this number in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,50 @@ impl fmt::Display for NodePattern {
             NodePattern::Name(name) => write!(f, "{name}"),
             NodePattern::Operator(operator) => write!(f, "op:{operator}"),
             NodePattern::Index(index) => write!(f, "#{index}"),
+        }
+    }
+}
+
+/// The nodes that a caller chooses.
+#[derive(Clone, Copy)]
+pub(super) struct Selection<'p> {
+    /// If there are any, other nodes stay as they are.
+    pub(super) only: &'p [NodePattern],
+    /// Nodes that stay as they are.
+    pub(super) exclude: &'p [NodePattern],
+}
+
+impl Selection<'_> {
+    /// Whether the caller excludes a node.
+    pub(super) fn excludes(&self, place: Option<usize>, node: &NodeProto) -> bool {
+        self.exclude.iter().any(|pattern| pattern.matches(place, node))
+    }
+
+    /// Whether a node may change. If not, the reason.
+    pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
+        if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.matches(place, node)) {
+            return Err(format!("excluded by '{pattern}'"));
+        }
+        let is_listed = self.only.is_empty() || self.only.iter().any(|pattern| pattern.matches(place, node));
+        if is_listed { Ok(()) } else { Err("not among the chosen nodes".to_string()) }
+    }
+
+    /// Refuses patterns that match nothing, which are typing errors.
+    pub(super) fn check(&self, nodes: &[NodeProto]) -> Result<()> {
+        let is_in_body = |pattern: &NodePattern, node: &NodeProto| {
+            subgraphs(node).any(|graph| any_node(&graph.node, &|node| pattern.matches(None, node)))
+        };
+        let matches = |pattern: &NodePattern| {
+            let mut numbered = nodes.iter().enumerate();
+            numbered.any(|(index, node)| pattern.matches(Some(index), node) || is_in_body(pattern, node))
+        };
+        match self.only.iter().chain(self.exclude).find(|pattern| !matches(pattern)) {
+            Some(pattern) => {
+                let text = format!("pattern '{pattern}' matches no node of the model");
+                Err(Error::new(ErrorKind::InvalidArgument, text)
+                    .help("give names of nodes with * and ?, op:OPERATOR, or #NUMBER"))
+            }
+            None => Ok(()),
         }
     }
 }

@@ -9,11 +9,14 @@ use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::half_type::HalfType;
-use crate::elements::{Elements, RawElements, ScaledElements};
+use super::prune_form::{PruneForm, PrunedElements};
+use super::slice_form::SliceForm;
+use crate::elements::{Elements, RawElements, ScaledElements, each_chunk};
 use crate::feedback::Curvature;
 use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
+use crate::prune::Zeros;
 use crate::weight::Weight;
 
 /// What a weight becomes. The sizes of the results are known before their elements.
@@ -25,6 +28,10 @@ pub(super) enum Form {
     Blocks(Scheme),
     /// The elements in 16 bits.
     Half(HalfType),
+    /// The elements, some of which are zero.
+    Pruned(PruneForm),
+    /// The elements of the channels that stay.
+    Sliced(SliceForm),
 }
 
 impl Form {
@@ -32,7 +39,7 @@ impl Form {
     pub(super) fn codes(&self) -> usize {
         match self {
             Form::Linear(_) => 2,
-            Form::Blocks(..) | Form::Half(_) => 0,
+            Form::Blocks(..) | Form::Half(_) | Form::Pruned(_) | Form::Sliced(_) => 0,
         }
     }
 }
@@ -44,6 +51,15 @@ pub(super) struct Done {
     pub(super) results: Vec<Vec<u8>>,
     pub(super) noise: Noise,
     pub(super) shift: Shift,
+    /// Those of a pruned weight.
+    pub(super) zeros: Zeros,
+}
+
+impl From<PrunedElements> for Done {
+    fn from(pruned: PrunedElements) -> Done {
+        let PrunedElements { bytes, noise, zeros } = pruned;
+        Done { results: vec![bytes], noise, shift: Shift::default(), zeros }
+    }
 }
 
 /// What the errors of a weight change in the mean of its outputs.
@@ -130,6 +146,7 @@ impl Job {
                 lengths
             }
             Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
+            Form::Pruned(_) | Form::Sliced(_) => vec![element * self.shape.iter().product::<usize>()],
             Form::Blocks(scheme) => {
                 let sizes = scheme.sizes(element)?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
@@ -201,7 +218,7 @@ impl Job {
         let bias: Vec<u8> = codes.flat_map(i32::to_le_bytes).collect();
         let (scales, points) = (done.scale_bytes(false), done.zero_point_bytes(&quantizer.grid));
         let results = vec![scales, points, done.codes, bias];
-        Ok(Done { results, noise: done.noise, shift: Shift::default() })
+        Ok(Done { results, noise: done.noise, shift: Shift::default(), zeros: Zeros::default() })
     }
 
     fn run_as<E: Elements>(&self, elements: &E, curvature: Curvature<'_>) -> Result<Done> {
@@ -212,6 +229,16 @@ impl Job {
             }
             (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
             (Form::Half(ty), _) => Ok(halves(*ty, elements)),
+            (Form::Pruned(form), _) => {
+                check_finite(elements)?;
+                Ok(Done::from(form.run(elements)))
+            }
+            (Form::Sliced(form), _) => Ok(Done {
+                results: vec![form.run(elements)],
+                noise: Noise::default(),
+                shift: Shift::default(),
+                zeros: Zeros::default(),
+            }),
             (Form::Blocks(scheme), Some(RowScales { axis, scales, .. })) => {
                 let inner = if *axis == 0 { scheme.blocks.n } else { 1 };
                 self.in_blocks(scheme, curvature, &ScaledElements { elements, scales, inner })
@@ -250,7 +277,7 @@ impl Job {
             zero_points.truncate(quantizer.grid.ty.byte_count(1));
         }
         let results = vec![scales, zero_points, done.codes];
-        Ok(Done { results, noise: done.noise, shift: Shift::default() })
+        Ok(Done { results, noise: done.noise, shift: Shift::default(), zeros: Zeros::default() })
     }
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
@@ -274,7 +301,7 @@ impl Job {
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
             (noise, shift) = (noise.plus(done.noise), shift.plus(done.shift));
         }
-        Ok(Done { results, noise, shift })
+        Ok(Done { results, noise, shift, zeros: Zeros::default() })
     }
 }
 
@@ -302,7 +329,8 @@ fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, eleme
         let bias: Vec<E::Element> = bias.iter().map(|bias| E::Element::narrow(*bias as f32)).collect();
         results.push(E::Element::bytes(&bias));
     }
-    Ok(Done { results, noise, shift: Shift { square, energy } })
+    let shift = Shift { square, energy };
+    Ok(Done { results, noise, shift, zeros: Zeros::default() })
 }
 
 /// The columns that are looked at side by side: a row of a tile is a few cache lines.
@@ -413,19 +441,7 @@ fn halves<E: Elements>(ty: HalfType, elements: &E) -> Done {
             bytes.extend(encoded);
         }
     });
-    Done { results: vec![bytes], noise, shift: Shift::default() }
-}
-
-/// Calls a function with all elements, a few at a time.
-fn each_chunk<E: Elements + ?Sized>(elements: &E, mut look: impl FnMut(&[f32])) {
-    let mut wide = [0.0_f32; 1024];
-    let (most, count) = (wide.len(), elements.count());
-    for start in (0..count).step_by(most) {
-        if let Some(wide) = wide.get_mut(..most.min(count - start)) {
-            elements.widen(start, wide);
-            look(wide);
-        }
-    }
+    Done { results: vec![bytes], noise, shift: Shift::default(), zeros: Zeros::default() }
 }
 
 /// Transposes a matrix to this shape, by tiles that stay in the cache.
@@ -449,7 +465,7 @@ fn transpose<T: Copy>(elements: &[T], shape: &[usize]) -> Vec<T> {
     transposed
 }
 
-fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
+pub(super) fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
     let mut found = None;
     each_chunk(elements, |values| {
         found = found.or_else(|| values.iter().copied().find(|value| !value.is_finite()));

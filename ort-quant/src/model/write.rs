@@ -23,8 +23,9 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::draft::{Draft, Part};
-use super::weights::Job;
+use super::weights::{Form, Job};
 use crate::noise::Noise;
+use crate::prune::Zeros;
 
 /// Field numbers of `onnx.proto`.
 const GRAPH: u32 = 7;
@@ -49,6 +50,8 @@ pub struct Written {
     pub data: u64,
     /// What quantization changed in each weight, by the name of its codes.
     pub noises: BTreeMap<String, Noise>,
+    /// The zeros of each pruned weight, by its name.
+    pub zeros: BTreeMap<String, Zeros>,
 }
 
 /// The files of the original model.
@@ -238,7 +241,8 @@ fn write_parts(
     files: &mut Files,
 ) -> Result<Written> {
     let model = write_head(draft, placed, &mut files.model)?;
-    let mut results = Results { draft, original, last: None, noises: BTreeMap::new() };
+    let mut results =
+        Results { draft, original, last: None, noises: BTreeMap::new(), zeros: BTreeMap::new() };
     let mut data_end = 0_u64;
     for placed in placed {
         let mut start = Vec::new();
@@ -265,7 +269,7 @@ fn write_parts(
             results.original.release(raw);
         }
     }
-    Ok(Written { model, data: data_end, noises: results.noises })
+    Ok(Written { model, data: data_end, noises: results.noises, zeros: results.zeros })
 }
 
 /// Writes everything before the initializers, which are the last field of the graph, as the graph
@@ -296,6 +300,7 @@ struct Results<'d, 's> {
     original: &'d mut Original<'s>,
     last: Option<(usize, Vec<Vec<u8>>)>,
     noises: BTreeMap<String, Noise>,
+    zeros: BTreeMap<String, Zeros>,
 }
 
 impl Results<'_, '_> {
@@ -317,6 +322,9 @@ impl Results<'_, '_> {
                 job.run(&weight, bias.as_ref()).within(|| format!("weight '{}'", job.weight.name()))?;
             self.original.release(weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default());
             self.noises.insert(job.codes.clone(), done.noise);
+            if let Form::Pruned(_) = job.form {
+                self.zeros.insert(job.codes.clone(), done.zeros);
+            }
             self.last = Some((index, done.results));
         }
         let results = self.last.as_ref().map(|(_, results)| results);

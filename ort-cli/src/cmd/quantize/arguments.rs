@@ -1,7 +1,6 @@
 //! The flags of `ort quantize`, and the quantizer that they describe.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -13,7 +12,7 @@ use ort_runtime::quant::{
 };
 
 use crate::args::ModelArgs;
-use crate::numbers::{positive, whole};
+use crate::comparison::SampleArgs;
 use crate::usage::wrong_usage;
 
 /// Writes a quantized model, checks it, and lists what became of each layer.
@@ -32,17 +31,8 @@ pub(crate) struct QuantizeArgs {
         "act_order", "bias_correction", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
         "only", "exclude", "external_data", "dry_run"])]
     pub(super) compare: bool,
-    /// Samples, for --mode static and for the comparison: an archive of arrays whose first axis
-    /// counts them, or a folder with an archive for each.
-    #[arg(long, value_name = "FILE.npz|DIR", conflicts_with_all = ["input", "inputs"])]
-    pub(super) data: Option<PathBuf>,
-    /// Use this many samples at most.
-    #[arg(long, value_name = "N", default_value = "300", requires = "data", value_parser = positive::<NonZeroUsize>)]
-    pub(super) samples: NonZeroUsize,
-    /// Of these, keep the last N out of the calibration, to compare the outputs with; a quarter at
-    /// most.
-    #[arg(long, value_name = "N", default_value_t = 32, requires = "data", value_parser = whole::<usize>)]
-    pub(super) held_out: usize,
+    #[command(flatten)]
+    pub(super) samples: SampleArgs,
     /// Take the ranges from this file if it exists; otherwise write them to it. Its format is that
     /// of onnxruntime.quantization's calibration cache.
     #[arg(long, value_name = "FILE.json")]
@@ -179,18 +169,18 @@ impl QuantizeArgs {
     pub(super) fn quantizer(&self, mode: ModeArg) -> Result<Quantizer> {
         self.refuse_stray_flags(mode)?;
         let has_ranges = self.calibration.as_deref().is_some_and(Path::exists);
-        if mode == ModeArg::Static && self.data.is_none() && !has_ranges {
+        if mode == ModeArg::Static && self.samples.data.is_none() && !has_ranges {
             wrong_usage!(
                 "--mode static needs --data with samples; without any, take --mode dynamic, or int8 or int4 for \
                  weights alone"
             );
         }
-        if self.method.is_tuned() && self.data.is_none() {
+        if self.method.is_tuned() && self.samples.data.is_none() {
             wrong_usage!(
                 "--method gptq and awq need --data with samples; without any, take --method mse or hqq"
             );
         }
-        if self.bias_correction && self.data.is_none() {
+        if self.bias_correction && self.samples.data.is_none() {
             wrong_usage!("--bias-correction needs --data with samples; give some, or leave it out");
         }
         if self.bias_correction && self.method == MethodArg::Awq {

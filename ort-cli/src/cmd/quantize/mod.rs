@@ -6,7 +6,6 @@
 
 mod arguments;
 mod calibrate;
-mod compare;
 mod report;
 
 use std::collections::BTreeMap;
@@ -20,10 +19,9 @@ use ort_runtime::onnx::Weights;
 
 use self::arguments::ModeArg;
 pub(crate) use self::arguments::QuantizeArgs;
-use self::calibrate::Inputs;
-use self::compare::{Ran, refuse_new_infinities};
-use self::report::{Report, Row, Sizes};
+use self::report::{Report, Row};
 use crate::args::ModelArgs;
+use crate::comparison::{Inputs, Ran, Sizes, compare, refuse_new_infinities};
 use crate::output::{data_path, say_json, write_file};
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
@@ -51,9 +49,10 @@ fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     let original = args.model.load()?;
     let other = ModelArgs { model: args.output.clone(), ..args.model.clone() }.load()?;
     check_outputs(args)?;
-    let inputs = Inputs::open(args, &original)?.compared(args, &original)?;
-    let ran = Ran::of(args, &original, &inputs)?;
-    let (checked, outputs) = compare::compare(args, &ran, &other)?;
+    let inputs = Inputs::open(&args.samples, (&args.model, &original), false)?;
+    let inputs = inputs.compared(&args.model, &original)?;
+    let ran = Ran::of(&args.model, &original, &inputs)?;
+    let (checked, outputs) = compare(&args.model, &ran, &other)?;
     Ok(Report { outputs, checked: Some(checked), ..Report::default() })
 }
 
@@ -62,7 +61,7 @@ fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
     let source = args.model.source()?;
     check_outputs(args)?;
     let model = args.model.load()?;
-    let inputs = Inputs::open(args, &model)?;
+    let inputs = Inputs::open(&args.samples, (&args.model, &model), true)?;
     let calibration = calibrate::calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
     let quantization = quantizer.quantize(&source)?;
     let bytes_before = quantization.bytes_before();
@@ -71,11 +70,11 @@ fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
     let mut noises = BTreeMap::new();
     if !args.dry_run {
         // Runs before anything is written: a model that does not run is not worth the time.
-        let original = Ran::of(args, &model, &inputs.compared(args, &model)?)?;
+        let original = Ran::of(&args.model, &model, &inputs.compared(&args.model, &model)?)?;
         drop((model, inputs));
         let mut compared = None;
         let written = quantization.write(&args.output, &args.weights(), &mut |model: &Model| {
-            let (checked, outputs) = compare::compare(args, &original, model)?;
+            let (checked, outputs) = compare(&args.model, &original, model)?;
             refuse_new_infinities(&outputs)?;
             compared = Some((checked, outputs));
             Ok(())

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ort_runtime::quant::{Layer, Noise, Outcome, Written};
+use ort_runtime::quant::{Layer, Noise, Outcome};
 use serde::Serialize;
 
 use super::arguments::QuantizeArgs;
-use crate::args::{human_bytes, table};
+use crate::args::table;
+use crate::comparison::{Checked, OutputError, Sizes, print_outputs};
 use crate::output::{listed, say};
 
 /// What `--json` prints.
@@ -54,47 +55,6 @@ pub(super) struct Row {
     kept: Option<String>,
 }
 
-/// The files.
-#[derive(Serialize)]
-pub(super) struct Sizes {
-    /// With data files.
-    bytes_before: usize,
-    model_bytes: u64,
-    data_bytes: u64,
-}
-
-/// Both models on the same inputs.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct Checked {
-    /// How often both ran.
-    pub(super) runs: usize,
-    pub(super) planned_peak_before: Option<usize>,
-    pub(super) planned_peak: Option<usize>,
-    pub(super) weights_before: usize,
-    pub(super) weights: usize,
-    /// The norm of the difference of all outputs over that of the original's.
-    pub(super) relative_error: Option<f64>,
-}
-
-/// How an output of the second model differs from that of the first, over all runs.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct OutputError {
-    pub(super) name: String,
-    pub(super) elements: u64,
-    /// The norm of the difference over that of the original, for floating point.
-    pub(super) relative_error: Option<f64>,
-    /// The same as a ratio of signal to noise.
-    pub(super) decibels: Option<f64>,
-    /// The largest difference of two elements, for floating point.
-    pub(super) largest_difference: Option<f64>,
-    /// The share of rows along the last axis whose largest element is at the same place.
-    pub(super) same_largest: Option<f64>,
-    /// The share of equal elements, for other types.
-    pub(super) equal: Option<f64>,
-    /// The elements that are NaN or infinite where the original's are not.
-    pub(super) not_finite: u64,
-}
-
 impl Row {
     pub(super) fn of(layer: Layer, noises: &BTreeMap<String, Noise>) -> Row {
         let Layer { node, operator, shape, outcome } = layer;
@@ -121,12 +81,6 @@ impl Row {
     }
 }
 
-impl Sizes {
-    pub(super) fn of(bytes_before: usize, written: &Written) -> Sizes {
-        Sizes { bytes_before, model_bytes: written.model, data_bytes: written.data }
-    }
-}
-
 impl Report {
     pub(super) fn print(&self, args: &QuantizeArgs) -> Result<()> {
         if !args.compare {
@@ -135,28 +89,12 @@ impl Report {
         if let Some(calibration) = &self.calibration {
             calibration.print()?;
         }
-        self.print_outputs()?;
+        print_outputs(&self.outputs)?;
         if let Some(checked) = &self.checked {
-            let peak = |bytes: Option<usize>| bytes.map_or("unknown".to_string(), human_bytes);
-            say!(
-                "weights {} became {}; peak of the run {} became {}",
-                human_bytes(checked.weights_before),
-                human_bytes(checked.weights),
-                peak(checked.planned_peak_before),
-                peak(checked.planned_peak)
-            )?;
-            match checked.relative_error {
-                Some(error) => say!("the outputs differ by {:.3} % in {} runs", 100.0 * error, checked.runs)?,
-                None => say!("the outputs are not floating point, or all zero")?,
-            }
+            checked.print()?;
         }
         match &self.written {
-            Some(sizes) => say!(
-                "a file of {} became {}; written to {}",
-                human_bytes(sizes.bytes_before),
-                human_bytes((sizes.model_bytes + sizes.data_bytes) as usize),
-                args.output.display()
-            ),
+            Some(sizes) => sizes.print(&args.output),
             None if args.compare => Ok(()),
             None => say!("a dry run; nothing was written"),
         }
@@ -176,33 +114,6 @@ impl Report {
             let decibels = row.weight_decibels.map_or(String::new(), |decibels| format!("{decibels:.1}"));
             let (node, operator) = (row.node.clone(), row.operator.clone());
             rows.add_row([node, operator, shape.join("x"), becomes, before, after, decibels]);
-        }
-        say!("{rows}")
-    }
-
-    fn print_outputs(&self) -> Result<()> {
-        if self.outputs.is_empty() {
-            return Ok(());
-        }
-        let mut rows = table(&["output", "elements", "differs by", "largest", "dB", "same largest", "equal"]);
-        let percent =
-            |share: Option<f64>| share.map_or(String::new(), |share| format!("{:.2} %", 100.0 * share));
-        for output in &self.outputs {
-            let difference = match output.not_finite {
-                0 => percent(output.relative_error),
-                count => format!("{}, {count} NaN or infinite", percent(output.relative_error)),
-            };
-            let largest = output.largest_difference.map_or(String::new(), |largest| format!("{largest:.3e}"));
-            let decibels = output.decibels.map_or(String::new(), |decibels| format!("{decibels:.1}"));
-            rows.add_row([
-                output.name.clone(),
-                output.elements.to_string(),
-                difference,
-                largest,
-                decibels,
-                percent(output.same_largest),
-                percent(output.equal),
-            ]);
         }
         say!("{rows}")
     }

@@ -1,16 +1,20 @@
-//! Comparison of the outputs of two models on the same inputs.
+//! Comparison of the outputs of two models on the same inputs, for commands that write a model.
+
+mod inputs;
+mod report;
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use ort_runtime::{DType, Error, ErrorKind, MemoryShortage, Model, Result, Tensor, Value};
 
-use super::arguments::QuantizeArgs;
-use super::calibrate::{Sample, named};
-use super::report::{Checked, OutputError};
+use self::inputs::named;
+pub(crate) use self::inputs::{Inputs, MEMORY_OF_HESSIANS, Sample, SampleArgs, calibration_session};
+pub(crate) use self::report::{Checked, OutputError, Sizes, print_outputs};
+use crate::args::ModelArgs;
 
 /// Runs of a model.
-pub(super) struct Ran {
+pub(crate) struct Ran {
     inputs: Vec<Sample>,
     outputs: Vec<Sample>,
     /// The largest planned peak.
@@ -24,8 +28,8 @@ const MEMORY_OF_ONE_RUN: usize = 64 << 20;
 
 impl Ran {
     /// Runs a model on each of the inputs.
-    pub(super) fn of(args: &QuantizeArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
-        let is_free = args.model.memory_limit.is_none() && inputs.len() == 1;
+    pub(crate) fn of(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
+        let is_free = args.memory_limit.is_none() && inputs.len() == 1;
         let mut limit = is_free.then_some(MEMORY_OF_ONE_RUN);
         for _ in 0..2 {
             let problem = match Ran::within(args, model, (inputs, limit)) {
@@ -39,11 +43,11 @@ impl Ran {
     }
 
     fn within(
-        args: &QuantizeArgs,
+        args: &ModelArgs,
         model: &Model,
         (inputs, limit): (&[Sample], Option<usize>),
     ) -> anyhow::Result<Ran> {
-        let mut builder = args.model.builder(model)?;
+        let mut builder = args.builder(model)?;
         if let Some(limit) = limit {
             builder = builder.memory_limit(limit);
         }
@@ -140,8 +144,8 @@ fn place_of_largest(values: &[f64]) -> Option<usize> {
 }
 
 /// Runs a model on the inputs of another, and compares their outputs.
-pub(super) fn compare(
-    args: &QuantizeArgs,
+pub(crate) fn compare(
+    args: &ModelArgs,
     original: &Ran,
     model: &Model,
 ) -> Result<(Checked, Vec<OutputError>)> {
@@ -179,14 +183,14 @@ pub(super) fn compare(
 }
 
 /// Refuses a model that computes NaN or infinities where the original has numbers.
-pub(super) fn refuse_new_infinities(outputs: &[OutputError]) -> Result<()> {
+pub(crate) fn refuse_new_infinities(outputs: &[OutputError]) -> Result<()> {
     let not_finite: u64 = outputs.iter().map(|output| output.not_finite).sum();
     if not_finite == 0 {
         return Ok(());
     }
     let text = format!("{not_finite} elements of the outputs are NaN or infinite, but not the original's");
     Err(Error::new(ErrorKind::Fail, text).help(
-        "keep the nodes that overflow in float32 with --exclude, or give real inputs with --inputs or --data",
+        "keep the nodes that overflow as they are with --exclude, or give real inputs with --inputs or --data",
     ))
 }
 
