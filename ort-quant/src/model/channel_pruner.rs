@@ -57,18 +57,21 @@ impl ChannelPruner {
             return Err(Error::new(ErrorKind::InvalidArgument, text).help("use a share such as 0.25"));
         }
         let selection = Selection { only: &self.only, exclude: &self.exclude };
-        let (mut work, mut nodes) = start(source, 1, selection)?;
+        let (mut work, nodes) = start(source, 1, selection)?;
         let bytes_before = source.bytes().len() + work.draft.external_bytes();
         let read_before = reads(&nodes);
+        // Patterns count all nodes of the file.
+        let allowed = nodes.iter().enumerate().map(|(index, node)| selection.allows(Some(index), node));
+        let allowed: Vec<_> = allowed.collect();
+        let (mut nodes, allowed) = without_identities(&work, nodes, allowed);
         let model = Model::from_source(source.clone())?;
         let sizes = Sizes::of(model.graph());
         let shapes = shapes(source, &work, &nodes)?;
         let flow = ChannelFlow::new(&work, &nodes, (&sizes, &shapes));
         let (mut spaces, readers) = (flow.spaces, flow.readers);
         for (index, space) in spaces.producers.clone() {
-            let allowed = nodes.get(index).map(|node| selection.allows(Some(index), node));
-            if let Some(Err(reason)) = allowed {
-                spaces.block(space, &reason);
+            if let Some(Err(reason)) = allowed.get(index) {
+                spaces.block(space, reason);
             }
         }
         let kept = self.choose(source, &work, (&nodes, &mut spaces))?;
@@ -133,6 +136,31 @@ impl ChannelPruner {
         }
         Ok(chosen)
     }
+}
+
+/// Lets nodes read constants themselves instead of an `Identity`, by which exporters share equal
+/// ones, and removes those that nothing else reads.
+fn without_identities<A>(work: &Work, mut nodes: Vec<NodeProto>, others: Vec<A>) -> (Vec<NodeProto>, Vec<A>) {
+    let mut constants: BTreeMap<String, String> = BTreeMap::new();
+    for node in &mut nodes {
+        for input in &mut node.input {
+            if let Some(constant) = constants.get(input) {
+                input.clone_from(constant);
+            }
+        }
+        if is_standard(node, "Identity")
+            && let ([input], [output]) = (&node.input[..], &node.output[..])
+            && work.draft.constant(input).is_some()
+        {
+            constants.insert(output.clone(), input.clone());
+        }
+    }
+    let read = reads(&nodes);
+    let is_needed = |node: &NodeProto| {
+        let is_read = |output: &String| read.contains(output) || work.outputs.contains(output);
+        node.output.iter().any(|output| !constants.contains_key(output) || is_read(output))
+    };
+    nodes.into_iter().zip(others).filter(|(node, _)| is_needed(node)).unzip()
 }
 
 /// The constant shapes of `Reshape` nodes.
