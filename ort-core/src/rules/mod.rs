@@ -12,6 +12,7 @@ mod layout;
 mod linear;
 mod norm;
 mod qdq;
+mod quantized_weights;
 mod separable;
 
 use crate::rewrite::RuleSet;
@@ -25,6 +26,7 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &conv::RULES,
     &separable::RULES,
     &attention::RULES,
+    &quantized_weights::RULES,
     &linear::RULES,
     &qdq::RULES,
     &layout::RULES,
