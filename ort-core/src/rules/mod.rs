@@ -26,8 +26,8 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &conv::RULES,
     &separable::RULES,
     &attention::RULES,
-    &quantized_weights::RULES,
     &linear::RULES,
     &qdq::RULES,
+    &quantized_weights::RULES,
     &layout::RULES,
 ];

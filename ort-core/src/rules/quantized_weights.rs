@@ -11,6 +11,7 @@ use crate::ops::tensor::geometry::normalize_axis;
 use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::rules::linear::{activation, bias_is_vector, residual, residual_has_output_shape};
+use crate::rules::qdq::becomes_integer;
 use crate::spec::{MICROSOFT, RUNTIME};
 use crate::{Error, Result, rules};
 
@@ -265,7 +266,7 @@ fn product(
     let is_integer = matrix.dtype.is_integer() && matrix.dtype.bits().is_some_and(|bits| bits <= 8);
     let is_matrix = matrix.shape.len() == 2 && found.rank("a").is_some_and(|rank| rank >= 2);
     let is_of_scale_type = matrix.has_scale_type && found.dtype("a") == found.dtype("s");
-    if !is_integer || !is_matrix || !is_of_scale_type || becomes_integer(&found, &matrix, transposed) {
+    if !is_integer || !is_matrix || !is_of_scale_type || waits_for_quantization(&found, &matrix, transposed) {
         return Ok(None);
     }
     if matrix.kind != GranularityKind::Tensor {
@@ -280,22 +281,17 @@ fn product(
     patch.emit((RUNTIME, "DequantizeMatMul"), &inputs, &attrs).map(Some)
 }
 
-/// Whether the matmul is one between `DequantizeLinear` and `QuantizeLinear`, which the rules of
-/// the table `qdq` make one of integers. Its root comes later than this one's.
-fn becomes_integer(found: &Found<'_>, matrix: &Quantized, transposed: bool) -> bool {
-    let (Some(a), Some(root)) = (found.value("a"), found.root()) else { return false };
+/// Whether a rule of the table `qdq` makes the matmul one of integers later.
+fn waits_for_quantization(found: &Found<'_>, matrix: &Quantized, transposed: bool) -> bool {
     let has_scales = match matrix.kind {
         GranularityKind::Tensor => true,
-        GranularityKind::Axis => root.spec.name == "Gemm" && matrix.axis == usize::from(!transposed),
+        GranularityKind::Axis => matrix.axis == usize::from(!transposed),
         GranularityKind::Blocks { .. } => false,
     };
-    let is_of_bytes = matches!(matrix.dtype, DType::I8 | DType::U8) && found.value("z").is_some();
-    let output = root.outputs.first().copied().flatten();
-    let nodes = || found.graph.nodes.iter();
+    let is_single = matrix.kind == GranularityKind::Tensor;
+    let a = found.value("a").and_then(|a| found.producer(a));
     has_scales
-        && is_of_bytes
-        && nodes().any(|node| node.spec.name == "DequantizeLinear" && node.outputs.contains(&Some(a)))
-        && nodes().any(|node| {
-            node.spec.name == "QuantizeLinear" && node.inputs.first().copied().flatten() == output
-        })
+        && matches!(matrix.dtype, DType::I8 | DType::U8)
+        && becomes_integer(found, is_single)
+        && a.is_some_and(|a| a.spec.name == "DequantizeLinear")
 }

@@ -32,19 +32,18 @@ pub(crate) fn operand<'a>(
         ensure!(fits, InvalidArgument, "there are not as many zero points as scales");
     }
     let kind = quantization.granularity(matrix.shape(), scales.shape())?.kind;
-    let axis = match kind {
-        GranularityKind::Tensor => 0,
-        _ => normalize_axis(quantization.axis, 2)?,
+    let along_rows = match kind {
+        GranularityKind::Tensor => true,
+        _ => normalize_axis(quantization.axis, 2)? == 0,
     };
-    let (mut block, mut strides) = ([1, 1], [0, 0]);
-    match kind {
-        GranularityKind::Tensor => {}
-        GranularityKind::Axis => strides[axis] = 1,
-        GranularityKind::Blocks { size, count } => {
-            block[axis] = size;
-            strides = if axis == 0 { [columns, 1] } else { [count, 1] };
-        }
-    }
+    // The elements of a block, and the scales from one block to the next, along both axes.
+    let (mut block, mut strides) = match (kind, along_rows) {
+        (GranularityKind::Tensor, _) => ([1, 1], [0, 0]),
+        (GranularityKind::Axis, true) => ([1, 1], [1, 0]),
+        (GranularityKind::Axis, false) => ([1, 1], [0, 1]),
+        (GranularityKind::Blocks { size, .. }, true) => ([size, 1], [columns, 1]),
+        (GranularityKind::Blocks { size, count }, false) => ([1, size], [count, 1]),
+    };
     let mut shape = [rows, columns];
     if transposed {
         shape.reverse();
