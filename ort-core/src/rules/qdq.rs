@@ -19,8 +19,8 @@ use crate::{Result, rules};
 
 rules! { "qdq", Extended;
     /// Dequantizing and quantizing with the same scale and zero point becomes the input.
-    qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), s, z)" if scale_is_single => Template("x"),
-        ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true, known Nothing;
+    qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), #ys, #yz)" if parameters_stay => Template("x"),
+        ["x=u8[2,3] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7"], keep true, known Nothing;
     /// Dequantizing and quantizing with another scale or zero point becomes a table lookup:
     /// QLinearLeakyRelu with a slope of 1.
     qdq_requantize: "QuantizeLinear(DequantizeLinear(x, #xs, #xz), #ys, #yz)" if all_alike
@@ -28,15 +28,15 @@ rules! { "qdq", Extended;
         ["x=u8[2,40] xs=f32:0.37 xz=u8:128 ys=f32:0.71 yz=u8:9"], known Nothing;
     /// An operator that moves elements or selects the greatest or the least runs on quantized
     /// values, if scale and zero point stay the same: a quarter of the bytes.
-    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze|Slice|Gather|GatherElements|Expand|Tile|DepthToSpace|SpaceToDepth|ReduceMax|ReduceMin|Resize(DequantizeLinear(x, #s, #z), ..), s, z)"
+    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze|Slice|Gather|GatherElements|Expand|Tile|DepthToSpace|SpaceToDepth|ReduceMax|ReduceMin|Resize(DequantizeLinear(x, #s, #z), ..), #ys, #yz)"
         if moves_elements => Build(movement),
         [
-            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
-            "x=i8[2,3] s=f32:0.5 z=i8:7 m.op=Transpose m.perm=[1,0]",
-            "x=i8[1,8,2,3] s=f32:0.5 z=i8:7 m.op=DepthToSpace m.blocksize=2",
-            "x=u8[1,2,4,6] s=f32:0.5 z=u8:7 m.op=SpaceToDepth m.blocksize=2",
-            "x=u8[2,3,4] s=f32:0.5 z=u8:7 m.op=ReduceMax m.keepdims=0",
-            "x=i8[2,3,4] s=f32:0.5 z=i8:7 m.op=ReduceMin",
+            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
+            "x=i8[2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=Transpose m.perm=[1,0]",
+            "x=i8[1,8,2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=DepthToSpace m.blocksize=2",
+            "x=u8[1,2,4,6] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=SpaceToDepth m.blocksize=2",
+            "x=u8[2,3,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=ReduceMax m.keepdims=0",
+            "x=i8[2,3,4] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=ReduceMin",
         ], known Nothing;
     /// Where between two DequantizeLinear and QuantizeLinear of one scale and zero point selects
     /// quantized values.
@@ -143,6 +143,17 @@ fn scale_is_single(found: &Found<'_>) -> bool {
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
 }
 
+/// Like [`scale_is_single`], for values that are quantized with the same scale and zero point again.
+/// Files often have equal constants of several names.
+fn parameters_stay(found: &Found<'_>) -> bool {
+    let stays = |before: &str, after: &str| {
+        is_single(found, after)
+            && found.dtype(before) == found.dtype(after)
+            && found.scalar(before).is_some_and(|number| found.scalar(after) == Some(number))
+    };
+    scale_is_single(found) && stays("s", "ys") && stays("z", "yz")
+}
+
 /// The names that patterns give to zero points.
 const ZEROS: [&str; 5] = ["z", "az", "bz", "xz", "yz"];
 
@@ -181,7 +192,7 @@ fn moves_elements(found: &Found<'_>) -> bool {
     let resizes = found.node("m").is_some_and(|node| node.spec.name == "Resize");
     let extrapolates = text("coordinate_transformation_mode") == Some("tf_crop_and_resize");
     let takes_nearest = text("mode").is_none_or(|mode| mode == "nearest") && !extrapolates;
-    scale_is_single(found) && (!resizes || takes_nearest)
+    parameters_stay(found) && (!resizes || takes_nearest)
 }
 
 /// Like [`scale_is_single`], for two values of one scale.
@@ -433,6 +444,8 @@ fn is_float_product(found: &Found<'_>) -> bool {
         found.value(zero).is_none() || found.fixed_shape(zero) == found.fixed_shape(scale)
     };
     let singles = ["as", "az"].into_iter().all(|name| found.value(name).is_none() || is_single(found, name));
+    // ONNX Runtime multiplies no int8 values by uint8 weights.
+    let is_portable = found.dtype("a") == Some(DType::U8) || found.dtype("b") == Some(DType::I8);
     let of_floats = ["as", "bs"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
     b.len() == 2
         && found.rank("a").is_some_and(|rank| rank > 1)
@@ -440,6 +453,7 @@ fn is_float_product(found: &Found<'_>) -> bool {
         && zeros_fit("bz", "bs")
         && singles
         && of_floats
+        && (is_portable || !found.must_be_portable())
         && of_bytes(found, "a")
         && of_bytes(found, "b")
         && !becomes_integer(found, is_single(found, "bs"))

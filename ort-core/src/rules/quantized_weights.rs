@@ -289,8 +289,11 @@ fn waits_for_quantization(found: &Found<'_>, matrix: &Quantized, transposed: boo
         GranularityKind::Blocks { .. } => false,
     };
     let is_single = matrix.kind == GranularityKind::Tensor;
+    // Those rules have no transposition.
+    let is_direct = found.node("t").is_none();
     let a = found.value("a").and_then(|a| found.producer(a));
-    has_scales
+    is_direct
+        && has_scales
         && matches!(matrix.dtype, DType::I8 | DType::U8)
         && becomes_integer(found, is_single)
         && a.is_some_and(|a| a.spec.name == "DequantizeLinear")

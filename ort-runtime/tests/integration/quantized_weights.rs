@@ -4,6 +4,7 @@
 use crate::support::axis;
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::rewrite::Level;
+use ort_runtime::tensor::{Tolerance, compare};
 use ort_runtime::{DType, Error, ErrorKind, Model, Result, Session, Tensor, Value, Within};
 
 /// A constant of quantized values, and what its scales belong to.
@@ -237,4 +238,140 @@ fn a_large_matrix_takes_a_panel() -> Result<()> {
         assert!(bytes <= 100_000, "{dtype}: {bytes} bytes are planned");
     }
     Ok(())
+}
+
+/// Graphs over x of [4, 6], which is quantized first.
+const QUANTIZED_GRAPHS: &[(&str, &[&str], Build)] = &[
+    ("three parts", &["qdq_concat"], |b, x| {
+        let parts = [
+            quantize(b, x, 0.011, 100, true)?,
+            quantize(b, x, 0.017, 3, true)?,
+            quantize(b, x, 0.005, 128, true)?,
+        ];
+        let all = b.node("Concat", &parts, &axis(1))?;
+        quantize(b, all, 0.013, 90, false)
+    }),
+    ("split and joined", &["dequantized_split", "qdq_nothing", "qdq_concat"], |b, x| {
+        let whole = quantize(b, x, 0.011, 100, true)?;
+        let attrs = [&axis(1)[..], &[("num_outputs", Attribute::Int(3))]].concat();
+        let parts = b.add(("", "Split"), &[Some(whole)], &attrs, 3, Vec::new())?;
+        let first = quantize(b, parts[0], 0.011, 100, true)?;
+        let second = quantize(b, parts[2], 0.02, 7, true)?;
+        let all = b.node("Concat", &[first, parts[1], second], &axis(0))?;
+        quantize(b, all, 0.013, 90, false)
+    }),
+    ("another scale", &["qdq_requantize"], |b, x| {
+        let first = quantize(b, x, 0.011, 100, true)?;
+        quantize(b, first, 0.007, 130, false)
+    }),
+    ("the greatest", &["dequantized_arg"], |b, x| {
+        let first = quantize(b, x, 0.3, 100, true)?;
+        b.node("ArgMax", &[first], &axis(1))
+    }),
+];
+
+/// Quantizes to uint8, and back unless the values are asked for.
+fn quantize(b: &mut GraphBuilder, x: ValueId, scale: f32, zero: u8, back: bool) -> Result<ValueId> {
+    let (scale, zero) = (b.constant(Tensor::scalar(scale)?), b.constant(Tensor::scalar(zero)?));
+    let quantized = b.node("QuantizeLinear", &[x, scale, zero], &[])?;
+    if back { b.node("DequantizeLinear", &[quantized, scale, zero], &[]) } else { Ok(quantized) }
+}
+
+#[test]
+fn movement_between_quantizations_changes_no_value() -> Result<()> {
+    for (name, rules, build) in QUANTIZED_GRAPHS {
+        let graph = || -> Result<(GraphBuilder, ValueId)> {
+            let mut b = GraphBuilder::new(name);
+            let x = b.input("x", DType::F32, &["4", "6"]);
+            let output = build(&mut b, x)?;
+            Ok((b, output))
+        };
+        let (b, output) = graph()?;
+        let session = Session::builder(&Model::from_graph(b.finish(&[output])?)).threads(1).build()?;
+        let hits = session.rewrites();
+        let has_hit = |rule: &&str| hits.hits().iter().any(|(hit, _)| hit == rule);
+        assert!(rules.iter().all(has_hit), "{name}: {:?}", hits.hits());
+        let run = |level: Level| -> Result<Vec<i64>> {
+            let (b, output) = graph()?;
+            planned(b, output, level)?.1[0].1.tensor()?.view().to_ints()
+        };
+        assert_eq!(run(Level::All)?, run(Level::Disabled)?, "{name}");
+    }
+    Ok(())
+}
+
+/// Matmuls of values that the model quantizes, without a `QuantizeLinear` behind them: sums of
+/// integers instead of floats, whose plan has no dequantized operand.
+#[test]
+fn a_matmul_of_quantized_values_stays_one() -> Result<()> {
+    let matmul: Build = |b, matrix| {
+        let a = b.input("a", DType::F32, &["50", "512"]);
+        let a = quantize(b, a, 0.01, 100, true)?;
+        b.node("MatMul", &[a, matrix], &[])
+    };
+    let gemm: Build = |b, matrix| {
+        let a = b.input("a", DType::F32, &["50", "512"]);
+        let a = quantize(b, a, 0.01, 100, true)?;
+        let bias = b.constant(Tensor::from_vec(&[512], vec![0.25_f32; 512])?);
+        b.node("Gemm", &[a, matrix, bias], &[("transB", Attribute::Int(1))])
+    };
+    let shape = [512, 512];
+    let weight = |scales, axis| Weight { dtype: DType::I8, shape, scales, axis, block: 0, has_zeros: true };
+    let cases: [(&str, Weight, Build); 4] = [
+        ("dequantized_matmul", weight(&[], 1), matmul),
+        ("dequantized_matmul", weight(&[512], 1), matmul),
+        ("dequantized_gemm", weight(&[], 1), gemm),
+        ("dequantized_gemm", weight(&[512], 0), gemm),
+    ];
+    for (rule, weight, build) in cases {
+        let graph = |level: Level| -> Result<(usize, Vec<(String, Value)>)> {
+            let mut b = GraphBuilder::new(rule);
+            let matrix = weight.floats(&mut b)?;
+            let output = build(&mut b, matrix)?;
+            planned(b, output, level)
+        };
+        let (bytes, actual) = graph(Level::All)?;
+        let (_, expected) = graph(Level::Disabled)?;
+        // A as bytes, the result, and the workspace of an integer GEMM.
+        let most = 50 * 512 + 50 * 512 * 4 + (32 << 10);
+        assert!(bytes <= most, "{rule} {weight:?}: {bytes} bytes are planned, more than {most}");
+        // Sums of 512 products of up to 1.5 times 127.
+        let tolerance = Tolerance { relative: 1e-5, absolute: 1e-2 };
+        compare(&actual[0].1, &expected[0].1, tolerance).within(|| format!("{rule} {weight:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_quantized_matrix_that_does_not_fit_is_refused() {
+    // The shapes of A, of B and of its scales; axis and block size; a part of the error.
+    type Shapes = [&'static [usize]; 3];
+    let cases: [(Shapes, [i64; 2], &str); 7] = [
+        ([&[2, 4], &[5, 3], &[3]], [1, 0], "differ"),
+        ([&[4], &[4, 3], &[3]], [1, 0], "A has rank 1"),
+        ([&[2, 4], &[4, 3, 1], &[]], [1, 0], "B has rank 3"),
+        ([&[2, 4], &[4, 3], &[4]], [1, 0], "do not fit axis 1"),
+        ([&[2, 4], &[4, 3], &[3]], [2, 0], "axis 2"),
+        ([&[2, 4], &[4, 3], &[3, 3]], [0, 3], "do not fit blocks"),
+        ([&[2, 4], &[4, 3], &[2, 3]], [0, -2], "block size"),
+    ];
+    for ([a, b, scales], [axis, block], problem) in cases {
+        let build = || -> Result<()> {
+            let mut builder = GraphBuilder::new("one node");
+            let sizes: Vec<String> = a.iter().map(usize::to_string).collect();
+            let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+            let a = builder.input("a", DType::F32, &sizes);
+            let b = builder.constant(integers(DType::I8, b)?);
+            let count = scales.iter().product();
+            let scales = builder.constant(Tensor::from_vec(scales, vec![0.5_f32; count])?);
+            let attrs = [("axis", Attribute::Int(axis)), ("block_size", Attribute::Int(block))];
+            let operator = ("ort-runtime", "DequantizeMatMul");
+            let inputs = [Some(a), Some(b), Some(scales)];
+            let outputs = builder.add(operator, &inputs, &attrs, 1, Vec::new())?;
+            let model = Model::from_graph(builder.finish(&outputs)?);
+            Session::builder(&model).threads(1).build().map(|_| ())
+        };
+        let error = build().err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(problem), "{problem}: '{error}'");
+    }
 }
