@@ -143,8 +143,8 @@ fn scale_is_single(found: &Found<'_>) -> bool {
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
 }
 
-/// Like [`scale_is_single`], for values that are quantized with the same scale and zero point again.
-/// Files often have equal constants of several names.
+/// Like [`scale_is_single`], for values that are quantized again with the same scale and zero
+/// point. Files often have equal constants of several names.
 fn parameters_stay(found: &Found<'_>) -> bool {
     let stays = |before: &str, after: &str| {
         is_single(found, after)
