@@ -359,10 +359,20 @@ pub(super) fn matmul(cx: &mut BatchCx<'_>) -> BatchResult {
 
 /// The runtime's `FusedMatMul`, with a bias for each column and a residual of the output's shape.
 pub(super) fn matmul_with_addends(cx: &mut BatchCx<'_>) -> BatchResult {
+    matmul_with_addends_from(cx, 2)
+}
+
+/// The runtime's `DequantizeMatMul`, whose addends come after scales and zero points.
+pub(super) fn quantized_matmul(cx: &mut BatchCx<'_>) -> BatchResult {
+    refuse_if([2, 3].into_iter().any(|index| cx.axis(index).is_some()), "it has a scale for each item")?;
+    matmul_with_addends_from(cx, 4)
+}
+
+/// A matmul with addends at the inputs from `first` on.
+fn matmul_with_addends_from(cx: &mut BatchCx<'_>, first: usize) -> BatchResult {
     let items = product(cx, [is_exchanged(cx, "transA"), is_exchanged(cx, "transB")])?;
-    // The addends come after A and B.
     let shape = cx.output(0)?;
-    for index in cx.given().skip(2) {
+    for index in cx.given().filter(|index| *index >= first) {
         broadcasts(cx, index, (shape, items))?;
     }
     cx.set(0, items);

@@ -12,7 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::environment::{Environment, FirstClaim};
-use super::matching::{Finder, Found, Match};
+use super::matching::{Finder, Found, Match, Uses};
 use super::nodes::in_order;
 use super::optimizer::Optimizer;
 use super::patch::Patch;
@@ -79,6 +79,8 @@ struct Sweep<'g> {
     producers: Vec<Option<NodeId>>,
     /// Read count of each value: by nodes, by captures of their subgraphs, and as a graph output.
     reads: Vec<usize>,
+    /// Whether a `QuantizeLinear` reads each value, or did so before this sweep.
+    quantized: Vec<bool>,
     is_output: Vec<bool>,
     /// Position of each node; a new node has that of the root it replaces.
     places: Vec<usize>,
@@ -100,6 +102,7 @@ impl<'g> Sweep<'g> {
         let mut sweep = Sweep {
             producers: graph.producers(),
             reads: vec![0; graph.value_count()],
+            quantized: vec![false; graph.value_count()],
             is_output: vec![false; graph.value_count()],
             places: (0..graph.nodes.len()).collect(),
             dead: vec![false; graph.nodes.len()],
@@ -113,6 +116,11 @@ impl<'g> Sweep<'g> {
         for id in sweep.graph.nodes.iter().flat_map(Node::reads).chain(sweep.graph.outputs.iter().copied()) {
             if let Some(reads) = sweep.reads.get_mut(id.index()) {
                 *reads += 1;
+            }
+        }
+        for id in sweep.graph.nodes.iter().filter_map(quantized_input) {
+            if let Some(quantized) = sweep.quantized.get_mut(id.index()) {
+                *quantized = true;
             }
         }
         for id in &sweep.graph.outputs {
@@ -178,7 +186,9 @@ impl<'g> Sweep<'g> {
                 {
                     continue;
                 }
-                let view = Found { graph: self.graph, found: &found, level: self.optimizer.level };
+                let uses =
+                    Uses { producers: &self.producers, reads: &self.reads, quantized: &self.quantized };
+                let view = Found { graph: self.graph, found: &found, level: self.optimizer.level, uses };
                 if compiled.rule.when.is_some_and(|when| !when(&view)) {
                     continue;
                 }
@@ -271,7 +281,8 @@ impl<'g> Sweep<'g> {
     /// declines this match.
     fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<Option<bool>> {
         let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(None) };
-        let mut patch = Patch::new(self.graph, found, &node, self.optimizer.level);
+        let uses = Uses { producers: &self.producers, reads: &self.reads, quantized: &self.quantized };
+        let mut patch = Patch::new(self.graph, (found, uses), &node, self.optimizer.level);
         let values = match (&compiled.template, compiled.rule.then) {
             (Some(template), _) => patch.build(template)?.map(|value| vec![value]),
             (None, Then::Build(build)) => build(&mut patch)?,
@@ -333,6 +344,7 @@ impl<'g> Sweep<'g> {
         self.reads.resize(self.graph.value_count(), 0);
         self.producers.resize(self.graph.value_count(), None);
         self.is_output.resize(self.graph.value_count(), false);
+        self.quantized.resize(self.graph.value_count(), false);
         for index in added {
             self.places.push(place);
             self.dead.push(false);
@@ -355,6 +367,10 @@ impl<'g> Sweep<'g> {
             if let Some(reads) = self.reads.get_mut(value.index()) {
                 *reads += 1;
             }
+        }
+        if let Some(quantized) = quantized_input(node).and_then(|value| self.quantized.get_mut(value.index()))
+        {
+            *quantized = true;
         }
         for output in node.outputs.iter().flatten() {
             if let Some(producer) = self.producers.get_mut(output.index()) {
@@ -471,6 +487,11 @@ impl<'g> Sweep<'g> {
         }
         Ok(())
     }
+}
+
+/// Returns the value that a `QuantizeLinear` reads.
+fn quantized_input(node: &Node) -> Option<ValueId> {
+    node.inputs.first().copied().flatten().filter(|_| node.spec.name == "QuantizeLinear")
 }
 
 /// The root of a match, whose outputs the new nodes must compute.

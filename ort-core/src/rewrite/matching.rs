@@ -224,6 +224,16 @@ pub fn known_ints(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     }
 }
 
+/// Who makes and who reads the values of a graph, by value index.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uses<'a> {
+    pub(crate) producers: &'a [Option<NodeId>],
+    /// Read counts, outputs of the graph included.
+    pub(crate) reads: &'a [usize],
+    /// Whether a `QuantizeLinear` reads the value.
+    pub(crate) quantized: &'a [bool],
+}
+
 /// A match in its graph, as guards see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
@@ -233,9 +243,26 @@ pub struct Found<'a> {
     pub found: &'a Match,
     /// The optimization level.
     pub level: Level,
+    pub(crate) uses: Uses<'a>,
 }
 
-impl Found<'_> {
+impl<'a> Found<'a> {
+    /// Returns the node that computes a value.
+    pub fn producer(&self, value: ValueId) -> Option<&'a Node> {
+        let id = self.uses.producers.get(value.index()).copied().flatten()?;
+        self.graph.nodes.get(id.index())
+    }
+
+    /// Returns how often a value is read, by nodes and as an output of the graph.
+    pub fn reads(&self, value: ValueId) -> usize {
+        self.uses.reads.get(value.index()).copied().unwrap_or(0)
+    }
+
+    /// Whether a `QuantizeLinear` reads a value.
+    pub fn is_quantized(&self, value: ValueId) -> bool {
+        self.uses.quantized.get(value.index()) == Some(&true)
+    }
+
     /// Whether ONNX Runtime must be able to run the result. It loads graphs written at levels up to
     /// `extended`, and its kernels accept less than the standard allows.
     pub fn must_be_portable(&self) -> bool {

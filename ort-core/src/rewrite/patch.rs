@@ -1,7 +1,7 @@
 //! Construction of a rule's replacement, and queries on its match.
 
 use super::level::Level;
-use super::matching::{Found, Match, known_ints, scalar};
+use super::matching::{Found, Match, Uses, known_ints, scalar};
 use super::term::{Literal, NodeTerm, Term};
 use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId};
@@ -89,18 +89,24 @@ pub struct Patch<'g> {
     pub(crate) draft: Draft<'g>,
     pub(crate) found: &'g Match,
     pub(crate) level: Level,
+    uses: Uses<'g>,
 }
 
 impl<'g> Patch<'g> {
-    pub(super) fn new(graph: &'g mut Graph, found: &'g Match, root: &Node, level: Level) -> Patch<'g> {
+    pub(super) fn new(
+        graph: &'g mut Graph,
+        (found, uses): (&'g Match, Uses<'g>),
+        root: &Node,
+        level: Level,
+    ) -> Patch<'g> {
         let mut draft = Draft::new(graph, root.name.clone(), ("", root.spec.name, root.spec.since));
         draft.outputs = root.outputs.clone();
-        Patch { draft, found, level }
+        Patch { draft, found, level, uses }
     }
 
     /// Returns the match, for queries.
     pub fn found(&self) -> Found<'_> {
-        Found { graph: self.draft.graph(), found: self.found, level: self.level }
+        Found { graph: self.draft.graph(), found: self.found, level: self.level, uses: self.uses }
     }
 
     /// Returns the value bound to `name`.

@@ -197,7 +197,7 @@ fn literal(text: &'static str) -> Literal {
 }
 
 fn dtype_of(name: &str) -> Result<DType> {
-    const SHORT: [(&str, DType); 7] = [
+    const SHORT: [(&str, DType); 9] = [
         ("f32", DType::F32),
         ("f16", DType::F16),
         ("f64", DType::F64),
@@ -205,6 +205,8 @@ fn dtype_of(name: &str) -> Result<DType> {
         ("i32", DType::I32),
         ("u8", DType::U8),
         ("i8", DType::I8),
+        ("u4", DType::U4),
+        ("i4", DType::I4),
     ];
     let short = SHORT.iter().find(|(short, _)| *short == name).map(|(_, dtype)| *dtype);
     short.or_else(|| DType::from_name(name)).ok_or_else(|| error!(Fail, "there is no element type '{name}'"))
@@ -255,6 +257,13 @@ fn weights(dtype: DType, sizes: &[usize], seed: u32) -> Result<Tensor> {
         DType::I8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i8).collect()),
         DType::U8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as u8).collect()),
         DType::I32 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i32).collect()),
+        DType::I4 | DType::U4 => {
+            // Two elements to a byte, the first in its low half.
+            let half = |value: &f64| (*value * 100.0) as u8 & 15;
+            let pair = |pair: &[f64]| pair.iter().rev().fold(0, |byte, value| byte << 4 | half(value));
+            let bytes: Vec<u8> = values.chunks(2).map(pair).collect();
+            Tensor::from_bytes(dtype, sizes, bytes.into())
+        }
         DType::Bool => Tensor::from_bools(sizes, &vec![false; count]),
         _ => {
             ensure!(count == 0, Fail, "no weights of type {}", dtype.name());

@@ -53,7 +53,7 @@ fn are_matrices(found: &Found<'_>) -> bool {
 
 /// Whether the bias has one value per column of the matmul, so that it does not broadcast the
 /// result.
-fn bias_is_vector(found: &Found<'_>) -> bool {
+pub(super) fn bias_is_vector(found: &Found<'_>) -> bool {
     // A `Gemm` is the root itself, whose output has the shape of the matmul.
     let product = found.shape("m").or(found.output_shape());
     match (found.shape("bias"), product) {
@@ -63,7 +63,7 @@ fn bias_is_vector(found: &Found<'_>) -> bool {
 }
 
 /// Whether the residual is no constant, and neither side of the addition is broadcast.
-fn residual_has_output_shape(found: &Found<'_>) -> bool {
+pub(super) fn residual_has_output_shape(found: &Found<'_>) -> bool {
     let both = found.has_output_shape("m") && found.has_output_shape("residual");
     found.tensor("residual").is_none() && both && are_matrices(found)
 }
@@ -80,26 +80,31 @@ fn keeps_leading_axes(found: &Found<'_>) -> bool {
     }
 }
 
-/// Returns the attributes of the matched `FusedMatMul`; none for a plain matmul.
-fn product_attrs(patch: &Patch<'_>) -> Vec<(&'static str, Attribute)> {
+/// Emits the matched matmul with the addends of the match and more attributes.
+fn product(patch: &mut Patch<'_>, more: Vec<(&'static str, Attribute)>) -> Result<Option<Vec<ValueId>>> {
     // All patterns match an empty activation, and the addends are inputs.
-    let kept = ["alpha", "transA", "transB"];
-    patch.attrs("m").into_iter().filter(|(name, _)| kept.contains(name)).collect()
+    let kept = ["alpha", "transA", "transB", "axis", "block_size"];
+    let mut attrs = patch.attrs("m");
+    attrs.retain(|(name, _)| kept.contains(name));
+    attrs.extend(more);
+    let (op, sides): (_, &[&str]) = match patch.found.value("s") {
+        Some(_) => ("DequantizeMatMul", &["a", "b", "s", "z"]),
+        None => ("FusedMatMul", &["a", "b"]),
+    };
+    let names = sides.iter().chain(&["bias", "residual"]);
+    let inputs: Vec<Option<ValueId>> = names.map(|name| patch.found.value(name)).collect();
+    Ok(Some(vec![patch.emit((RUNTIME, op), &inputs, &attrs)?]))
 }
 
-fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let attrs = product_attrs(patch);
-    let inputs = ["a", "b", "bias", "residual"].map(|name| patch.found.value(name));
-    Ok(Some(vec![patch.emit((RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
+pub(super) fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    product(patch, Vec::new())
 }
 
-fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+pub(super) fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let node = patch.found().node("act");
     let Some(activation) = node.and_then(|node| Activation::of_operator(node.spec.name, &node.attrs)) else {
         return Ok(None);
     };
-    let mut attrs = product_attrs(patch);
-    attrs.extend(activation.attributes());
-    let inputs = ["a", "b", "bias", "residual"].map(|name| patch.found.value(name));
-    Ok(Some(vec![patch.emit((RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
+    let attrs = activation.attributes();
+    product(patch, attrs)
 }

@@ -12,6 +12,7 @@ mod layout;
 mod linear;
 mod norm;
 mod qdq;
+mod quantized_weights;
 mod separable;
 
 use crate::rewrite::RuleSet;
@@ -27,5 +28,6 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &attention::RULES,
     &linear::RULES,
     &qdq::RULES,
+    &quantized_weights::RULES,
     &layout::RULES,
 ];

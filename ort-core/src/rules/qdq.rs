@@ -19,16 +19,36 @@ use crate::{Result, rules};
 
 rules! { "qdq", Extended;
     /// Dequantizing and quantizing with the same scale and zero point becomes the input.
-    qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), s, z)" if scale_is_single => Template("x"),
-        ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true, known Nothing;
-    /// An operator that moves elements or selects the maximum runs on quantized values, if scale
-    /// and zero point stay the same: a quarter of the bytes.
-    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze(DequantizeLinear(x, #s, #z), ..), s, z)"
-        if scale_is_single => Build(movement),
+    qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), #ys, #yz)" if parameters_stay => Template("x"),
+        ["x=u8[2,3] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7"], keep true, known Nothing;
+    /// Dequantizing and quantizing with another scale or zero point becomes a table lookup:
+    /// QLinearLeakyRelu with a slope of 1.
+    qdq_requantize: "QuantizeLinear(DequantizeLinear(x, #xs, #xz), #ys, #yz)" if all_alike
+        => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; alpha=1)"),
+        ["x=u8[2,40] xs=f32:0.37 xz=u8:128 ys=f32:0.71 yz=u8:9"], known Nothing;
+    /// An operator that moves elements or selects the greatest or the least runs on quantized
+    /// values, if scale and zero point stay the same: a quarter of the bytes.
+    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze|Slice|Gather|GatherElements|Expand|Tile|DepthToSpace|SpaceToDepth|ReduceMax|ReduceMin|Resize(DequantizeLinear(x, #s, #z), ..), #ys, #yz)"
+        if moves_elements => Build(movement),
         [
-            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
-            "x=i8[2,3] s=f32:0.5 z=i8:7 m.op=Transpose m.perm=[1,0]",
+            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
+            "x=i8[2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=Transpose m.perm=[1,0]",
+            "x=i8[1,8,2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=DepthToSpace m.blocksize=2",
+            "x=u8[1,2,4,6] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=SpaceToDepth m.blocksize=2",
+            "x=u8[2,3,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=ReduceMax m.keepdims=0",
+            "x=i8[2,3,4] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=ReduceMin",
         ], known Nothing;
+    /// Where between two DequantizeLinear and QuantizeLinear of one scale and zero point selects
+    /// quantized values.
+    qdq_where: "QuantizeLinear(Where(c, DequantizeLinear(a, #s, #z), DequantizeLinear(b, s, z)), s, z)"
+        if both_have_scale => Template("Where(c, a, b)"),
+        ["c=bool[2,3] a=u8[2,3] b=u8[3] s=f32:0.5 z=u8:7"], known Nothing;
+    /// ArgMax and ArgMin of dequantized values compare quantized ones, whose order is the same.
+    dequantized_arg: "m@ArgMax|ArgMin(DequantizeLinear(x, #s, z?))" if scale_is_single => Build(movement),
+        ["x=u8[3,8] s=f32:0.5 z=u8:7 m.op=ArgMax m.axis=1", "x=i8[3,8] s=f32:0.5 m.op=ArgMin m.keepdims=0"], known Nothing;
+    /// Split of dequantized values splits quantized ones, and dequantizes the parts.
+    dequantized_split: "m@Split(DequantizeLinear(x, #s, #z), ..)" if scale_is_single => Build(split),
+        ["x=u8[6,3] s=f32:0.5 z=u8:7 m.outputs=3 m.num_outputs=3"], known Nothing;
     /// Conv between DequantizeLinear and QuantizeLinear becomes QLinearConv. A float bias is
     /// quantized.
     qdq_conv: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?), #ys, #yz)"
@@ -80,10 +100,22 @@ rules! { "qdq", Extended;
     qdq_leaky_relu: "QuantizeLinear(l@LeakyRelu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
         => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; ..l)"),
         ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"], known Nothing;
-    /// Concat between DequantizeLinear and QuantizeLinear becomes QLinearConcat.
-    qdq_concat: "QuantizeLinear(k@Concat(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
-        if all_alike => Template("QLinearConcat(#ys, #yz, a, #as, #az, b, #bs, #bz; ..k)"),
+    /// Concat of any number of dequantized values before QuantizeLinear becomes QLinearConcat.
+    qdq_concat: "QuantizeLinear(k@Concat(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz), ..), #ys, #yz)"
+        if all_alike => Build(concat),
         ["a=u8[2,4] as=f32:0.5 az=u8:128 b=u8[2,3] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9 k.axis=1"], known Nothing;
+    /// MatMul of dequantized values that stays a float becomes MatMulIntegerToFloat.
+    dequantized_matmul: "MatMul(DequantizeLinear(a, #as, az?), d@DequantizeLinear(#b, #bs, bz?))"
+        if is_float_product => Template("MatMulIntegerToFloat(a, b, #as, bs, az?, bz?)"),
+        [
+            "a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[8,5] bs=f32[5] bz=const:i8[5]",
+            "a=i8[3,8] as=f32:0.015625 az=i8:3 b=i8[8,5] bs=f32:0.25",
+        ];
+    /// Gemm of dequantized values that stays a float becomes QGemm, and its third input is added
+    /// behind it.
+    dequantized_gemm: "g@Gemm(DequantizeLinear(a, #as, #az), d@DequantizeLinear(#b, #bs, #bz), c?; alpha=1; beta=1; transA=0)"
+        if is_float_product => Build(float_gemm),
+        ["a=u8[3,8] as=f32:0.015625 az=u8:128 b=i8[5,8] bs=f32[5] bz=const:i8[5] c=f32[5] g.transB=1 d.axis=0"];
     /// A dynamically quantized MatMulInteger with Cast and scales becomes MatMulIntegerToFloat: the
     /// epilogue applies the scales.
     integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
@@ -109,6 +141,17 @@ fn scale_is_single(found: &Found<'_>) -> bool {
     // In float32, 255 * 1e30 is finite, and multiples of 1e-30 are normal numbers.
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
+}
+
+/// Like [`scale_is_single`], for values that are quantized again with the same scale and zero
+/// point. Files often have equal constants of several names.
+fn parameters_stay(found: &Found<'_>) -> bool {
+    let stays = |before: &str, after: &str| {
+        is_single(found, after)
+            && found.dtype(before) == found.dtype(after)
+            && found.scalar(before).is_some_and(|number| found.scalar(after) == Some(number))
+    };
+    scale_is_single(found) && stays("s", "ys") && stays("z", "yz")
 }
 
 /// The names that patterns give to zero points.
@@ -142,6 +185,26 @@ fn is_average(found: &Found<'_>) -> bool {
     all_alike(found) && dilated.is_none_or(|dilations| dilations.iter().all(|&dilation| dilation == 1))
 }
 
+/// Whether the operator `m` moves elements between values of one scale. `Resize` must take the
+/// nearest element, and extrapolate none.
+fn moves_elements(found: &Found<'_>) -> bool {
+    let text = |name: &str| found.node("m").and_then(|node| node.attrs.find_string(name));
+    let resizes = found.node("m").is_some_and(|node| node.spec.name == "Resize");
+    let extrapolates = text("coordinate_transformation_mode") == Some("tf_crop_and_resize");
+    let takes_nearest = text("mode").is_none_or(|mode| mode == "nearest") && !extrapolates;
+    parameters_stay(found) && (!resizes || takes_nearest)
+}
+
+/// Like [`scale_is_single`], for two values of one scale.
+fn both_have_scale(found: &Found<'_>) -> bool {
+    let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
+    is_usual
+        && is_single(found, "s")
+        && found.dtype("s") == Some(DType::F32)
+        && of_bytes(found, "a")
+        && found.dtype("a") == found.dtype("b")
+}
+
 /// Applies the float operator to the quantized values.
 fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(node) = patch.found().node("m").cloned() else { return Ok(None) };
@@ -154,6 +217,53 @@ fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         [Some(x)].into_iter().chain(node.inputs.iter().skip(1).copied()).collect();
     let attrs = patch.attrs("m");
     Ok(Some(vec![patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?]))
+}
+
+/// Splits quantized values, and dequantizes each part.
+fn split(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let Some(node) = found.node("m").cloned() else { return Ok(None) };
+    // Another reader would keep the dequantized whole beside its parts.
+    let whole = node.inputs.first().copied().flatten();
+    let is_shared = whole.is_none_or(|whole| found.reads(whole) > 1);
+    if is_shared || node.outputs.iter().any(Option::is_none) {
+        return Ok(None);
+    }
+    let [x, scale, zero] = ["x", "s", "z"].map(|name| patch.found().value(name));
+    let inputs: Vec<Option<ValueId>> = [x].into_iter().chain(node.inputs.iter().skip(1).copied()).collect();
+    let attrs = patch.attrs("m");
+    let parts = patch.draft.emit_in(("", "Split"), &inputs, &attrs, node.outputs.len())?;
+    let floats = |part| patch.emit(("", "DequantizeLinear"), &[Some(part), scale, zero], &[]);
+    parts.into_iter().map(floats).collect::<Result<_>>().map(Some)
+}
+
+/// Concatenates quantized values of any number of scales.
+fn concat(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let Some(node) = found.node("k") else { return Ok(None) };
+    let (graph, dtype) = (found.graph, found.dtype("yz"));
+    let single = |id: ValueId| {
+        let tensor = graph.constants.get(&id)?;
+        (tensor.element_count() == 1 && tensor.shape().len() < 2).then(|| tensor.reshape(&[]))
+    };
+    let mut parts = Vec::new();
+    for input in &node.inputs {
+        let part = input.and_then(|input| found.producer(input));
+        let Some(part) = part.filter(|part| part.spec.name == "DequantizeLinear") else { return Ok(None) };
+        let &[Some(x), Some(scale), Some(zero)] = part.inputs.as_slice() else { return Ok(None) };
+        let (Some(scale), Some(zero)) = (single(scale), single(zero)) else { return Ok(None) };
+        let (scale, zero) = (scale?, zero?);
+        if scale.dtype() != DType::F32 || Some(zero.dtype()) != dtype {
+            return Ok(None);
+        }
+        parts.push((x, scale, zero));
+    }
+    let mut inputs = singles(patch, &["ys", "yz"])?;
+    for (x, scale, zero) in parts {
+        inputs.extend([Some(x), Some(patch.constant(scale)), Some(patch.constant(zero))]);
+    }
+    let attrs = patch.attrs("k");
+    Ok(Some(vec![patch.emit((MICROSOFT, "QLinearConcat"), &inputs, &attrs)?]))
 }
 
 /// Whether the weights have one scale, or one for each index of `axis`.
@@ -311,6 +421,70 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     inputs.extend(singles(patch, &["ys", "yz"])?);
     let attrs = [("transB", Attribute::Int(transposed))];
     Ok(Some(vec![patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?]))
+}
+
+/// Whether a matmul of dequantized values, whose result is not quantized, can be one of integers:
+/// of one scale on the left, and a constant matrix of one scale, or one for each column, on the
+/// right.
+fn is_float_product(found: &Found<'_>) -> bool {
+    let Some(root) = found.root() else { return false };
+    let transposed = root.attrs.find_int("transB").unwrap_or(0) != 0;
+    let columns = if transposed { 0 } else { 1 };
+    let (Some(b), Some(scales), Some(node)) =
+        (found.fixed_shape("b"), found.fixed_shape("bs"), found.node("d"))
+    else {
+        return false;
+    };
+    // The standard's default axis of `DequantizeLinear` is 1.
+    let axis = node.attrs.find_int("axis").unwrap_or(1).rem_euclid(2);
+    let is_plain = node.attrs.find_int("block_size").unwrap_or(0) == 0;
+    let of_columns =
+        is_plain && axis == columns as i64 && b.get(columns).is_some_and(|size| scales == [*size]);
+    let zeros_fit = |zero: &str, scale: &str| {
+        found.value(zero).is_none() || found.fixed_shape(zero) == found.fixed_shape(scale)
+    };
+    let singles = ["as", "az"].into_iter().all(|name| found.value(name).is_none() || is_single(found, name));
+    // ONNX Runtime multiplies no int8 values by uint8 weights.
+    let is_portable = found.dtype("a") == Some(DType::U8) || found.dtype("b") == Some(DType::I8);
+    let of_floats = ["as", "bs"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
+    b.len() == 2
+        && found.rank("a").is_some_and(|rank| rank > 1)
+        && (is_single(found, "bs") || of_columns)
+        && zeros_fit("bz", "bs")
+        && singles
+        && of_floats
+        && (is_portable || !found.must_be_portable())
+        && of_bytes(found, "a")
+        && of_bytes(found, "b")
+        && !becomes_integer(found, is_single(found, "bs"))
+}
+
+/// Whether a matmul of dequantized values becomes one of integers by a rule of the `QuantizeLinear`
+/// behind it, whose turn comes later. `QLinearMatMul` has a single scale here, and `QGemm` may have
+/// one for each column.
+pub(super) fn becomes_integer(found: &Found<'_>, has_single_scale: bool) -> bool {
+    let Some(root) = found.root() else { return false };
+    let output = root.outputs.first().copied().flatten();
+    let zeros = |name: &str| found.value(name).is_some();
+    let has_zeros = (zeros("z") || zeros("bz")) && (zeros("az") || !zeros("as"));
+    has_zeros
+        && (has_single_scale || root.spec.name == "Gemm")
+        && output.is_some_and(|output| found.is_quantized(output))
+}
+
+/// `QGemm` without a scale of the result. A bias stays a float, which no rounding changes.
+fn float_gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let mut inputs = patch.inputs(&["a"])?;
+    inputs.extend(singles(patch, &["as", "az"])?);
+    inputs.extend(patch.inputs(&["b"])?);
+    inputs.extend(singles(patch, &["bs", "bz"])?);
+    let mut attrs = patch.attrs("g");
+    attrs.retain(|(name, _)| *name == "transB");
+    let product = patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?;
+    Ok(Some(vec![match patch.found().value("c") {
+        Some(addend) => patch.node("Add", &[product, addend], &[])?,
+        None => product,
+    }]))
 }
 
 /// Whether the scales and zero points of a quantized matmul fit `MatMulIntegerToFloat`.

@@ -13,7 +13,7 @@ use ort_core::tensor::Tensor;
 type Expected = Result<(&'static [usize], usize), &'static str>;
 
 /// Inputs as text: `x n 3` is an input, `ids n s` one of int64 and `i32 n` of int32; `w 3 4` is a
-/// constant, `= 0 -1` one of these integers; nothing is left out.
+/// constant, `codes 3 4` one of int8, `= 0 -1` one of these integers; nothing is left out.
 type Given = &'static [&'static str];
 
 #[derive(Clone, Copy)]
@@ -41,6 +41,10 @@ fn value(builder: &mut GraphBuilder, text: &str, index: usize) -> Result<Option<
             let shape: Vec<usize> = numbers().map(|size| size as usize).collect();
             let elements = vec![0.5f32; shape.iter().product()];
             builder.constant(Tensor::from_vec(&shape, elements)?)
+        }
+        "codes" => {
+            let shape: Vec<usize> = numbers().map(|size| size as usize).collect();
+            builder.constant(Tensor::from_vec(&shape, vec![3_i8; shape.iter().product()])?)
         }
         "=" => builder.constant(Tensor::from_vec(&[sizes.len()], numbers().collect::<Vec<i64>>())?),
         "=0" => builder.constant(Tensor::scalar(sizes[0].parse::<i64>().unwrap_or(0))?),
@@ -128,6 +132,8 @@ fn products() -> Result<()> {
         ("Gemm", &["x n 3", "w 3 4", "x m 4"], &[], Err("for each item")),
         ("ort-runtime:FusedMatMul", &["x n 5 3", "w 3 4", "w 4", "x n 5 4"], &[], ROWS),
         ("ort-runtime:FusedMatMul", &["x n 5 3", "w 3 4", "", "x m 5 4"], &[], Err("for each item")),
+        ("ort-runtime:DequantizeMatMul", &["x n 5 3", "codes 3 4", "w 4", "", "w 4", "x n 5 4"], &[], ROWS),
+        ("ort-runtime:DequantizeMatMul", &["x n 5 3", "codes 3 4", "x n"], &[], Err("a scale for each item")),
         ("com.microsoft:FusedMatMul", &["x n 2 5 3", "x n 2 5 3"], &[("transB", Int(1))], ROWS),
     ])
 }

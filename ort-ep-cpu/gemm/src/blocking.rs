@@ -18,6 +18,9 @@ const RHS_BLOCK: usize = 96 << 10;
 const RHS_BLOCK_OF_FEW_WEIGHTS: usize = 36 << 10;
 const FEW_WEIGHTS: usize = 8 << 10;
 
+/// The least columns of a panel of a quantized B if A has few weights: two vectors of AVX2.
+const LEAST_WIDTH: usize = 16;
+
 /// NC if B is not packed: columns that finish a k block before any of them starts the next, so that
 /// C is still in cache then.
 const COLUMNS: usize = 768;
@@ -56,7 +59,15 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     let [m, n, k] = shape;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(m);
-    let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(kernel.width()).max(1));
+    let has_few_weights = m.saturating_mul(k) <= FEW_WEIGHTS;
+    // An element's bits do not depend on the width of its panel, so few rows may have narrow ones.
+    let width = match source {
+        RhsSource::Quantized if has_few_weights => {
+            kernel.width().min(LEAST_WIDTH.next_multiple_of(kernel.lanes))
+        }
+        _ => kernel.width(),
+    };
+    let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(width).max(1));
     let steps = k.div_ceil(k.div_ceil(STEPS * kernel.terms()).max(1)).max(1);
     // An element must not straddle two k blocks.
     let steps = steps.next_multiple_of(kernel.terms());
@@ -70,17 +81,20 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         _ if kernel.terms() > 1 => true,
         RhsSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
         RhsSource::Rows => m > DIRECT_ROWS && n > 1,
-        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks => true,
+        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks | RhsSource::Quantized => true,
     };
-    let block =
-        if packs && m.saturating_mul(k) <= FEW_WEIGHTS { RHS_BLOCK_OF_FEW_WEIGHTS } else { RHS_BLOCK };
-    // At least two panels, so that each block of A is read for more than one.
-    let at_once = (block / (elements * kernel.width())).max(2);
+    let block = if packs && has_few_weights { RHS_BLOCK_OF_FEW_WEIGHTS } else { RHS_BLOCK };
+    let at_once = match source {
+        // Dequantized panels are memory that the float matrix, packed ahead, would not take.
+        RhsSource::Quantized => 1,
+        // At least two panels, so that each block of A is read for more than one.
+        _ => (block / (elements * width)).max(2),
+    };
     // A packed block bounds memory. Without packing only the caches matter: C must stay in cache
     // between k blocks, or rows of B between tiles.
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
-        false if k > steps => COLUMNS.div_ceil(kernel.width()),
+        false if k > steps => COLUMNS.div_ceil(width),
         false if source == RhsSource::Rows => at_once,
         false => panels,
     };
@@ -101,7 +115,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
     let tiles_at_once = (LHS_BLOCK / (elements * height)).max(1);
     let slot = SlotLens {
-        block: if packs { panels_at_once * kernel.width() * elements } else { 0 },
+        block: if packs { panels_at_once * width * elements } else { 0 },
         lhs: if is_ready || kernel.terms() == 1 { 0 } else { tiles_at_once.min(tiles) * height * elements },
         stage: if is_ready && !packs { 0 } else { kernel.stage_len() },
     };
@@ -109,6 +123,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         isa: cpu.isa,
         count,
         shape,
+        width,
         parts,
         rows_first,
         steps,
@@ -139,7 +154,7 @@ fn prefers_rows([m, n, k]: [usize; 3], source: RhsSource) -> bool {
     match source {
         RhsSource::Packed => m > n,
         RhsSource::Rows => m > k,
-        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks => false,
+        RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks | RhsSource::Quantized => false,
     }
 }
 

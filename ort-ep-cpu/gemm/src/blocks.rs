@@ -25,7 +25,7 @@ pub enum Numbers<'a> {
 }
 
 /// The most values that [`Numbers::read`] reads at a time, bounded by its stack buffer.
-const AT_ONCE: usize = 128;
+pub(super) const AT_ONCE: usize = 128;
 
 impl Numbers<'_> {
     /// Returns the number of values.
@@ -41,8 +41,17 @@ impl Numbers<'_> {
         self.len() == 0
     }
 
+    /// Returns the value at `index`.
+    pub(super) fn at(&self, index: usize) -> f32 {
+        match self {
+            Numbers::F32(bytes) => f32::from_ne_bytes(bytes.as_chunks().0[index]),
+            Numbers::F16(bytes) => f16::from_ne_bytes(bytes.as_chunks().0[index]).to_f32(),
+            Numbers::BF16(bytes) => bf16::from_ne_bytes(bytes.as_chunks().0[index]).to_f32(),
+        }
+    }
+
     /// Reads the values from `first` on into `to`, at most `AT_ONCE`.
-    fn read(&self, isa: Isa, first: usize, to: &mut [f32]) {
+    pub(super) fn read(&self, isa: Isa, first: usize, to: &mut [f32]) {
         let count = to.len();
         match self {
             Numbers::F32(bytes) => {
@@ -430,14 +439,14 @@ impl<'a> Blocks<'a> {
 }
 
 /// Quantized values of a column that are dequantized at a time.
-const TILE_STEPS: usize = 128;
+pub(super) const TILE_STEPS: usize = 128;
 
 /// k blocks start at multiples of this. Those are whole bytes and, unless a block is larger, whole
 /// quantization blocks.
 pub(super) const STEPS_ALIGNED: usize = TILE_STEPS;
 
 /// Columns that are dequantized at a time.
-const SIDE: usize = 8;
+pub(super) const SIDE: usize = 8;
 
 /// The maximum number of rows of A for which dequantizing the weights on the fly beats packing
 /// panels.
@@ -460,7 +469,13 @@ fn check(what: &'static str, needed: Option<usize>, len: usize) -> Result<(), Ge
 
 /// Writes the transpose of a matrix of `shape` (panel columns, k steps), whose columns start
 /// [`TILE_STEPS`] apart.
-fn spread(isa: Isa, (columns, steps): (usize, usize), from: &[f32], to: &mut [f32], stride: usize) {
+pub(super) fn spread(
+    isa: Isa,
+    (columns, steps): (usize, usize),
+    from: &[f32],
+    to: &mut [f32],
+    stride: usize,
+) {
     let (source, target) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
     let (done, done_steps) = transpose_tiles(isa, [columns, steps], source, TILE_STEPS, target, stride);
     // What the 8-by-8 tiles did not cover.

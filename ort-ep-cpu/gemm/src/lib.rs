@@ -62,6 +62,7 @@ mod kernels;
 mod matrix;
 mod operand;
 mod problem;
+mod quantized;
 #[cfg(test)]
 mod tests;
 
@@ -78,6 +79,7 @@ pub use matrix::{Strided, Weight};
 pub use operand::pack_lhs_by;
 pub use operand::{LhsOperand, PackedLhs, PackedRhs, RhsOperand, RhsSource, pack_lhs, pack_rhs};
 pub use problem::{Batch, Gemm};
+pub use quantized::{QuantizedMatrix, Scales};
 
 pub use ort_core::ep::Precision;
 
@@ -180,7 +182,7 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         RhsOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
         RhsOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
         RhsOperand::Plain(matrix) => matrix.terms == 1,
-        RhsOperand::Blocks(_) => true,
+        RhsOperand::Blocks(_) | RhsOperand::Quantized(_) => true,
     };
     match lhs && rhs {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! GEMM operands: strided, packed ahead of time, or virtual (im2col, block-quantized).
+//! GEMM operands: strided, packed ahead of time, or virtual (im2col, quantized).
 
 use std::ops::Range;
 
@@ -7,6 +7,7 @@ use super::im2col::Im2col;
 use super::kernels::Kernel;
 use super::matrix::check_extent;
 pub(super) use super::matrix::{Strided, Weight};
+use super::quantized::QuantizedMatrix;
 use super::{Cpu, GemmError};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 
@@ -218,6 +219,8 @@ pub enum RhsOperand<'a> {
     Im2col(Im2col<'a>),
     /// Block-quantized weights, dequantized block by block.
     Blocks(Blocks<'a>),
+    /// A quantized matrix, dequantized panel by panel.
+    Quantized(QuantizedMatrix<'a>),
 }
 
 impl RhsOperand<'_> {
@@ -228,6 +231,7 @@ impl RhsOperand<'_> {
             RhsOperand::Packed(packed) => [packed.k, packed.columns],
             RhsOperand::Im2col(windows) => [windows.rows(), windows.columns()],
             RhsOperand::Blocks(blocks) => blocks.shape(),
+            RhsOperand::Quantized(matrix) => matrix.shape(),
         }
     }
 
@@ -240,6 +244,7 @@ impl RhsOperand<'_> {
             RhsOperand::Packed(_) => RhsSource::Packed,
             RhsOperand::Im2col(_) => RhsSource::Im2col,
             RhsOperand::Blocks(_) => RhsSource::Blocks,
+            RhsOperand::Quantized(_) => RhsSource::Quantized,
         }
     }
 }
@@ -257,4 +262,6 @@ pub enum RhsSource {
     Im2col,
     /// Block-quantized weights.
     Blocks,
+    /// A quantized matrix.
+    Quantized,
 }

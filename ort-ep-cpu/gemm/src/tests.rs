@@ -4,6 +4,7 @@ use ort_testkit::random_values;
 use proptest::prelude::*;
 
 use super::*;
+use ort_cpu_vector::simd::quantized_rows::QuantizedType;
 
 const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
@@ -352,4 +353,88 @@ fn other_number_types() {
             }
         }
     }
+}
+
+/// A quantized matrix against the same matrix of floats: every type and order, scales of every
+/// kind, few and many rows. The bits are equal.
+#[test]
+fn a_quantized_matrix_has_the_bits_of_its_floats() {
+    let types =
+        [2, 4, 8].into_iter().flat_map(|bits| [false, true].map(|signed| QuantizedType { bits, signed }));
+    // The k steps and the columns of a block; 0 is all of them.
+    let blocks = [[0, 0], [0, 1], [1, 0], [16, 1], [5, 1], [1, 7]];
+    for (case, (dtype, block)) in types.flat_map(|dtype| blocks.map(|block| (dtype, block))).enumerate() {
+        for (m, n, k) in [(1, 100, 401), (9, 49, 16), (30, 70, 400)] {
+            let by_columns = case % 2 == m % 2;
+            let strides = if by_columns { [1, k] } else { [n, 1] };
+            let bytes: Vec<u8> =
+                (0..(n * k * dtype.bits).div_ceil(8)).map(|at| (at * 37 + at / 7) as u8).collect();
+            let code = |bytes: &[u8], at: usize| {
+                let code = i32::from(bytes[at * dtype.bits / 8]) >> (at * dtype.bits % 8);
+                let code = code & ((1 << dtype.bits) - 1);
+                let is_negative = dtype.signed && code >= 1 << (dtype.bits - 1);
+                if is_negative { code - (1 << dtype.bits) } else { code }
+            };
+            let block = [0, 1].map(|axis| if block[axis] == 0 { [k, n][axis] } else { block[axis] });
+            let counts = [k.div_ceil(block[0]), n.div_ceil(block[1])];
+            let count = counts[0] * counts[1];
+            let scales: Vec<f32> = (0..count).map(|at| (at * 13 % 50 + 1) as f32 / 512.0).collect();
+            let zeros: Vec<u8> =
+                (0..(count * dtype.bits).div_ceil(8)).map(|at| (at * 29 + at / 5) as u8).collect();
+            let place = |step: usize, column: usize| step / block[0] * counts[1] + column / block[1];
+            let mut floats = vec![0.0; n * k];
+            for (step, column) in (0..k).flat_map(|step| (0..n).map(move |column| (step, column))) {
+                let at = step * strides[0] + column * strides[1];
+                let place = place(step, column);
+                floats[at] = (code(&bytes, at) - code(&zeros, place)) as f32 * scales[place];
+            }
+            let matrix = QuantizedMatrix::new(
+                dtype,
+                [k, n],
+                &bytes,
+                by_columns,
+                Scales {
+                    scales: Numbers::F32(bytemuck::cast_slice(&scales)),
+                    zeros: Some(&zeros),
+                    block,
+                    strides: [counts[1], 1],
+                },
+            )
+            .unwrap();
+            let a = random_values(m * k, case as u32);
+            let lhs = LhsOperand::Plain(Strided::row_major(&a, m, k).unwrap());
+            for (isa, precision) in ISAS.into_iter().flat_map(|isa| Cpu::precisions().map(move |p| (isa, p)))
+            {
+                let cpu = Cpu { isa, precision, ..Cpu::with_threads(2) };
+                let mut packed = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+                pack_rhs(cpu, &floats, [k, n], strides, &mut packed).unwrap();
+                let packed = RhsOperand::Packed(PackedRhs::new(cpu, &packed, k, n).unwrap());
+                let [expected, found] = [packed, RhsOperand::Quantized(matrix)].map(|rhs| {
+                    let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], rhs.source())];
+                    let mut c = vec![f32::NAN; m * n];
+                    Gemm::new(lhs, rhs).run(cpu, &mut c, n, &mut workspace).unwrap();
+                    c
+                });
+                assert!(found == expected, "{cpu:?} {dtype:?} {m} {n} {k} {block:?} {by_columns}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_quantized_matrix_is_as_long_as_its_shape_says() {
+    let scales = |len: usize, block: [usize; 2]| Scales {
+        scales: Numbers::F32(&[0; 64][..4 * len]),
+        zeros: Some(&[0; 4][..len.div_ceil(2)]),
+        block,
+        strides: [2, 1],
+    };
+    let dtype = QuantizedType { bits: 4, signed: true };
+    let new = |shape, bytes, scales| QuantizedMatrix::new(dtype, shape, bytes, false, scales).is_ok();
+    assert!(new([5, 2], &[0; 5], scales(6, [2, 1])));
+    assert!(!new([5, 2], &[0; 4], scales(6, [2, 1])));
+    assert!(!new([5, 2], &[0; 5], scales(5, [2, 1])));
+    assert!(!new([5, 2], &[0; 5], scales(6, [0, 1])));
+    assert!(!new([usize::MAX, 2], &[0; 5], scales(6, [2, 1])));
+    assert!(new([0, 2], &[], scales(0, [2, 1])));
 }

@@ -19,5 +19,6 @@ mod integer;
 mod integer_scaled;
 mod matmul;
 mod matmul_batch;
+mod quantized;
 mod subscripts;
 mod transposed;

@@ -1,7 +1,7 @@
-//! `MatMul` and `FusedMatMul`.
+//! `MatMul`, `FusedMatMul` and `DequantizeMatMul`.
 //!
 //! Two domains have a `FusedMatMul`. They add transposed sides, a factor, addends and an
-//! activation.
+//! activation. `DequantizeMatMul` is one with a quantized right side.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,12 +12,14 @@ use std::ops::Range;
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
+use ort_core::ops::quant::problem::Quantization;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::matmul_batch::MatmulBatch;
+use crate::quantized;
 use crate::transposed::TransposedLhs;
 use ort_cpu_gemm::generic::{self, Number, View};
 use ort_cpu_gemm::{
@@ -26,7 +28,7 @@ use ort_cpu_gemm::{
 };
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::half_precision::{via_f32, via_f32_except};
 use ort_cpu_kernel::packed::is_weight;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
 use ort_cpu_matmul::packed_weight::{PackedWeight, gemm_cpu};
@@ -60,6 +62,17 @@ const UNPACKED_BATCH: KernelDef =
 /// may compute in place of the addend.
 const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..UNPACKED };
 
+/// `DequantizeMatMul`, which reads the quantized values where they are.
+const DEQUANTIZE: KernelDef = KernelDef {
+    domain: RUNTIME,
+    op: "DequantizeMatMul",
+    unaligned: &[1, 2, 3],
+    make: |cx| via_f32_except(cx, &[1, 2, 3], &[], make_quantized),
+    ..KernelDef::BASE
+};
+
+const QUANTIZED: TypeSet = TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8]));
+
 cpu_kernels![
     PACKED,
     UNPACKED,
@@ -74,6 +87,8 @@ cpu_kernels![
     KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", HALF)], ..PACKED },
     KernelDef { types: &[("T", SINGLE)], in_place: &[(3, 0)], ..WITH_ADDENDS },
     KernelDef { types: &[("T", HALF)], ..WITH_ADDENDS },
+    KernelDef { types: &[("T", SINGLE), ("T1", QUANTIZED)], in_place: &[(5, 0)], ..DEQUANTIZE },
+    KernelDef { types: &[("T", HALF), ("T1", QUANTIZED)], ..DEQUANTIZE },
     KernelDef {
         op: "MatMul",
         types: &[("T", TypeSet::HIGH_PRECISION)],
@@ -122,21 +137,37 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(&[k, columns]) => ([k, columns], [columns, 1]),
         _ => return Err(error!(Fail, "the right operand is not a constant matrix")),
     };
-    let rhs = Some(PackedWeight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { settings, precision: cx.precision, rhs, begins_with_residual: is_single(cx) }))
+    let rhs = Rhs::Packed(PackedWeight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single::new(cx, settings, rhs)))
 }
 
 fn make_unpacked(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let begins_with_residual = is_single(cx);
-    let (settings, precision) = (Settings::new(cx)?, cx.precision);
-    Ok(Box::new(Single { settings, precision, rhs: None, begins_with_residual }))
+    let settings = Settings::new(cx)?;
+    Ok(Box::new(Single::new(cx, settings, Rhs::Plain)))
 }
 
-/// A `float` matmul whose right side is packed or known only to the run.
+fn make_quantized(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let (settings, quantization) = (Settings::new(cx)?, Quantization::new(cx.attrs())?);
+    Ok(Box::new(Single::new(cx, settings, Rhs::Quantized(quantization))))
+}
+
+/// The right side of a matmul.
+enum Rhs {
+    /// Known only to the run.
+    Plain,
+    /// A constant that is packed.
+    Packed(PackedWeight),
+    /// Quantized values, which the GEMM dequantizes.
+    Quantized(Quantization),
+}
+
+/// A `float` matmul.
 struct Single {
     settings: Settings,
     precision: Precision,
-    rhs: Option<PackedWeight>,
+    rhs: Rhs,
+    /// The places of bias and residual among the inputs.
+    addends: [usize; 2],
     /// Whether the residual initializes the result, rather than being added by the epilogue. If it
     /// may share memory with the result, it always initializes it. Otherwise, sharing would change
     /// the rounding.
@@ -162,14 +193,24 @@ fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
 }
 
 impl Single {
+    fn new(cx: &CompileCx<'_>, settings: Settings, rhs: Rhs) -> Single {
+        // Scales and zero points precede the addends.
+        let addends = if matches!(rhs, Rhs::Quantized(_)) { [4, 5] } else { [2, 3] };
+        Single { settings, precision: cx.precision, rhs, addends, begins_with_residual: is_single(cx) }
+    }
+
     fn matmuls(&self, a: &[usize], b: &[usize]) -> Result<MatmulBatch> {
         let [lhs, rhs] = self.settings.transposed;
         let b = match &self.rhs {
-            Some(packed) => Shape::from_slice(&[packed.k, packed.columns]),
-            None => side(b, rhs),
+            Rhs::Packed(packed) => Shape::from_slice(&[packed.k, packed.columns]),
+            Rhs::Plain | Rhs::Quantized(_) => side(b, rhs),
         };
         // A vector has no dimensions to swap.
         MatmulBatch::of(&side(a, lhs && a.len() > 1), &b, !lhs)
+    }
+
+    fn is_packed(&self) -> bool {
+        matches!(self.rhs, Rhs::Packed(_))
     }
 
     /// Returns whether the left sides are column-major and worth packing.
@@ -181,7 +222,7 @@ impl Single {
     /// are packed part by part.
     fn parts(&self, matmuls: &MatmulBatch, lhs_count: usize) -> SmallVec<[Range<usize>; 4]> {
         let [_, _, k] = matmuls.shape;
-        match self.packs_lhs(matmuls) && self.rhs.is_none() {
+        match self.packs_lhs(matmuls) && matches!(self.rhs, Rhs::Plain) {
             true => TransposedLhs::parts(lhs_count, matmuls.shape).collect(),
             false => SmallVec::from_iter(std::iter::once(0..k)),
         }
@@ -190,10 +231,10 @@ impl Single {
     /// Returns the epilogue.
     fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<SmallVec<[Step<'a>; 3]>> {
         let mut steps = SmallVec::new();
-        if let Some(bias) = cx.find_input(2) {
+        if let Some(bias) = cx.find_input(self.addends[0]) {
             steps.push(Step::ColumnBias(bias.as_slice()?));
         }
-        if let Some(residual) = cx.find_input(3).filter(|_| !self.begins_with_residual) {
+        if let Some(residual) = cx.find_input(self.addends[1]).filter(|_| !self.begins_with_residual) {
             steps.push(Step::Residual { values: residual.as_slice()?, row_stride: columns });
         }
         steps.extend(self.settings.activation.map(Step::Activate));
@@ -207,13 +248,14 @@ impl Executable for Single {
         // The workspace depends on how the GEMM reads B: packed and row-major operands need the
         // least.
         let source = match &self.rhs {
-            Some(_) => RhsSource::Packed,
+            Rhs::Packed(_) => RhsSource::Packed,
+            Rhs::Quantized(_) => RhsSource::Quantized,
             // With one column, a transposed side is contiguous.
-            None if self.settings.transposed[1] && matmuls.shape[1] > 1 => RhsSource::Strided,
-            None => RhsSource::Rows,
+            Rhs::Plain if self.settings.transposed[1] && matmuls.shape[1] > 1 => RhsSource::Strided,
+            Rhs::Plain => RhsSource::Rows,
         };
         let [rows, columns, k] = matmuls.shape;
-        let cpu = gemm_cpu(shapes.threads, self.precision, self.rhs.is_some(), rows);
+        let cpu = gemm_cpu(shapes.threads, self.precision, self.is_packed(), rows);
         // A broadcast left side is packed once, so this counts the matrices of the input.
         let lhs_count = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
         let part = |steps: Range<usize>| {
@@ -228,12 +270,14 @@ impl Executable for Single {
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let matmuls = self.matmuls(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
         let [rows, columns, k] = matmuls.shape;
-        let cpu = gemm_cpu(cx.threads(), self.precision, self.rhs.is_some(), rows);
+        let cpu = gemm_cpu(cx.threads(), self.precision, self.is_packed(), rows);
         let workspace = scratch(cx.workspace()?)?;
         let steps = self.steps(cx, columns)?;
-        let (threads, residual) = (cx.threads(), cx.find_input(3).filter(|_| self.begins_with_residual));
+        let [_, residual_at] = self.addends;
+        let (threads, residual) =
+            (cx.threads(), cx.find_input(residual_at).filter(|_| self.begins_with_residual));
         // In place, the result already holds the residual.
-        let adds = residual.is_some() || cx.in_place(0) == Some(3);
+        let adds = residual.is_some() || cx.in_place(0) == Some(residual_at);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
             return Ok(());
@@ -241,7 +285,13 @@ impl Executable for Single {
         if let Some(residual) = residual {
             copy_residual(threads, residual.as_slice()?, result)?;
         }
-        let packed = self.rhs.as_ref().map(|rhs| rhs.operand(cpu)).transpose()?;
+        let packed = match &self.rhs {
+            Rhs::Plain => None,
+            Rhs::Packed(rhs) => Some(rhs.operand(cpu)?),
+            Rhs::Quantized(quantization) => {
+                Some(quantized::operand(cx, *quantization, self.settings.transposed[1])?)
+            }
+        };
         // A packed weight is still an input if other nodes read it. It may be unaligned, so it must
         // not be viewed as a slice.
         let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;

@@ -56,6 +56,7 @@ mod plan_matches_run;
 mod poison;
 mod precision;
 mod quantized_inputs;
+mod quantized_weights;
 mod random_graphs;
 mod random_support;
 mod recurrent_threads;

@@ -189,8 +189,9 @@ impl Trial {
     fn compare(&self, session: &Session, expected: &[(String, Value)], concrete: &Model) -> Result<()> {
         let actual = run(session, &inputs(concrete, self.data)?)?;
         for ((name, expected), (_, actual)) in expected.iter().zip(&actual) {
+            let are_codes = matches!(expected.tensor()?.dtype(), DType::U8 | DType::I8);
             let [expected, actual] = [self.codes_as_numbers(expected)?, self.codes_as_numbers(actual)?];
-            compare(&actual, &expected, self.tolerance(&expected)?).within(|| name.clone())?;
+            compare(&actual, &expected, self.tolerance(&expected, are_codes)?).within(|| name.clone())?;
             if self.is_exact() {
                 let bits = |value: &Value| value.tensor().map(|tensor| tensor.bytes().cloned());
                 let same = bits(&expected)? == bits(&actual)?;
@@ -218,11 +219,11 @@ impl Trial {
         }
     }
 
-    fn tolerance(&self, expected: &Value) -> Result<Tolerance> {
+    fn tolerance(&self, expected: &Value, are_codes: bool) -> Result<Tolerance> {
         let (relative, absolute) = match expected.tensor()?.dtype() {
             DType::F16 => (1e-2, 1e-2),
             DType::F64 => (1e-12, 1e-12),
-            _ if self.family == "qdq" => (0.0, 1.0),
+            _ if self.family == "qdq" && are_codes => (0.0, 1.0),
             _ => (2e-5, 2e-5),
         };
         Ok(Tolerance { relative, absolute })

@@ -8,6 +8,7 @@ mod elementwise;
 mod matmul;
 pub(super) mod nhwc;
 mod pointwise_depthwise;
+mod quantized_matmul;
 
 use crate::ir::Node;
 use crate::spec::{MICROSOFT, RUNTIME};

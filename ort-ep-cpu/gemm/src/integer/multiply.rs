@@ -73,6 +73,10 @@ pub fn multiply(
     if !fits(lhs.zeros, rows) || !fits(matmul.rhs_zeros, columns) || !has_bias {
         return Err(GemmError::Shape("zero points are neither one nor one for each row or column"));
     }
+    // The terms of no rows would be missing below.
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
     let needed = multiply_workspace_len([rows, columns, k], lhs.signed);
     let len = workspace.len();
     let workspace = workspace.get_mut(..needed).ok_or(GemmError::TooShort {

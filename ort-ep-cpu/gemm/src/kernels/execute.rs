@@ -36,6 +36,8 @@ pub(crate) struct Grid {
     pub(crate) count: usize,
     /// Rows, columns and k steps of each GEMM.
     pub(crate) shape: [usize; 3],
+    /// The columns of a panel of B (NR), at most those of the kernel.
+    pub(crate) width: usize,
     /// Parts that the tiles of a column are cut into, and the panels of a row.
     pub(crate) parts: [usize; 2],
     /// Whether consecutive tasks share rows; otherwise they share columns.
@@ -121,7 +123,7 @@ pub(crate) fn execute<'a>(
     if rows == 0 || columns == 0 || grid.count == 0 {
         return Ok(());
     }
-    let panels = columns.div_ceil(kernel.width());
+    let panels = columns.div_ceil(grid.width);
     let [row_parts, column_parts] = grid.parts;
     let parts = row_parts * column_parts;
     let start = Start(output.values.as_mut_ptr());
@@ -283,13 +285,13 @@ impl Block<'_> {
 
     /// Returns the columns that a run of panels covers.
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        let width = self.kernel.width();
+        let width = self.grid.width;
         panels.start * width..(panels.end * width).min(self.grid.shape[1])
     }
 
     /// Returns one k block of B for a group of panels: in place, or packed into the slot.
     fn strips_of_b(&self, panels: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
-        let (kernel, width) = (self.kernel, self.kernel.width());
+        let (kernel, width) = (self.kernel, self.grid.width);
         let next = kernel.elements(steps.len()) * width;
         let packed = |start| Strips { start, next, row: 0, step: width };
         match &self.gemm.rhs {
@@ -323,10 +325,11 @@ impl Block<'_> {
 
     /// Packs k steps and columns of B into a panel with one element per k step.
     fn pack_panel(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
-        let width = self.kernel.width();
+        let width = self.grid.width;
         match &self.gemm.rhs {
             RhsOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps, columns, to),
             RhsOperand::Blocks(blocks) => blocks.pack(self.grid.isa, steps, columns, to, width),
+            RhsOperand::Quantized(matrix) => matrix.pack(self.grid.isa, steps, columns, to, width),
             RhsOperand::Im2col(image) => {
                 self.kernel.pack_windows(image, steps, columns, to, [width, 0]);
             }
@@ -336,7 +339,7 @@ impl Block<'_> {
 
     /// The same with one bf16 pair per two k steps.
     fn pack_pairs(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], stage: &mut [f32]) {
-        let width = self.kernel.width();
+        let width = self.grid.width;
         // Contiguous rows are paired straight from B, without the staging buffer.
         if let RhsOperand::Plain(matrix) = &self.gemm.rhs
             && (matrix.column_stride == 1 || columns.len() == 1)
@@ -394,7 +397,7 @@ impl Block<'_> {
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.lhs, LhsOperand::Packed(_)) && !long;
         // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
-        let units = self.height * self.kernel.width() * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
+        let units = self.height * self.grid.width * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
         // SAFETY: `run_tile` has the contract of this function.
         unsafe {
             if by_tile {
@@ -454,7 +457,7 @@ impl Block<'_> {
         // The first tiles of a panel prefetch the next panel together, each tile one cache line of
         // every k step.
         let index = tile - tiles.start;
-        if index < (self.kernel.width() / LINE).max(1) && panel + 1 < panels.end {
+        if index < (self.grid.width / LINE).max(1) && panel + 1 < panels.end {
             call.prefetch = strip.wrapping_add(b.next + index * LINE);
             call.prefetch_step = b.step;
         }

@@ -28,6 +28,7 @@ mod math_tests;
 mod operation_tests;
 pub mod plane;
 mod portable;
+pub mod quantized_rows;
 pub mod skinny_gemm;
 pub mod slices;
 pub mod stencil;
