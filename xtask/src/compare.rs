@@ -68,6 +68,9 @@ pub(crate) struct Case {
     /// Whether a GPU emulator runs it in seconds: some models of several kinds.
     #[serde(default)]
     pub(crate) emulated: bool,
+    /// Whether integers of the model need 64 bits, which devices of wgpu do not have.
+    #[serde(default)]
+    pub(crate) wide_integers: bool,
     /// How far the process may grow, as a multiple of weights plus planned activations; unbounded
     /// if absent.
     pub(crate) most_growth: Option<f64>,
@@ -217,6 +220,8 @@ impl CompareOptions {
 pub(crate) fn cases_of(workspace: &Workspace, options: &CompareOptions) -> Result<Vec<Case>> {
     let mut cases = chosen_cases(&Cases::standard(workspace), &options.cases.only)?;
     cases.retain(|case| case.emulated || !options.emulated);
+    let is_on_wgpu = options.providers.iter().any(|name| name == "wgpu");
+    cases.retain(|case| !is_on_wgpu || !case.wide_integers);
     if options.quick {
         let mut models = BTreeSet::new();
         cases.retain(|case| models.insert(case.model.clone()));

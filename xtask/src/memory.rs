@@ -145,6 +145,7 @@ mod tests {
             model: "m".to_owned(),
             bench: false,
             emulated: false,
+            wide_integers: false,
             most_growth: Some(1.25),
         };
         let table = [
