@@ -191,7 +191,11 @@ fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Optio
     let characters = unsafe { std::slice::from_raw_parts(data_of(array).cast::<u32>(), array.len() * width) };
     let text = |padded: &[u32]| {
         let used = padded.iter().rposition(|character| *character != 0).map_or(0, |last| last + 1);
-        padded.iter().take(used).map(|character| char::from_u32(*character)).collect()
+        let mut text = String::with_capacity(used);
+        for character in padded.iter().take(used) {
+            text.push(char::from_u32(*character)?);
+        }
+        Some(text)
     };
     characters.chunks_exact(width).map(text).collect()
 }
