@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use ort_ep_cpu::simd::{Isa, Simd, SimdOp, dispatch};
+use ort_ep_cpu::simd::Isa;
+use ort_ep_cpu::simd::roofline::multiply_adds;
 use serde_json::json;
 
 use crate::args::threads;
@@ -27,7 +28,7 @@ pub(crate) struct LimitsArgs {
 
 pub(crate) fn run(args: &LimitsArgs) -> Result<ExitCode> {
     let threads = args.threads;
-    let flops = best(threads, || || dispatch(Isa::current(), MultiplyAdds { rounds: 20_000 }));
+    let flops = best(threads, || || multiply_adds(Isa::current(), 20_000));
     let copies = SETS.map(|set| json!([set, best(threads, || copier(set / threads)).round()]));
     say!(
         "{}",
@@ -36,43 +37,12 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The number of independent accumulators. A latency of 4 cycles on 2 FMA units needs at least 8,
-/// and 16 registers must also hold the two operands.
-const SUMS: usize = 12;
 /// The working sets in bytes: about half of L2, about half of a share of L3, and far beyond both.
 const SETS: [usize; 3] = [512 << 10, 8 << 20, 128 << 20];
 /// The duration of one attempt, and the number of attempts. The best one counts: on a busy machine
 /// a short attempt is more likely to run undisturbed.
 const BUDGET: Duration = Duration::from_millis(2);
 const ATTEMPTS: usize = 150;
-
-/// A loop of multiply-adds in registers.
-struct MultiplyAdds {
-    rounds: usize,
-}
-
-impl SimdOp for MultiplyAdds {
-    /// The number of floating-point operations.
-    type Output = f64;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> f64 {
-        // `black_box` keeps the compiler from folding the loop.
-        let (factor, term) = (simd.splat(black_box(0.999)), simd.splat(black_box(0.001)));
-        let mut sums = [simd.splat(black_box(1.0)); SUMS];
-        for _ in 0..self.rounds {
-            // The sums do not depend on each other, so their multiply-adds overlap.
-            for sum in &mut sums {
-                *sum = simd.mul_add(*sum, factor, term);
-            }
-        }
-        // Reading every sum keeps the compiler from dropping some of them.
-        let last = sums.into_iter().fold(simd.splat(0.0), |all, sum| simd.add(all, sum));
-        black_box(simd.horizontal_sum(last));
-        // A multiply-add counts as two operations in each lane.
-        (2 * self.rounds * SUMS * S::LANES) as f64
-    }
-}
 
 /// Returns the best rate of all attempts, in work per second, summed over the threads. Each call of
 /// `work` returns the work that it did.

@@ -29,6 +29,7 @@ mod operation_tests;
 pub mod plane;
 mod portable;
 pub mod quantized_rows;
+pub mod roofline;
 pub mod skinny_gemm;
 pub mod slices;
 pub mod stencil;
