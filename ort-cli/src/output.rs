@@ -48,6 +48,23 @@ pub(crate) fn say_json(object: &impl Serialize) -> Result<()> {
     send(&text)
 }
 
+/// Writes a report as JSON to a file, if one is asked for, and to standard output as JSON or in
+/// the way of `print`.
+pub(crate) fn say_report<R: Serialize>(
+    report: &R,
+    file: Option<&Path>,
+    as_json: bool,
+    print: impl FnOnce(&R) -> Result<()>,
+) -> Result<()> {
+    if let Some(path) = file {
+        write_file(path, |file| {
+            serde_json::to_writer_pretty(&mut *file, report)?;
+            Ok(writeln!(file)?)
+        })?;
+    }
+    if as_json { say_json(report) } else { print(report) }
+}
+
 /// Returns an object as JSON in which no character acts on a terminal.
 fn json(object: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(object)?;

@@ -8,7 +8,6 @@ mod arguments;
 mod report;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,21 +22,11 @@ use self::report::{Calibrated, Report, Row};
 use crate::comparison::{
     Inputs, MEMORY_OF_HESSIANS, Ran, Sizes, calibration_session, compare, refuse_new_infinities,
 };
-use crate::output::{data_path, say_json, write_file};
+use crate::output::{data_path, say_report};
 
 pub(crate) fn run(args: &PruneArgs) -> Result<ExitCode> {
     let report = prune(args)?;
-    if let Some(path) = &args.report {
-        write_file(path, |file| {
-            serde_json::to_writer_pretty(&mut *file, &report)?;
-            Ok(writeln!(file)?)
-        })?;
-    }
-    if args.json {
-        say_json(&report)?
-    } else {
-        report.print(args)?
-    }
+    say_report(&report, args.report.as_deref(), args.json, |report| report.print(args))?;
     Ok(ExitCode::SUCCESS)
 }
 

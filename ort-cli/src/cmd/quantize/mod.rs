@@ -9,7 +9,6 @@ mod calibrate;
 mod report;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,7 +21,7 @@ pub(crate) use self::arguments::QuantizeArgs;
 use self::report::{Report, Row};
 use crate::args::ModelArgs;
 use crate::comparison::{Inputs, Ran, Sizes, compare, refuse_new_infinities};
-use crate::output::{data_path, say_json, write_file};
+use crate::output::{data_path, say_report};
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
     let report = match args.mode {
@@ -30,17 +29,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
         None => compare_models(args)?,
         Some(mode) => quantize(args, mode)?,
     };
-    if let Some(path) = &args.report {
-        write_file(path, |file| {
-            serde_json::to_writer_pretty(&mut *file, &report)?;
-            Ok(writeln!(file)?)
-        })?;
-    }
-    if args.json {
-        say_json(&report)?
-    } else {
-        report.print(args)?
-    }
+    say_report(&report, args.report.as_deref(), args.json, |report| report.print(args))?;
     Ok(ExitCode::SUCCESS)
 }
 
