@@ -138,9 +138,13 @@ const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 /// Whether quantizing dequantized values restores them. The scale must be a single number such that
 /// all dequantized values are finite and in the order of the quantized ones.
 fn scale_is_single(found: &Found<'_>) -> bool {
+    scale_is_usual(found) && of_bytes(found, "x")
+}
+
+fn scale_is_usual(found: &Found<'_>) -> bool {
     // In float32, 255 * 1e30 is finite, and multiples of 1e-30 are normal numbers.
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
-    is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
+    is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32)
 }
 
 /// Like [`scale_is_single`], for values that are quantized again with the same scale and zero
@@ -197,12 +201,7 @@ fn moves_elements(found: &Found<'_>) -> bool {
 
 /// Like [`scale_is_single`], for two values of one scale.
 fn both_have_scale(found: &Found<'_>) -> bool {
-    let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
-    is_usual
-        && is_single(found, "s")
-        && found.dtype("s") == Some(DType::F32)
-        && of_bytes(found, "a")
-        && found.dtype("a") == found.dtype("b")
+    scale_is_usual(found) && of_bytes(found, "a") && found.dtype("a") == found.dtype("b")
 }
 
 /// Applies the float operator to the quantized values.
