@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffer::{Address, Origin};
 use crate::fork::Mutex;
@@ -112,6 +113,9 @@ struct Shared {
     inner: Arc<dyn Allocator>,
     config: ArenaConfig,
     state: Mutex<State>,
+    /// Whether there has been a region or a reservation. Until then, what runs ask at their begin
+    /// and end needs no lock.
+    is_used: AtomicBool,
 }
 
 #[derive(Default)]
@@ -191,7 +195,7 @@ impl Arena {
         let stats = Stats { limit: config.limit, ..Stats::default() };
         let growth = config.initial_chunk_bytes.max(GRANULE);
         let state = Mutex::new(State { growth, stats, ..State::default() });
-        Self { shared: Arc::new(Shared { inner, config, state }) }
+        Self { shared: Arc::new(Shared { inner, config, state, is_used: AtomicBool::new(false) }) }
     }
 
     /// Allocates directly from the underlying allocator, for long-lived memory that would pin a
@@ -212,6 +216,7 @@ impl Arena {
             return Err(AllocError::OutOfMemory { requested: bytes, available: Some(available), device });
         }
         let buffer = shared.inner.allocate(bytes, alignment)?;
+        shared.is_used.store(true, Ordering::Relaxed);
         state.stats.num_reserves += 1;
         state.stats.total_allocated += bytes;
         state.stats.handed_out(bytes);
@@ -224,9 +229,20 @@ impl Arena {
     /// Releases the regions that are free and have served no request since before the previous
     /// call. Returns their bytes. The growth unit is not reset.
     pub fn sweep(&self) -> usize {
+        if !self.shared.is_used.load(Ordering::Relaxed) {
+            return 0;
+        }
         let mut state = self.shared.state.lock();
         state.regions.iter_mut().flatten().for_each(|region| region.sweeps += 1);
         state.give_back(|region| region.sweeps >= PATIENCE)
+    }
+
+    /// Returns the bytes of chunks and reservations in use.
+    pub fn in_use(&self) -> usize {
+        match self.shared.is_used.load(Ordering::Relaxed) {
+            true => self.shared.state.lock().stats.in_use,
+            false => 0,
+        }
     }
 
     /// Returns whether these host bytes are in one of the arena's regions.
@@ -237,6 +253,9 @@ impl Arena {
 
     /// Returns the bytes of free regions, which a trim would release.
     pub fn idle_bytes(&self) -> usize {
+        if !self.shared.is_used.load(Ordering::Relaxed) {
+            return 0;
+        }
         let state = self.shared.state.lock();
         state
             .regions
@@ -339,6 +358,7 @@ impl Shared {
         loop {
             match self.inner.allocate(wanted, alignment) {
                 Ok(buffer) => {
+                    self.is_used.store(true, Ordering::Relaxed);
                     state.growth = growth;
                     state.add_region(buffer, alignment);
                     return Ok(());

@@ -16,7 +16,10 @@ struct Gauge {
 impl Gauge {
     fn add(&self, bytes: usize) {
         let now = self.in_use.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        self.peak.fetch_max(now, Ordering::Relaxed);
+        // Most additions are below the mark, and a load is cheaper than an update.
+        if now > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(now, Ordering::Relaxed);
+        }
     }
 
     fn subtract(&self, bytes: usize) {

@@ -152,7 +152,11 @@ extern "C" fn in_child() {
 
 /// A critical section. It ends when this is dropped, on the thread that entered it.
 #[must_use]
-pub struct Section(PhantomData<*const ()>);
+pub struct Section {
+    /// What that thread knows of itself. A second look at a thread-local would cost as much as the
+    /// rest. As a pointer, it keeps the section on its thread.
+    thread: *const Thread,
+}
 
 /// How many forks lie between this process and the one that first used this crate: a number that a
 /// process and its children do not share.
@@ -164,13 +168,17 @@ pub fn generation() -> usize {
 /// Enters a critical section. Keep it short, and wait in it for no other thread, unless that thread
 /// is in one too.
 pub fn section() -> Section {
-    THREAD.with(Thread::enter);
-    Section(PhantomData)
+    THREAD.with(|thread| {
+        thread.enter();
+        Section { thread }
+    })
 }
 
 impl Drop for Section {
     fn drop(&mut self) {
-        THREAD.with(Thread::leave);
+        // SAFETY: a section stays on its thread, whose `THREAD` has no destructor and so lives as
+        // long as the thread itself.
+        unsafe { &*self.thread }.leave();
     }
 }
 

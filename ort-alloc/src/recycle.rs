@@ -1,7 +1,7 @@
 //! A recycling allocator: freed regions are cached for the next request of similar size.
 
 use std::cmp::Reverse;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::buffer::Origin;
@@ -29,6 +29,8 @@ const PATIENCE: u32 = 2;
 pub struct Recycler {
     this: Weak<Recycler>,
     most_waiting: AtomicUsize,
+    /// Whether a region has ever been cached. Until then, a sweep needs no lock.
+    is_used: AtomicBool,
     waiting: Mutex<Vec<Waiting>>,
 }
 
@@ -44,12 +46,16 @@ impl Recycler {
         Arc::new_cyclic(|this| Recycler {
             this: this.clone(),
             most_waiting: AtomicUsize::new(MOST_WAITING),
+            is_used: AtomicBool::new(false),
             waiting: Mutex::default(),
         })
     }
 
     /// Evicts regions that have been cached since before the previous call.
     pub fn sweep(&self) {
+        if !self.is_used.load(Ordering::Relaxed) {
+            return;
+        }
         let mut waiting = self.waiting.lock();
         waiting.iter_mut().for_each(|region| region.sweeps += 1);
         waiting.retain(|region| region.sweeps < PATIENCE);
@@ -92,6 +98,7 @@ impl Recycler {
         let mut waiting = self.waiting.lock();
         let all: usize = waiting.iter().map(|waiting| waiting.region.len()).sum();
         if all.saturating_add(region.len()) <= self.most_waiting.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
             waiting.push(Waiting { region, sweeps: 0 });
         }
     }

@@ -246,7 +246,7 @@ impl RunMemory<'_> {
     /// Copies a value that leaves the run out of its arena region.
     pub(crate) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
         // No arena memory is in use, so no tensor can be in a region: skip the walk.
-        if self.dynamic.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
+        if self.dynamic.arenas().all(|(_, arena)| arena.in_use() == 0) {
             return Ok(value);
         }
         let again = |value: Box<Value>| self.detach(*value, outputs).map(Box::new);

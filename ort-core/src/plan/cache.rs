@@ -67,10 +67,11 @@ impl CachedPlans {
         let is_it = |entry: &CachedPlan| entry.key.0 == *bindings && entry.key.1 == *bound;
         // From the end: most runs have the sizes of the run before.
         let index = self.entries.iter().rposition(is_it)?;
-        let entry = self.entries.remove(index)?;
-        let plan = entry.plan.clone();
-        self.entries.push_back(entry);
-        Some(plan)
+        if index + 1 < self.entries.len() {
+            let entry = self.entries.remove(index)?;
+            self.entries.push_back(entry);
+        }
+        self.entries.back().map(|entry| entry.plan.clone())
     }
 
     /// Adds a plan. Returns the least recently used ones that no longer fit.

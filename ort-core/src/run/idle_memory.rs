@@ -4,11 +4,11 @@
 //! [`IdleMemory::most_bytes`]. It also frees all idle memory of other sessions of the process that
 //! have had no run for their [`IdleMemory::after`].
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use ort_alloc::fork::Mutex;
+use ort_alloc::fork::{self, Mutex};
 use ort_alloc::{Allocator, Buffer, Recycler};
 
 use super::tables::Tables;
@@ -57,32 +57,32 @@ pub(crate) struct SessionIdleMemory {
     /// such values leave as many bytes unpacked.
     pub(crate) evicted: AtomicUsize,
     policy: IdleMemory,
-    last_run: Mutex<Instant>,
+    /// When the last run ended; see [`uptime`].
+    last_run: AtomicU64,
 }
 
 /// The sessions of the process that free idle memory after some time.
-static ALL: Mutex<All> = Mutex::new(All { sessions: Vec::new(), shortest: Duration::MAX, looked: None });
+static ALL: Mutex<All> = Mutex::new(All { sessions: Vec::new(), shortest: Duration::MAX });
+
+/// When a run looks next for sessions that are due. Looking takes time proportional to the number
+/// of sessions, so runs look only once per eighth of the shortest time. So memory may be freed
+/// late, by at most an eighth of that time.
+static NEXT_LOOK: AtomicU64 = AtomicU64::new(0);
 
 struct All {
     sessions: Vec<Weak<SessionIdleMemory>>,
     /// The shortest [`IdleMemory::after`] of these sessions.
     shortest: Duration,
-    /// When a run last looked for sessions that are due.
-    looked: Option<Instant>,
 }
 
-impl All {
-    /// Whether a run should look for sessions that are due. Looking takes time proportional to the
-    /// number of sessions, so runs look only once per eighth of the shortest time. So memory may be
-    /// freed late, by at most an eighth of that time.
-    fn looks(&mut self, now: Instant) -> bool {
-        let is_time =
-            self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= self.shortest / 8);
-        if is_time {
-            self.looked = Some(now);
-        }
-        is_time
-    }
+/// Microseconds since the first call in this process.
+fn uptime() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    microseconds(fork::get_or_init(&START, Instant::now).elapsed())
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl SessionIdleMemory {
@@ -91,7 +91,7 @@ impl SessionIdleMemory {
         outputs: Option<Arc<Recycler>>,
         policy: IdleMemory,
     ) -> Arc<SessionIdleMemory> {
-        let (slabs, tables, last_run) = (Mutex::default(), Mutex::default(), Mutex::new(Instant::now()));
+        let (slabs, tables, last_run) = (Mutex::default(), Mutex::default(), AtomicU64::new(uptime()));
         let kept = Arc::new(SessionIdleMemory {
             slabs,
             tables,
@@ -107,6 +107,7 @@ impl SessionIdleMemory {
             all.sessions.retain(|kept| kept.strong_count() > 0);
             all.sessions.push(Arc::downgrade(&kept));
             all.shortest = all.shortest.min(after);
+            NEXT_LOOK.store(0, Ordering::Relaxed);
         }
         kept
     }
@@ -148,12 +149,13 @@ impl SessionIdleMemory {
         if self.policy.most_bytes < usize::MAX {
             self.keep_within(self.policy.most_bytes);
         }
-        let now = Instant::now();
-        *self.last_run.lock() = now;
+        let now = uptime();
+        self.last_run.store(now, Ordering::Relaxed);
         // If the lock is taken, another run is looking already.
-        if let Some(mut all) = ALL.try_lock()
-            && all.looks(now)
+        if now >= NEXT_LOOK.load(Ordering::Relaxed)
+            && let Some(all) = ALL.try_lock()
         {
+            NEXT_LOOK.store(now.saturating_add(microseconds(all.shortest / 8)), Ordering::Relaxed);
             release(&all.sessions, now);
         }
     }
@@ -193,14 +195,14 @@ impl SessionIdleMemory {
     }
 
     /// Whether the session has been idle for as long as its policy allows.
-    fn is_due(&self, now: Instant) -> bool {
-        let waited = now.saturating_duration_since(*self.last_run.lock());
-        self.policy.after.is_some_and(|after| waited >= after)
+    fn is_due(&self, now: u64) -> bool {
+        let waited = now.saturating_sub(self.last_run.load(Ordering::Relaxed));
+        self.policy.after.is_some_and(|after| waited >= microseconds(after))
     }
 }
 
 /// Frees the idle memory of every session that is due; returns its bytes.
-fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
+fn release(all: &[Weak<SessionIdleMemory>], now: u64) -> usize {
     let due = all.iter().filter_map(Weak::upgrade).filter(|kept| kept.is_due(now));
     due.map(|kept| kept.release()).sum()
 }
@@ -209,5 +211,5 @@ fn release(all: &[Weak<SessionIdleMemory>], now: Instant) -> usize {
 /// [`IdleMemory::after`]. Returns the bytes freed. Runs do the same when they end, so only a
 /// process that may go long without a run needs to call this function.
 pub fn release_idle_memory() -> usize {
-    release(&ALL.lock().sessions, Instant::now())
+    release(&ALL.lock().sessions, uptime())
 }

@@ -199,7 +199,6 @@ _OWN_STATE = frozenset(
         "_model_bytes",
         "_model_meta",
         "_model_path",
-        "_only_input",
         "_output_names",
         "_outputs_meta",
         "_profile",

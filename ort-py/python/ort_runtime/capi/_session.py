@@ -134,17 +134,16 @@ class Session:
             and run_options is None
             and type(input_feed) is dict
             and self._is_plain
-            # With one input, as most models have, this is faster than a comparison of sets.
-            and (
-                self._only_input in input_feed
-                if self._only_input is not None
-                else self._required <= input_feed.keys()
-            )
         ):
+            # The engine refuses a feed that lacks inputs, too, but in other words than `_feed`.
             try:
                 return self._sess.run(names, input_feed)
             except (RuntimeError, TypeError) as error:
-                is_same = self._names(names) == names and self._feed(input_feed) is input_feed
+                is_same = (
+                    self._required <= input_feed.keys()
+                    and self._names(names) == names
+                    and self._feed(input_feed) is input_feed
+                )
                 if is_same and not isinstance(error, C.EPFail):
                     if isinstance(error, RuntimeError):
                         self._log_failure(error, None)
@@ -390,7 +389,6 @@ class Session:
             arg.name for arg in self._inputs_meta if not arg.type.startswith("optional")
         ]
         self._required = frozenset(self._required_names)
-        self._only_input = self._required_names[0] if len(self._required) == 1 else None
 
 
 def host_memory() -> C.OrtMemoryInfo:
