@@ -11,6 +11,7 @@ use numpy::npyffi::{
     npy_intp,
 };
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use ort_runtime::tensor::SmolStr;
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::ffi;
@@ -141,16 +142,16 @@ fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let flat = base.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
     let has_objects = array.dtype().kind() == b'O';
     let text = |element: Bound<'_, PyAny>| match element.cast::<PyBytes>() {
-        Ok(bytes) if !has_objects => Ok(text_of_bytes(bytes)?.to_owned()),
-        _ => Ok(element.str()?.to_str()?.to_owned()),
+        Ok(bytes) if !has_objects => Ok(SmolStr::new(text_of_bytes(bytes)?)),
+        _ => Ok(SmolStr::new(element.str()?.to_str()?)),
     };
-    let texts: PyResult<Vec<String>> = flat.cast::<PyList>()?.iter().map(text).collect();
+    let texts: PyResult<Vec<SmolStr>> = flat.cast::<PyList>()?.iter().map(text).collect();
     Tensor::from_strings(&shape, texts?).or_raise(py)
 }
 
 /// Reads the texts of an array where they lie, if it is a plain one of `str` objects or of numpy's
 /// fixed-size texts. Anything else, and what is not valid Unicode, is left to the slower way.
-fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<String>>> {
+fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<SmolStr>>> {
     let descr = array.dtype();
     if !array.is_exact_instance_of::<PyUntypedArray>()
         || !array.is_c_contiguous()
@@ -167,7 +168,7 @@ fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<Stri
 }
 
 /// Reads a plain array of objects, if all are `str`.
-fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<String>>> {
+fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<SmolStr>>> {
     let (py, count) = (array.py(), array.len());
     let objects = data_of(array).cast::<*mut ffi::PyObject>();
     let mut texts = Vec::with_capacity(count);
@@ -176,26 +177,27 @@ fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<St
         // `str` runs no code of Python's and keeps the interpreter's lock, so they stay there.
         let object = unsafe { Bound::from_borrowed_ptr_or_opt(py, objects.add(place).read()) };
         let Some(Ok(text)) = object.map(Bound::cast_into::<PyString>) else { return Ok(None) };
-        texts.push(text.to_str()?.to_owned());
+        texts.push(SmolStr::new(text.to_str()?));
     }
     Ok(Some(texts))
 }
 
 /// Reads a plain array of texts of `width` characters, which are padded with zeros.
-fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Option<Vec<String>> {
+fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Option<Vec<SmolStr>> {
     if width == 0 {
         return None;
     }
     // SAFETY: the array is contiguous and aligned, has `width` numbers for each element, and is
     // borrowed.
     let characters = unsafe { std::slice::from_raw_parts(data_of(array).cast::<u32>(), array.len() * width) };
+    let mut buffer = String::with_capacity(width);
     let text = |padded: &[u32]| {
         let used = padded.iter().rposition(|character| *character != 0).map_or(0, |last| last + 1);
-        let mut text = String::with_capacity(used);
+        buffer.clear();
         for character in padded.iter().take(used) {
-            text.push(char::from_u32(*character)?);
+            buffer.push(char::from_u32(*character)?);
         }
-        Some(text)
+        Some(SmolStr::new(&buffer))
     };
     characters.chunks_exact(width).map(text).collect()
 }
@@ -227,7 +229,7 @@ pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<
 }
 
 /// Returns an array of `str` objects, which are made in its memory.
-fn objects_of<'py>(py: Python<'py>, shape: &[usize], strings: &[String]) -> PyResult<Bound<'py, PyAny>> {
+fn objects_of<'py>(py: Python<'py>, shape: &[usize], strings: &[SmolStr]) -> PyResult<Bound<'py, PyAny>> {
     let mut dims = dims_of(shape)?;
     // SAFETY: the descriptor is handed over, and the shape has `dims.len()` sizes. numpy allocates
     // the memory, and fills that of objects with nulls.

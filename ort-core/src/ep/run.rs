@@ -10,7 +10,8 @@ use super::dynamic::{ValueMemory, ask_heap};
 use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
 use crate::dtype::{DType, Element};
 use crate::tensor::{
-    DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
+    DeviceRange, Shape, SmolStr, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
+    heap_bytes,
 };
 use crate::{Result, ensure, error};
 
@@ -285,16 +286,21 @@ impl<'a> RunCx<'a> {
     ///
     /// The iterator does not yield as many strings as the shape has elements, or the budget is too
     /// small.
-    pub fn strings(&self, shape: &[usize], texts: impl IntoIterator<Item = String>) -> Result<Tensor> {
+    pub fn strings<S: Into<SmolStr>>(
+        &self,
+        shape: &[usize],
+        texts: impl IntoIterator<Item = S>,
+    ) -> Result<Tensor> {
         let count = element_count(shape)?;
-        let mut held = self.reserve(count.saturating_mul(size_of::<String>()))?;
+        let mut held = self.reserve(count.saturating_mul(size_of::<SmolStr>()))?;
         let mut elements = Vec::new();
         let reserved = elements.try_reserve_exact(count);
         reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
         // Reserve in steps of `STRINGS_AHEAD`, because a reservation per string would be slow.
         let (mut counted, mut bytes) = (0usize, 0usize);
         // One string more than needed, to detect an iterator that is too long without draining it.
-        let mut texts = spending(UNITS_OF_A_TEXT, texts).take(count.saturating_add(1));
+        let texts = spending(UNITS_OF_A_TEXT, texts).take(count.saturating_add(1));
+        let mut texts = texts.map(Into::into);
         while let Some(text) = texts.next() {
             ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
             bytes = bytes.saturating_add(heap_bytes(&text));
@@ -312,13 +318,13 @@ impl<'a> RunCx<'a> {
             }
             elements.push(text);
         }
-        held.shrink_to(count.saturating_mul(size_of::<String>()).saturating_add(bytes));
+        held.shrink_to(count.saturating_mul(size_of::<SmolStr>()).saturating_add(bytes));
         Tensor::from_held_strings(shape, elements, Some(held))
     }
 
     /// Reserves the bytes of one string. A refusal also counts all strings that follow, so that one
     /// raise of the limit is enough.
-    fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = String>) -> Result<Reservation> {
+    fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = SmolStr>) -> Result<Reservation> {
         self.reserve(bytes).or_else(|_| {
             let rest = rest.fold(0, |sum: usize, text| sum.saturating_add(heap_bytes(&text)));
             self.reserve(bytes.saturating_add(rest))
@@ -383,15 +389,6 @@ pub(crate) const LEAST_TENSOR: usize = 64;
 
 /// Bytes of strings that are reserved ahead at a time.
 const STRINGS_AHEAD: usize = 4 << 10;
-
-/// The heap bytes of a string besides the `String` itself. It models malloc: multiples of 16 bytes
-/// with a header of 8, at least 32.
-fn heap_bytes(text: &String) -> usize {
-    match text.capacity() {
-        0 => 0,
-        bytes => bytes.saturating_add(8).next_multiple_of(16).max(32),
-    }
-}
 
 /// A tensor under construction, with its own memory.
 #[derive(Debug)]

@@ -200,7 +200,8 @@ pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> Result<TensorProto> {
         ..TensorProto::default()
     };
     if tensor.dtype() == DType::String {
-        proto.string_data = tensor.strings()?.iter().map(|text| Bytes::from(text.clone())).collect();
+        proto.string_data =
+            tensor.strings()?.iter().map(|text| Bytes::copy_from_slice(text.as_bytes())).collect();
     } else {
         let bytes = tensor.bytes();
         proto.raw_data = Some(bytes.cloned().ok_or_else(|| {

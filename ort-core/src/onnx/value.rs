@@ -143,7 +143,7 @@ fn stack(values: SequenceValue) -> Result<Value> {
     }
     let shape = [tensors.len()];
     let stacked = if dtype == DType::String {
-        let strings: Result<Vec<&[String]>> = tensors.iter().map(|tensor| tensor.strings()).collect();
+        let strings: Result<Vec<_>> = tensors.iter().map(|tensor| tensor.strings()).collect();
         Tensor::from_strings(&shape, strings?.concat())?
     } else {
         // Tensors of a data file are in host memory, so none is skipped.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ort_alloc::{Reservation, SharedBuffer};
+use smol_str::SmolStr;
 
 /// The storage of a tensor's elements.
 #[derive(Clone, Debug)]
@@ -19,7 +20,7 @@ pub(crate) enum Data {
 /// Strings that tensors share, with the reservation that charges their bytes to a run's budget.
 #[derive(Debug)]
 pub(crate) struct Texts {
-    pub(super) texts: Vec<String>,
+    pub(super) texts: Vec<SmolStr>,
     pub(super) _held: Option<Reservation>,
 }
 
@@ -28,9 +29,19 @@ impl Texts {
         self.texts.len()
     }
 
-    pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
+    pub(crate) fn part(&self, range: &Range<usize>) -> &[SmolStr] {
         // `from_held_strings` and `slice` keep the range inside the list, so the fallback is never
         // taken.
         self.texts.get(range.clone()).unwrap_or(&[])
+    }
+}
+
+/// The heap bytes of a string besides the `SmolStr` itself: the text with two counters of 8 bytes,
+/// as malloc rounds them, to multiples of 16 bytes with a header of 8. Strings that share a text
+/// count it each.
+pub(crate) fn heap_bytes(text: &SmolStr) -> usize {
+    match text.is_heap_allocated() {
+        true => text.len().saturating_add(24).next_multiple_of(16),
+        false => 0,
     }
 }

@@ -13,9 +13,10 @@ mod view;
 
 pub use buffer::TensorBuffer;
 pub use compare::{Tolerance, compare};
-pub(crate) use data::Data;
+pub(crate) use data::{Data, heap_bytes};
 pub use shape::{Shape, byte_count, element_count};
 pub(crate) use shape::{element_byte_range, in_words, saturating_product};
+pub use smol_str::SmolStr;
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
 pub use value_view::ValueView;
 pub use view::{DeviceRange, TensorMut, TensorView};
@@ -125,8 +126,11 @@ impl Tensor {
         Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
     }
 
-    /// Creates a string tensor.
-    pub fn from_strings(shape: &[usize], elements: Vec<String>) -> Result<Tensor> {
+    /// Creates a string tensor. Strings of up to 23 bytes are kept where they stand, without memory
+    /// of their own, and copies of longer ones share it.
+    pub fn from_strings<S: Into<SmolStr>>(shape: &[usize], elements: Vec<S>) -> Result<Tensor> {
+        // The conversion of a list of `SmolStr` is none.
+        let elements = elements.into_iter().map(Into::into).collect();
         Tensor::from_held_strings(shape, elements, None)
     }
 
@@ -134,7 +138,7 @@ impl Tensor {
     /// against a budget for as long as they live.
     pub(crate) fn from_held_strings(
         shape: &[usize],
-        elements: Vec<String>,
+        elements: Vec<SmolStr>,
         held: Option<Reservation>,
     ) -> Result<Tensor> {
         let expected = element_count(shape)?;
@@ -175,13 +179,13 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Returns the size of the elements in bytes. Strings count their text and their `String`
-    /// headers.
+    /// Returns the size of the elements in bytes. A string counts 24 bytes, and if it is longer
+    /// than 23, its text, too.
     pub fn byte_count(&self) -> usize {
         match &self.data {
             Data::Host(bytes) => bytes.len(),
             Data::Strings(texts, range) => {
-                texts.part(range).iter().map(|text| text.len() + size_of::<String>()).sum()
+                texts.part(range).iter().map(|text| size_of::<SmolStr>() + heap_bytes(text)).sum()
             }
             Data::Device(..) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
         }
@@ -202,7 +206,7 @@ impl Tensor {
     }
 
     /// Returns the elements of a string tensor.
-    pub fn strings(&self) -> Result<&[String]> {
+    pub fn strings(&self) -> Result<&[SmolStr]> {
         match &self.data {
             Data::Strings(texts, range) => Ok(texts.part(range)),
             _ => Err(error!(InvalidArgument, "a {} tensor holds no strings", self.dtype.name())),
@@ -375,7 +379,7 @@ mod tests {
     #[test]
     fn lengths_are_checked() {
         assert!(Tensor::from_slice(&[2, 3], &[1.0f32; 5]).is_err());
-        assert!(Tensor::from_strings(&[2], vec!["a".into()]).is_err());
+        assert!(Tensor::from_strings(&[2], vec!["a"]).is_err());
         assert!(element_count(&[usize::MAX, 2]).is_err());
     }
 

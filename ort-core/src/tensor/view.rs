@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ort_alloc::{DeviceId, SharedBuffer};
+use smol_str::SmolStr;
 
 use super::data::{Data, Texts};
 use super::shape::{element_byte_range, element_count};
@@ -25,7 +26,7 @@ pub struct TensorView<'a> {
 enum ViewData<'a> {
     Host(&'a [u8]),
     /// Strings, and the list that they are a part of, if it is known.
-    Strings(&'a [String], Option<&'a Arc<Texts>>),
+    Strings(&'a [SmolStr], Option<&'a Arc<Texts>>),
     Device(DeviceRange<'a>),
 }
 
@@ -52,7 +53,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Creates a view of strings.
-    pub fn of_strings(shape: &'a [usize], strings: &'a [String]) -> TensorView<'a> {
+    pub fn of_strings(shape: &'a [usize], strings: &'a [SmolStr]) -> TensorView<'a> {
         TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings, None) }
     }
 
@@ -202,7 +203,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Returns the elements of a string tensor.
-    pub fn strings(&self) -> Result<&'a [String]> {
+    pub fn strings(&self) -> Result<&'a [SmolStr]> {
         match self.data {
             ViewData::Strings(strings, _) => Ok(strings),
             _ => Err(error!(InvalidArgument, "expected strings, got {}", self.dtype.name())),

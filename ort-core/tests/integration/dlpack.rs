@@ -62,7 +62,7 @@ fn types_that_onnx_does_not_have_are_refused() -> Result<()> {
         let problem = Tensor::from_dlpack(lent).expect_err(expected);
         assert!(problem.to_string().contains(expected), "{problem}");
     }
-    let strings = Tensor::from_strings(&[1], vec!["a".to_string()])?;
+    let strings = Tensor::from_strings(&[1], vec!["a"])?;
     assert!(strings.to_dlpack().is_err_and(|problem| problem.to_string().contains("no type for string")));
     Ok(())
 }

@@ -401,10 +401,7 @@ fn what_is_wrong_is_refused_before_anything_runs() -> Result<()> {
     }
     let wrong: [(_, &str); 3] = [
         (binding.bind_output(&output, short).err(), "cannot be bound to shape [2]"),
-        (
-            session.upload(&Tensor::from_strings(&[1], vec!["a".into()])?, device.memory()).err(),
-            "no fixed size",
-        ),
+        (session.upload(&Tensor::from_strings(&[1], vec!["a"])?, device.memory()).err(), "no fixed size"),
         (
             session
                 .update_inplace(&mut TensorBuffer::new(DType::F32, &[2])?, &floats(&[3], &[0.0; 3])?)

@@ -124,7 +124,7 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let places: Vec<Option<usize>> = match input.strings() {
-            Ok(texts) => spending(32, texts).map(|text| strings.get(text).copied()).collect(),
+            Ok(texts) => spending(32, texts).map(|text| strings.get(text.as_str()).copied()).collect(),
             // Integers bypass `f64`, because beyond 2^53 it is not exact.
             Err(_) if !input.dtype().is_float() => {
                 spending(8, &input.to_ints()?).map(|key| ints.get(key).copied()).collect()
@@ -164,7 +164,7 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         if let Ok(texts) = input.strings() {
             let output = cx.output(0)?.as_mut_slice::<i64>()?;
             for (text, to) in spending(32, texts.iter().zip(output)) {
-                *to = to_int.get(text).copied().unwrap_or(unknown);
+                *to = to_int.get(text.as_str()).copied().unwrap_or(unknown);
             }
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
-use ort_core::tensor::Shape;
+use ort_core::tensor::{Shape, SmolStr};
 use ort_core::{Result, ensure, error, unknown_name};
 use regex::Regex;
 
@@ -103,8 +103,10 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
         place
     };
     let (left, right) = (a.strings()?, b.strings()?);
-    let joined =
-        (0..count).map(|index| format!("{}{}", left[at(index, &a_strides)], right[at(index, &b_strides)]));
+    let joined = (0..count).map(|index| {
+        let parts = [&left[at(index, &a_strides)], &right[at(index, &b_strides)]];
+        parts.into_iter().map(SmolStr::as_str).collect::<SmolStr>()
+    });
     let joined = cx.strings(&shape, joined)?;
     cx.set(0, joined)
 }
@@ -126,10 +128,9 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let mut shape: Shape = input.shape().into();
         shape.push(most);
         // One text with many parts widens all rows, so the parts are split again instead of kept.
-        let padded = texts.iter().flat_map(|text| {
-            let parts = split(text, &delimiter, limit).map(str::to_string);
-            parts.chain(std::iter::repeat_with(String::new)).take(most)
-        });
+        let padded = texts
+            .iter()
+            .flat_map(|text| split(text, &delimiter, limit).chain(std::iter::repeat("")).take(most));
         let padded = cx.strings(&shape, padded)?;
         cx.set(0, padded)?;
         cx.set(1, counts.finish()?)

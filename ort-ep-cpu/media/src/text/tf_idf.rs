@@ -195,7 +195,7 @@ impl Executable for TfIdf {
         let tokens: Vec<Option<u32>> = match (&self.tokens, input.dtype()) {
             (Tokens::Strings(numbers), DType::String) => {
                 let texts = input.strings()?.iter().inspect(|text| spend_text(text));
-                texts.map(|text| numbers.get(text).copied()).collect()
+                texts.map(|text| numbers.get(text.as_str()).copied()).collect()
             }
             (Tokens::Ints(numbers), DType::I32 | DType::I64) => {
                 spending(8, &input.to_ints()?).map(|token| numbers.get(token).copied()).collect()

@@ -143,7 +143,7 @@ impl Executable for Tokenizer {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let input = cx.input(0)?;
         let texts = input.strings()?;
-        let longest = texts.iter().map(String::len).max().unwrap_or(0);
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
         // Two lists of a text's tokens, each token at least a byte.
         let _tokens = cx.reserve(2usize.saturating_mul(longest).saturating_mul(size_of::<&str>()))?;
         let mut caches = self.caches();
@@ -166,7 +166,7 @@ impl Executable for Tokenizer {
             let row = before.into_iter().chain(tokens).chain(after);
             row.chain(std::iter::repeat(self.pad.as_str())).take(width)
         });
-        let output = cx.strings(&shape, rows.map(str::to_string));
+        let output = cx.strings(&shape, rows);
         problem.map_or(Ok(()), Err)?;
         cx.set(0, output?)
     }
