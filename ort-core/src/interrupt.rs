@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::limits::Raise;
 use crate::{Result, ensure, error};
@@ -114,6 +114,37 @@ pub(crate) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>)
     match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
         true => Err(error!(Cancelled, "{what} passed its deadline").raise("deadline")),
         false => Ok(()),
+    }
+}
+
+/// Returns the time since some moment. On Linux it is exact to a few milliseconds, and takes a few
+/// nanoseconds to read, a fifth of what [`Instant::now`] takes: runs ask between all steps.
+pub fn uptime() -> Duration {
+    #[cfg(target_os = "linux")]
+    {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        Duration::try_from(now).unwrap_or_default()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        ort_alloc::fork::get_or_init(&START, Instant::now).elapsed()
+    }
+}
+
+/// A deadline as an [`uptime`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CoarseDeadline(Option<Duration>);
+
+impl CoarseDeadline {
+    pub(crate) fn new(deadline: Option<Instant>) -> CoarseDeadline {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        CoarseDeadline(left.map(|left| uptime().saturating_add(left)))
+    }
+
+    /// Returns whether it has passed, a few milliseconds late at most.
+    pub(crate) fn is_past(self) -> bool {
+        self.0.is_some_and(|deadline| uptime() >= deadline)
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ort_runtime::ep::CancelToken as Token;
+use ort_runtime::ep::interrupt::uptime;
 use ort_runtime::fork::{self, PerProcess};
 use parking_lot::Mutex;
 use pyo3::intern;
@@ -227,21 +228,6 @@ pub(crate) fn leave(py: Python<'_>) {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-}
-
-/// The time since some moment. On Linux it is exact to a few milliseconds, and takes a few
-/// nanoseconds to read: runs ask between all steps.
-fn uptime() -> Duration {
-    #[cfg(target_os = "linux")]
-    {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-        Duration::try_from(now).unwrap_or_default()
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
-    }
 }
 
 /// Handles the signals that came since, if it is time. Python does so on its main thread alone.

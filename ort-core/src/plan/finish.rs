@@ -70,6 +70,7 @@ impl Planner<'_> {
         let mut slots: Vec<SlotPlan> =
             (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
         self.ends.outputs.iter().for_each(|output| slots[output.index()].is_output = true);
+        let has_all_shapes = slots.iter().all(|slot| slot.shape.is_some());
         let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
         let (begins, left) = (self.begins(), self.own_outputs());
         Ok(RunPlan {
@@ -84,6 +85,7 @@ impl Planner<'_> {
             left,
             outputs: self.ends.outputs,
             has_dynamic,
+            has_all_shapes,
             can_shrink: self.can_shrink,
             contradiction: None,
         })

@@ -144,6 +144,8 @@ pub(crate) struct RunPlan {
     pub(crate) outputs: Vec<SlotId>,
     /// Whether the size of some value or workspace is known only at run time.
     pub(crate) has_dynamic: bool,
+    /// Whether the shapes of all values are known.
+    pub(crate) has_all_shapes: bool,
     /// Whether some device kernel, in a subgraph as well, could run with a smaller workspace.
     pub(crate) can_shrink: bool,
     /// The error of a run if the sizes violate a requirement of an operator, or a kernel cannot

@@ -154,6 +154,9 @@ impl Frame<'_> {
         index: usize,
         outputs: &[Option<(DType, Shape)>],
     ) -> Result<ExtraScratch> {
+        if self.plan.has_all_shapes {
+            return Ok(ExtraScratch::default());
+        }
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
         // The workspace of a kernel that hands over its outputs follows from the inputs alone.

@@ -25,6 +25,7 @@ use super::{Profile, ValueObserver};
 use crate::dim::Bindings;
 use crate::ep::dynamic::{RunMemory, Source, ValueMemory};
 use crate::ep::{Device, RunControl};
+use crate::interrupt::CoarseDeadline;
 use crate::plan::{Action, PlanCaches, Planning, RunPlan, Storage};
 use crate::program::{Program, SlotId, Work};
 use crate::tensor::{DeviceRange, TensorBuffer, Value, ValueView};
@@ -134,11 +135,14 @@ impl<'a> Frame<'a> {
             // The captures of a subgraph come after its inputs. The graph around it has shown them.
             self.show(observer, self.program.given.iter().take(self.program.graph.inputs.len()));
         }
+        let deadline = CoarseDeadline::new(self.env.control.deadline);
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
                 // Checked between steps as well: a kernel looks at the deadline only after some
                 // work, and a run may consist of many short steps.
-                self.env.control.check()?;
+                if self.env.control.cancel.is_cancelled() || deadline.is_past() {
+                    self.env.control.check()?;
+                }
                 let start = self.env.profile.map(|_| std::time::Instant::now());
                 self.step_with_constants(index, tables)
                     .map_err(|problem| match problem.kind() {

@@ -5,14 +5,15 @@
 //! have had no run for their [`IdleMemory::after`].
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use ort_alloc::fork::{self, Mutex};
+use ort_alloc::fork::Mutex;
 use ort_alloc::{Allocator, Buffer, Recycler};
 
 use super::tables::Tables;
 use crate::ep::dynamic::DynamicMemory;
+use crate::interrupt;
 
 /// How much idle memory a session keeps, and for how long.
 ///
@@ -75,10 +76,9 @@ struct All {
     shortest: Duration,
 }
 
-/// Microseconds since the first call in this process.
+/// The time since some moment, in microseconds.
 fn uptime() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    microseconds(fork::get_or_init(&START, Instant::now).elapsed())
+    microseconds(interrupt::uptime())
 }
 
 fn microseconds(duration: Duration) -> u64 {

@@ -195,6 +195,9 @@ impl Frame<'_> {
             targets.push(target);
             shapes.push(shape);
         }
+        if plan.has_all_shapes {
+            return Ok(());
+        }
         // If the plan knows the outputs but not the inputs, nothing has checked the inputs yet.
         let is_open = |slot: &SlotId| plan.slots[slot.index()].shape.is_none();
         if step.claim.outputs == OutputsFrom::Plan && step.inputs.iter().flatten().any(is_open) {
@@ -286,6 +289,9 @@ impl Frame<'_> {
     /// it. Returns whether it did. If shape inference had to run for this, its result is in
     /// `inferred` afterwards.
     pub(super) fn dynamic_view(&mut self, step: &Step, inferred: &mut Option<OutputShapes>) -> Result<bool> {
+        if self.plan.has_all_shapes {
+            return Ok(false);
+        }
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
         // A graph output owns its memory, so it is copied instead of being a view.

@@ -25,7 +25,8 @@ impl Isa {
     }
 
     /// The environment variables that limit ours and oneDNN, which OpenVINO calls. MLAS, the kernel
-    /// library of ONNX Runtime, asks the processor alone.
+    /// library of ONNX Runtime, asks the processor alone. OpenVINO calls it, too, for matrices that
+    /// are constant: on a processor with more, models of matmuls compare only with themselves.
     pub(super) fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Isa::Native => &[],
