@@ -167,7 +167,7 @@ pub fn run_batch<'a>(
         }
     };
     let output = Output { values: c.values, row_stride: c.row_stride, batch_stride: c.batch_stride };
-    execute(kernel, &grid, &checked, output, workspace)
+    execute(kernel, &grid, &first, &checked, output, workspace)
 }
 
 /// Checks that packed operands were packed for this kernel's tile shape and precision.

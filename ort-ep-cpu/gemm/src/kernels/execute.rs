@@ -108,13 +108,15 @@ impl Start {
     }
 }
 
-/// Computes the whole grid. `workspace` holds a slot for each thread.
+/// Computes the whole grid. `workspace` holds a slot for each thread. `first` is the GEMM at index
+/// 0, so that those without a batch are described once.
 ///
 /// The caller has checked that `output` holds `count` matrices, and that neither their rows nor the
 /// matrices overlap.
 pub(crate) fn execute<'a>(
     kernel: &Kernel,
     grid: &Grid,
+    first: &Gemm<'a>,
     problem: &(dyn Fn(usize) -> Result<Gemm<'a>, GemmError> + Sync),
     output: Output,
     workspace: &mut [f32],
@@ -136,29 +138,27 @@ pub(crate) fn execute<'a>(
             true => [part / column_parts, part % column_parts],
             false => [part % row_parts, part / row_parts],
         };
-        let gemm = match problem(index) {
-            Ok(gemm) if gemm.shape() == Ok(grid.shape) => gemm,
-            Ok(_) => {
-                *failure.lock() = Some(GemmError::Shape("the products of a batch differ in shape"));
-                return;
-            }
-            Err(error) => {
-                *failure.lock() = Some(error);
-                return;
-            }
+        let fail = |error| *failure.lock() = Some(error);
+        let other;
+        let gemm = if index == 0 {
+            first
+        } else {
+            other = match problem(index) {
+                Ok(gemm) if gemm.shape() == Ok(grid.shape) => gemm,
+                Ok(_) => return fail(GemmError::Shape("the products of a batch differ in shape")),
+                Err(error) => return fail(error),
+            };
+            &other
         };
         let finish = match Finish::new(gemm.epilogue, gemm.origin, rows, columns) {
             Ok(finish) => finish,
-            Err(error) => {
-                *failure.lock() = Some(error);
-                return;
-            }
+            Err(error) => return fail(error),
         };
         let height = gemm.lhs.height(kernel);
         let tiles = rows.div_ceil(height);
         let block = Block {
             kernel,
-            gemm: &gemm,
+            gemm,
             finish,
             c: start.offset(index * output.batch_stride),
             c_row: output.row_stride,
