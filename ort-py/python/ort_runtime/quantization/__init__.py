@@ -1,0 +1,8 @@
+"""Quantization of models, with the names of `onnxruntime.quantization`.
+
+Needs the package `onnx`.
+"""
+
+from .quant_utils import QuantFormat as QuantFormat
+from .quant_utils import QuantizationMode as QuantizationMode
+from .quant_utils import QuantType as QuantType
