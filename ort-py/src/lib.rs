@@ -8,6 +8,7 @@ mod arrays;
 mod binding;
 mod bound;
 mod build;
+mod calibrate;
 mod cancel;
 mod check;
 mod convert;
@@ -40,6 +41,8 @@ const INTERFACE_VERSION: &str = "1.31.1";
 mod onnxruntime_pybind11_state {
     #[pymodule_export]
     use super::binding::SessionIOBinding;
+    #[pymodule_export]
+    use super::calibrate::{Calibration, ChannelCalibration, HessianCalibration, quantize_blocks};
     #[pymodule_export]
     use super::cancel::CancelToken;
     #[pymodule_export]

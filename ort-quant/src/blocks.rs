@@ -3,8 +3,9 @@
 use ort_core::{Error, ErrorKind, Result};
 
 use crate::elements::Elements;
-use crate::feedback::Curvature;
+use crate::feedback::{Curvature, Feedback, GptqOptions};
 use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks, Scheme};
+use crate::hessian::Hessian;
 use crate::weight::Weight;
 use crate::{columns, rows};
 
@@ -25,6 +26,50 @@ impl BlockQuantizer {
             }
         }
         Ok(())
+    }
+
+    /// The lengths of the results of [`Self::quantize_by`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::sizes`], or the layout is another one than that of `MatMulNBits`.
+    pub fn sizes_by<T: Weight>(&self, method: BlockMethod) -> Result<BlockSizes> {
+        if self.layout != BlockLayout::MatMulNBits {
+            let text = "the methods are for the layout of MatMulNBits";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Scheme { blocks: *self, method }.sizes(size_of::<T>())
+    }
+
+    /// Quantizes a matrix as [`Self::quantize`] does, with another choice of the blocks' ranges,
+    /// and with GPTQ if there is the Hessian of what it is multiplied with.
+    ///
+    /// Zero points that are numbers are written as the bytes of the weight's type. Returns whether
+    /// the Hessian could be factorized; without, the rows are rounded one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::sizes_by`]. A slice has another length, or the Hessian another number of channels
+    /// than the matrix has rows.
+    pub fn quantize_by<T: Weight>(
+        &self,
+        method: BlockMethod,
+        gptq: Option<(&Hessian, GptqOptions)>,
+        weights: &[T],
+        out: QuantizedBlocks<'_, T>,
+    ) -> Result<bool> {
+        self.sizes_by::<T>(method)?;
+        if let Some((hessian, _)) = gptq {
+            require_len("channels of the Hessian", hessian.channels(), self.k)?;
+        }
+        let feedback = gptq.and_then(|(hessian, options)| Feedback::of(hessian, options));
+        let curvature = Curvature {
+            importance: feedback.as_ref().map(Feedback::importance).unwrap_or_default(),
+            feedback: feedback.as_ref(),
+            ..Curvature::default()
+        };
+        Scheme { blocks: *self, method }.quantize(curvature, weights, out)?;
+        Ok(feedback.is_some())
     }
 }
 
