@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
+import logging
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 from ml_dtypes import float8_e4m3fn, int4, uint4
+import onnx.version_converter
 from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_helper
 
 onnx_domain = "ai.onnx"
@@ -424,7 +425,7 @@ def quantize_nparray(
     least = float(full[0]) if low is None else max(low, float(full[0]))
     largest = float(full[1]) if high is None else min(high, float(full[1]))
     # In place: weights are large, and two more copies of one would double the peak.
-    codes = np.asarray(arr, np.float32) / np.asarray(scale)
+    codes = np.asarray(np.asarray(arr, np.float32) / np.asarray(scale))
     np.rint(codes, out=codes)
     codes += np.asarray(zero_point).astype(np.float32)
     return np.clip(codes, least, largest, out=codes).astype(ONNX_TYPE_TO_NP_TYPE[qType])
@@ -578,6 +579,43 @@ def get_opset_version(model: ModelProto) -> int:
     if len(versions) != 1:
         raise ValueError("Failed to find proper ai.onnx domain")
     return versions[0]
+
+
+def update_opset_version(
+    model: ModelProto,
+    weight_type: QuantType,
+    activation_type: QuantType | None = None,
+    tensor_quant_overrides: dict[str, Any] | None = None,
+    block_size: int = 0,
+    per_channel: bool = False,
+) -> ModelProto:
+    """Returns the model in an opset that has what its quantized form needs.
+
+    Args:
+        model: the model, which is returned itself if its opset will do.
+        weight_type: the type of codes of weights.
+        activation_type: that of activations.
+        tensor_quant_overrides: overrides, which may have further types.
+        block_size: whether weights have blocks.
+        per_channel: whether DequantizeLinear needs an axis, which it has from opset 13 on.
+    """
+    given = [entry for entries in (tensor_quant_overrides or {}).values() for entry in entries]
+    given += [entry["convert"] for entry in given if "convert" in entry]
+    kinds = {entry.get("quant_type") for entry in given} | {weight_type, activation_type}
+    opset, least = get_opset_version(model), 10
+    if opset < 10:
+        least = 11
+    if per_channel or any("axis" in entry for entry in given):
+        least = max(least, 13)
+    if QuantType.QFLOAT8E4M3FN in kinds:
+        least = max(least, 19)
+    if block_size or kinds & {QuantType.QInt16, QuantType.QUInt16}:
+        least = max(least, 21)
+    if opset >= least:
+        return model
+    logging.warning("the model goes from opset %d to opset %d", opset, least)
+    converted = onnx.version_converter.convert_version(model, least)
+    return save_and_reload_model_with_shape_infer(converted)
 
 
 _INFER, _PRE_PROCESS = ("onnx.infer", "onnxruntime.quant"), ("onnx.quant.pre_process", "onnxruntime.quant")
