@@ -133,6 +133,18 @@ mod onnxruntime_pybind11_state {
         Ok(())
     }
 
+    /// Returns the names of the rewrite rules above level basic: those whose operators other
+    /// runtimes may lack, or that suit one device.
+    #[pyfunction]
+    fn get_rewrite_rules_above_basic() -> Vec<&'static str> {
+        let sets = ort_runtime::rewrite::rule_sets().iter();
+        let basic: Vec<&str> = sets
+            .filter(|set| set.level <= ort_runtime::rewrite::Level::Basic)
+            .flat_map(|set| set.rules.iter().map(|rule| rule.name))
+            .collect();
+        ort_runtime::rewrite::rule_names().filter(|name| !basic.contains(name)).collect()
+    }
+
     /// Sets the seed of random operators that have none of their own.
     #[pyfunction]
     fn set_seed(seed: i64) {

@@ -411,6 +411,9 @@ def get_build_info() -> str:
 def get_device() -> str:
     """Returns `CPU` or `GPU`: what the build computes on."""
 
+def get_rewrite_rules_above_basic() -> list[str]:
+    """Returns the names of the rewrite rules above level basic."""
+
 def get_runtime_version() -> str:
     """Returns the version of the runtime itself."""
 
