@@ -195,12 +195,21 @@ def mlp() -> onnx.ModelProto:
     x = net.input("x", ["n", 6])
     x = net.node("Gemm", "fc0", x, net.weight("w0", [8, 6]), net.weight("b0", [8]), transB=1)
     x = net.node("Relu", "relu0", x)
-    x = net.node("Gemm", "fc1", x, net.weight("w1", [8, 7]), net.weight("b1", [7]), beta=0.5)
+    x = net.node("Gemm", "fc1", x, net.weight("w1", [8, 7]), net.weight("b1", [7]))
     x = net.node("LeakyRelu", "leaky", x, alpha=0.2)
     x = net.node("Gemm", "fc2", x, net.weight("w2", [7, 5]), alpha=2.0)
     x = net.node("Sigmoid", "gate", x)
     x = net.node("Gemm", "fc3", x, net.weight("w3", [5, 4]), net.weight("b3", [4]))
     return net.model(net.node("Softmax", "out", x, axis=-1))
+
+
+@_model
+def gemm_beta() -> onnx.ModelProto:
+    """A Gemm that adds half of its bias."""
+    net = Net("gemm_beta")
+    x = net.input("x", ["n", 6])
+    x = net.node("Gemm", "fc", x, net.weight("w", [6, 4]), net.weight("b", [4], 3.0), beta=0.5)
+    return net.model(net.node("Sigmoid", "out", x))
 
 
 @_model

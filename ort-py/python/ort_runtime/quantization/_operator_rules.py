@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .quant_utils import QuantizedValue, ms_domain, quantize_nparray, codes_to_tensor
+from .quant_utils import FLOAT8_TYPES, QuantizedValue, QuantizedValueType, ms_domain
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,10 @@ def _codes(quantizer: Any, names: Sequence[str]) -> list[QuantizedValue] | None:
 
 def _right(quantizer: Any, name: str, axis: int | None) -> QuantizedValue | None:
     """Returns the codes of a second factor, which is a weight or not."""
-    if quantizer.weight(name) is not None:
-        return quantizer.weight_codes_of(name, axis=axis)
+    weight = quantizer.weight(name)
+    if weight is not None:
+        # The only axis of a vector is summed over.
+        return quantizer.weight_codes_of(name, axis=axis if len(weight.dims) > 1 else None)
     found = _codes(quantizer, [name])
     return found[0] if found else None
 
@@ -137,7 +139,13 @@ def _where(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
 
 
 def _conv(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
-    """Input, weight, output, and a bias of 32 bits."""
+    """Input, weight, output, and a bias of 32 bits.
+
+    Raises:
+        RuntimeError: codes are float8.
+    """
+    if quantizer.weight_qType in FLOAT8_TYPES:
+        raise RuntimeError("Quantization to FLOAT8E4M3FN for operator Conv is not supported.")
     params = quantizer.output_params(node.output[0])
     if not params or not _layer_fits(quantizer, node):
         return False
@@ -202,15 +210,21 @@ def _shares(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     value, ranges = quantizer.find_quantized_value(source), quantizer.tensors_range
     if value is None or source not in ranges or ranges[source] is not ranges.get(result):
         return False
+    if value.scale_name != source + "_scale":
+        # Codes that were only moved have the range of what they were moved from.
+        return False
     quantizer.set_codes(result, value.q_name, value.scale_name, value.zp_name)
     return True
 
 
 def _moves(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
-    """The same node on codes, if the input has some."""
+    """The same node on codes, if the input has some and no node is to be quantized regardless."""
     value = quantizer.find_quantized_value(node.input[0])
     if value is None or quantizer.opset_version < rule.opset or value.axis is not None:
         return False
+    if quantizer.force_quantize_no_input_check and node.op_type != "Pad":
+        if value.value_type != QuantizedValueType.Initializer:
+            return False
     _move(quantizer, node, value, [node.output[0] + "_quantized"])
     return True
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import helper, numpy_helper
+from onnx import helper
+
+from .quant_utils import FLOAT8_TYPES
 
 Apply = Callable[[Any, Any, "QDQRule"], None]
 
@@ -70,6 +72,11 @@ def _each(quantizer: Any, node: Any, rule: QDQRule) -> None:
 
 def _weight(quantizer: Any, node: Any, name: str, axis: int) -> None:
     """A weight, or what stands in its place."""
+    weight = quantizer.initializers.get(name)
+    if node.op_type == "MatMul" and weight is not None and len(weight.dims) < 2:
+        # The only axis of a vector is summed over.
+        quantizer.quantize_weight_tensor(name)
+        return
     per_channel, place = quantizer.is_tensor_per_channel(name, axis, node.op_type)
     if per_channel:
         quantizer.quantize_weight_tensor_per_channel(name, place)
@@ -94,8 +101,6 @@ def _layer(quantizer: Any, node: Any, rule: QDQRule) -> None:
 
 def _product(quantizer: Any, node: Any, rule: QDQRule) -> None:
     """Two inputs, each a weight or not, and the output."""
-    if quantizer.option("MatMulConstBOnly") and node.input[1] not in quantizer.initializers:
-        return
     for name in node.input:
         if name in quantizer.initializers:
             _weight(quantizer, node, name, rule.axis)
@@ -108,7 +113,10 @@ def _product(quantizer: Any, node: Any, rule: QDQRule) -> None:
 def _moves(quantizer: Any, node: Any, rule: QDQRule) -> None:
     """The output with the input's parameters, if something else quantizes the input."""
     source = node.input[0]
-    if quantizer.opset_version < rule.opset:
+    if quantizer.opset_version < rule.opset or (
+        node.op_type == "MaxPool" and quantizer.activation_qType in FLOAT8_TYPES
+    ):
+        _each(quantizer, node, rule)
         return
     if not quantizer.force_quantize_no_input_check and not quantizer.is_tensor_quantized(source):
         return
@@ -128,14 +136,12 @@ def _split(quantizer: Any, node: Any, rule: QDQRule) -> None:
 def _pad(quantizer: Any, node: Any, rule: QDQRule) -> None:
     """As the movers if what is filled in has a code, else with a range of its own."""
     source = node.input[0]
-    if not quantizer.force_quantize_no_input_check and not quantizer.is_tensor_quantized(source):
-        return
     constant = _attribute(node, "mode", b"constant") == b"constant"
     fill = node.input[2] if constant and len(node.input) > 2 else ""
     value = _attribute(node, "value", 0.0)
     if fill:
-        weight = quantizer.initializers.get(fill)
-        value = None if weight is None else numpy_helper.to_array(weight).ravel()[0]
+        known = quantizer.model.get_constant_value(fill)
+        value = None if known is None else known.reshape(())
     quantizer.quantize_activation_tensor(source)
     if fill:
         quantizer.quantize_activation_tensor(fill)
@@ -163,6 +169,8 @@ def _removable(quantizer: Any, node: Any, rule: QDQRule) -> None:
     if implied and not quantizer.keep_removable:
         if quantizer.try_replacing_upstream_output(source, result):
             quantizer.remove_node(node)
+            if _quantizes_output(quantizer, node):
+                quantizer.quantize_activation_tensor(result)
             return
     quantizer.quantize_activation_tensor(source)
     if _quantizes_output(quantizer, node):

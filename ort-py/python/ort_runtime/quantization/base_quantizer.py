@@ -163,14 +163,16 @@ class BaseQuantizer:
         Codes below those of ReLU's output would never occur, so the producer gets its range.
         """
         for node in self.model.nodes():
-            if not self.is_activation_symmetric and self.is_implied(node):
+            if self.is_implied(node):
                 source, result = node.input[0], node.output[0]
                 ranges = self.tensors_range
                 if self.reader_counts[source] == 1 and source in ranges and result in ranges:
                     if self.should_quantize_node(node):
                         ranges[source] = ranges[result]
             elif node.op_type == "Softmax" and node.output[0] in self.tensors_range:
-                if self.should_quantize_node(node):
+                # Scales of float8 are deviations, which the range does not say.
+                fixed = self.activation_qType != TensorProto.FLOAT8E4M3FN
+                if fixed and self.should_quantize_node(node):
                     zero_one = (np.array(v, np.float32) for v in (0.0, 1.0))
                     low, high = zero_one
                     self.tensors_range[node.output[0]] = TensorData(lowest=low, highest=high)
@@ -232,7 +234,7 @@ class BaseQuantizer:
         kind: int,
         axis: int | None,
         reduce_range: bool,
-        as_activation: bool = False,
+        symmetric: bool | None = None,
     ) -> QuantizationParams:
         """Returns the parameters of a weight: one scale, or one for each channel of an axis.
 
@@ -241,7 +243,7 @@ class BaseQuantizer:
             kind: the type of its codes.
             axis: the axis of channels, None for one scale.
             reduce_range: uses codes of one bit less.
-            as_activation: the zero point is in the middle if those of activations are.
+            symmetric: whether the zero point is in the middle, as the options say if None.
         """
         overrides = self.tensor_quant_overrides
         if axis is None:
@@ -259,8 +261,8 @@ class BaseQuantizer:
             return QuantizationParams(zero_point=zero, scale=scale, quant_type=kind, axis=axis)
         low, high = _extremes(data, axis)
         default = axis is not None or self.is_weight_symmetric(kind)
-        if as_activation:
-            default = self.is_activation_symmetric
+        if symmetric is not None:
+            default = symmetric
         if len(given) == 1:
             zero, scale = self._weight_scale(low, high, given[0], kind, default, reduce_range)
         else:
@@ -268,7 +270,7 @@ class BaseQuantizer:
                 _scalars(entry)
                 if "scale" in entry
                 else self._weight_scale(low[i], high[i], entry, kind, default, reduce_range)
-                for i, entry in enumerate(given)
+                for i, entry in enumerate(_inherited(given))
             ]
             zero = np.array([part[0] for part in parts], ONNX_TYPE_TO_NP_TYPE[kind])
             scale = np.array([part[1] for part in parts], data.dtype)
@@ -333,6 +335,9 @@ def widened_for_bias(
     largest = np.abs(bias.astype(np.float64))
     if not weight_scale.ndim:
         largest = largest.max(initial=0.0)
+    elif largest.size != weight_scale.size:
+        # The groups of a transposed convolution share the scales of their channels.
+        largest = largest.reshape(-1, weight_scale.size).max(0)
     smallest = 1.0001 * (2 * largest) / (2.0**32 - 2)
     current = input_scale.astype(np.float64) * weight_scale.astype(np.float64)
     ratio = np.where(current < smallest, smallest / current, 1.0)
@@ -344,6 +349,12 @@ def widened_for_bias(
 def _code(kind: Any) -> int:
     """Returns the number of a type in ONNX."""
     return kind.tensor_type if isinstance(kind, QuantType) else kind
+
+
+def _inherited(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the overrides of channels, which have what the first says about all of them."""
+    common = {k: v for k, v in entries[0].items() if k in ("symmetric", "reduce_range")}
+    return [common | entry for entry in entries]
 
 
 def _scalars(override: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -193,12 +193,15 @@ class ONNXQuantizer(BaseQuantizer):
     def type_of(self, name: str) -> int:
         """Returns the element type of a value of this graph or one around it.
 
-        Outputs of operators that shape inference does not know are taken for floats.
+        Outputs of operators that shape inference does not know are taken for floats, if no range is
+        needed.
         """
         kind = self.element_type(name)
         if kind is None and self.parent is not None:
             return self.parent.type_of(name)
-        default = self.option("DefaultTensorType") or TensorProto.FLOAT
+        default = self.option("DefaultTensorType")
+        if default is None:
+            default = TensorProto.UNDEFINED if self.static else TensorProto.FLOAT
         return default if kind is None else kind
 
     def is_float_tensor(self, tensor_name: str) -> bool:
@@ -348,7 +351,7 @@ class ONNXQuantizer(BaseQuantizer):
         if known is not None:
             return known if known.axis in (None, axis) else None
         kind = self.activation_qType if as_activation else self.weight_qType
-        params = self.weight_params(weight, kind, axis, self.reduce_range, as_activation)
+        params = self.weight_params(weight, kind, axis, self.reduce_range and not as_activation)
         return holder._add_codes(name, weight, params)
 
     def turned_codes_of(self, name: str) -> QuantizedValue:
@@ -363,7 +366,7 @@ class ONNXQuantizer(BaseQuantizer):
         )
         # A scale for each direction, or for each of its rows.
         axes = (1,) if self.per_channel else (1, 2)
-        params = self.params_over(data, self.weight_qType, axes)
+        params = self.params_over(data, TensorProto.INT8, axes)
         value = holder._value_of_weight(name, None)
         scale = np.expand_dims(params["scale"], axes)
         zero = np.expand_dims(params["zero_point"], axes)

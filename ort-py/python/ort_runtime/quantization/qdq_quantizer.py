@@ -131,8 +131,13 @@ class QDQQuantizer(BaseQuantizer):
         self.op_types_to_exclude_output_quantization = frozenset(excluded or ())
         self.keep_removable = bool(self.option("QDQKeepRemovableActivations"))
         self.block_size = int(self.option("BlockSize") or 0)
+        overrides = (e for entries in self.tensor_quant_overrides.values() for e in entries)
+        if self.option("DedicatedQDQPair") and any("convert" in entry for entry in overrides):
+            raise ValueError("'convert' in TensorQuantOverrides does not go with DedicatedQDQPair")
         self.axis_by_operator = dict(self.option("QDQOpTypePerChannelSupportToAxis") or {})
         self.qdq_op_domain = self._domain()
+        if self.option("MatMulConstBOnly"):
+            logger.warning("MatMulConstBOnly has no effect on QDQ models")
         self._tensors: dict[str, _Tensor] = {}
         self._biases: dict[str, _Bias] = {}
         self._written: dict[str, _Written] = {}
@@ -207,6 +212,7 @@ class QDQQuantizer(BaseQuantizer):
             logger.warning("%s is no weight: one scale for all of it", tensor_name)
             self.quantize_activation_tensor(tensor_name)
             return
+        self._tensors.pop(tensor_name, None)
         self._ask(tensor_name, _Tensor(is_weight=True, axis=axis))
 
     def quantize_bias_tensor(
@@ -233,19 +239,16 @@ class QDQQuantizer(BaseQuantizer):
 
     def try_replacing_upstream_output(self, upstream_output_name: str, output_name: str) -> bool:
         """Lets the producer of a value write another one, so that the node between is not needed."""
-        source = self._tensors.get(upstream_output_name)
         producer = self._producers.get(upstream_output_name)
         if (
-            source is None
-            or producer is None
+            producer is None
+            or upstream_output_name not in self._tensors
             or self.reader_counts[upstream_output_name] != 1
             or upstream_output_name in self.graph_outputs
         ):
             return False
         self.model.replace_node_output(producer, upstream_output_name, output_name)
         self._producers[output_name] = producer
-        if output_name not in self._tensors:
-            self._tensors[output_name] = source
         del self._tensors[upstream_output_name]
         return True
 
@@ -263,9 +266,9 @@ class QDQQuantizer(BaseQuantizer):
             if self.should_quantize_node(node):
                 CreateQDQQuantizer(self, node).quantize()
         self._adjust_weight_scales()
-        removed = {node.output[0]: None for node in self._removed}
-        kept = [n for n in self.model.nodes() if not any(n is r for r in self._removed)]
-        if removed:
+        if self._removed:
+            removed = {node.output[0] for node in self._removed}
+            kept = [n for n in self.model.nodes() if not self._is_removed(n, removed)]
             _keep(self.model.nodes(), kept)
         self._readers = self.model.input_name_to_nodes()
         self._producers = self.model.output_name_to_node()
@@ -283,10 +286,15 @@ class QDQQuantizer(BaseQuantizer):
         self._finish()
         return self.model.model
 
+    def _is_removed(self, node: Any, results: set[str]) -> bool:
+        """Returns whether a node is one whose output its source's producer writes now."""
+        return node.op_type in ("Clip", "Relu") and node.output[0] in results
+
     def _finish(self) -> None:
         """Adds the new nodes, takes out what no one reads, signs the model."""
         self.model.add_nodes(self._new_nodes)
-        self.model.clean_initializers()
+        if not self.option("AddQDQPairToWeight"):
+            self.model.clean_initializers()
         self.model.topological_sort()
         self.model.model.producer_name = "onnx.quantize"
         self.model.model.producer_version = "0.1.0"
@@ -340,10 +348,8 @@ class QDQQuantizer(BaseQuantizer):
         kind = self.weight_qType if tensor.is_weight else self.activation_qType
         if self.block_size and tensor.is_weight:
             return self._block_parameters(weight, kind, tensor.axis)
-        reduce_range = self.reduce_range and tensor.is_weight
-        params = self.weight_params(
-            weight, kind, tensor.axis, reduce_range, not tensor.is_weight
-        )
+        symmetric = None if tensor.is_weight else self.is_activation_symmetric
+        params = self.weight_params(weight, kind, tensor.axis, self.reduce_range, symmetric)
         if name in self._weight_scales:
             params["scale"] = self._weight_scales[name]
         return params
@@ -403,6 +409,8 @@ class QDQQuantizer(BaseQuantizer):
             if np.any(params["zero_point"]):
                 continue
             values = numpy_helper.to_array(self.initializers[name]).ravel()
+            if values.size % params["scale"].size:
+                continue
             wider = widened_for_bias(values, source, params["scale"], params["quant_type"])
             if wider is not None:
                 logger.info("scale of %s widened for the bias %s", bias.weight_name, name)
@@ -436,17 +444,43 @@ class QDQQuantizer(BaseQuantizer):
         if source is None or weight is None:
             logger.warning("the bias %s stays float, as its node's inputs do", name)
             return
-        values = numpy_helper.to_array(self.initializers[name]) * np.float32(bias.beta)
-        scale = np.atleast_1d(np.asarray(source * weight.params["scale"], values.dtype))
-        codes = bias_codes(values, scale)
-        axis = 0 if scale.size > 1 else None
-        zero = np.zeros(scale.shape if axis == 0 else (), np.int32)
+        values = numpy_helper.to_array(self.initializers[name])
+        if weight.params["quant_type"] == TensorProto.FLOAT8E4M3FN:
+            self._write_wide_bias(name)
+            return
+        steps = weight.params["scale"]
+        if self.block_size and steps.ndim > 1:
+            if steps.shape[weight.params["axis"]] > 1:
+                logger.warning("the bias %s stays float: its weight has a scale for each block", name)
+                return
+            steps = steps.ravel()
+        scale = np.atleast_1d(np.asarray(source * steps, values.dtype))
+        if values.size % scale.size:
+            logger.warning("the bias %s stays float: its weight has other channels", name)
+            return
+        if 1 < scale.size < values.size:
+            # The groups of a transposed convolution share the scales of their channels.
+            scale = np.tile(scale, values.size // scale.size)
+        codes = bias_codes(values.astype(np.float64) * bias.beta, scale)
+        # A Gemm may have a bias of one row.
+        axis = values.ndim - 1 if scale.size > 1 else None
+        zero = np.zeros(() if axis is None else scale.shape, np.int32)
         _remove(self.model.initializer(), {name})
         base = f"{name}_quantized"
         for suffix, array in (("", codes), ("_scale", scale), ("_zero_point", zero)):
             self._add_weight(numpy_helper.from_array(array, base + suffix))
         names = _Written(base + "_scale", base + "_zero_point", QuantizationParams())
         self._add_dq(base, name, add_dequant_suffix(name), names, axis)
+
+    def _write_wide_bias(self, name: str) -> None:
+        """Keeps the floats of a bias of a layer in float8, behind a Cast."""
+        weight = self.initializers[name]
+        kind, codes = weight.data_type, f"{name}_quantized"
+        copy = numpy_helper.from_array(numpy_helper.to_array(weight), codes)
+        _remove(self.model.initializer(), {name})
+        self._add_weight(copy)
+        node = helper.make_node("Cast", [codes], [name], add_dequant_suffix(name), to=kind)
+        self._new_nodes.append(node)
 
     # Nodes.
 
@@ -457,12 +491,13 @@ class QDQQuantizer(BaseQuantizer):
         if written.converted is not None and self._tensors[name].provider is None:
             self._write_converted(name, written, readers)
             return
-        if name in self.graph_outputs and name in self._producers:
+        dedicated = self.option("DedicatedQDQPair") and len(readers) > 1
+        if name in self.graph_outputs and name in self._producers and not dedicated:
             source = add_quant_input_suffix(name)
             self.model.replace_node_output(self._producers[name], name, source)
             self._add_pair(source, name, name, written)
             return
-        if not self.option("DedicatedQDQPair") or len(readers) < 2:
+        if not dedicated:
             result = add_dequant_output_suffix(name)
             self._replace_readers(name, result)
             self._add_pair(name, result, name, written)
@@ -471,6 +506,30 @@ class QDQQuantizer(BaseQuantizer):
             result = f"{add_dequant_output_suffix(name)}_{number}"
             self.model.replace_node_input(reader, name, result)
             self._add_pair(name, result, name, written, f"_{number}")
+
+    def _write_converted(self, name: str, written: _Written, readers: list[Any]) -> None:
+        """Writes the pair of an activation, and a second pair that converts it for some readers."""
+        convert = written.converted
+        assert convert is not None
+        source, first = name, add_dequant_output_suffix(name)
+        last = add_dequant_output_suffix(name + "_convert")
+        others = [reader for reader in readers if reader.name not in written.receivers]
+        if name in self.graph_outputs and name in self._producers:
+            source = add_quant_input_suffix(name)
+            self.model.replace_node_output(self._producers[name], name, source)
+            # The output has the last type that all of its readers have.
+            first, last = (name, last) if others else (first, name)
+        for reader in readers:
+            result = first if reader in others else last
+            self.model.replace_node_input(reader, name, result)
+        self._add_pair(source, first, name, written)
+        middle = first
+        if others:
+            # Two nodes of its own keep the pattern Q, DQ, Q that conversions are known by.
+            middle = add_quant_input_suffix(name + "_convert")
+            codes, clone = add_quant_output_suffix(name), add_dequant_suffix(name + "_convert_clone")
+            self._add_dq(codes, middle, clone, written)
+        self._add_pair(middle, last, name + "_convert", convert)
 
     def _replace_readers(self, name: str, new: str) -> None:
         for reader in self._readers.get(name, ()):

@@ -328,7 +328,9 @@ def compute_scale_zp_float8(element_type: int, std: np.ndarray) -> list[np.ndarr
         ValueError: the type is not float8 E4M3.
     """
     deviation = np.asarray(std)
-    scale = np.array(deviation / _float8_deviation(element_type), deviation.dtype)
+    # A constant has no deviation, and 0 is no scale.
+    spread = np.where(deviation == 0, _float8_deviation(element_type), deviation)
+    scale = np.array(spread / _float8_deviation(element_type), deviation.dtype)
     return [np.array(0, ONNX_TYPE_TO_NP_TYPE[element_type]), scale]
 
 
@@ -374,7 +376,7 @@ def snap_zero_point_to_uint8(
     Neither end of the range is clipped. The scale is float32 unless `rmax` is an array.
     """
     real = getattr(rmax, "dtype", np.dtype("float32"))
-    low, high = min(float(rmin), 0.0), max(float(rmax), 0.0)
+    low, high = min(np.asarray(rmin).item(), 0.0), max(np.asarray(rmax).item(), 0.0)
     if min_real_range is not None:
         high = max(high, low + min_real_range)
     if low == high:
@@ -588,6 +590,7 @@ def update_opset_version(
     tensor_quant_overrides: dict[str, Any] | None = None,
     block_size: int = 0,
     per_channel: bool = False,
+    least: int = 10,
 ) -> ModelProto:
     """Returns the model in an opset that has what its quantized form needs.
 
@@ -598,13 +601,14 @@ def update_opset_version(
         tensor_quant_overrides: overrides, which may have further types.
         block_size: whether weights have blocks.
         per_channel: whether DequantizeLinear needs an axis, which it has from opset 13 on.
+        least: the least opset.
     """
     given = [entry for entries in (tensor_quant_overrides or {}).values() for entry in entries]
     given += [entry["convert"] for entry in given if "convert" in entry]
     kinds = {entry.get("quant_type") for entry in given} | {weight_type, activation_type}
-    opset, least = get_opset_version(model), 10
+    opset = get_opset_version(model)
     if opset < 10:
-        least = 11
+        least = max(least, 11)
     if per_channel or any("axis" in entry for entry in given):
         least = max(least, 13)
     if QuantType.QFLOAT8E4M3FN in kinds:

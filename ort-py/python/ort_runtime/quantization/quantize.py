@@ -42,6 +42,7 @@ Model = str | os.PathLike[str] | onnx.ModelProto
 Names = Collection[str] | None
 
 _SIXTEEN_BITS = (QuantType.QInt16, QuantType.QUInt16)
+_FOUR_BITS = (QuantType.QInt4, QuantType.QUInt4)
 _FLOAT8 = QuantType.QFLOAT8E4M3FN
 
 
@@ -248,6 +249,8 @@ def check_static_quant_arguments(
         return
     if activation_type in _SIXTEEN_BITS or weight_type in _SIXTEEN_BITS:
         raise ValueError("Only QuantFormat.QDQ supports 16-bit quantization types.")
+    if activation_type in _FOUR_BITS or weight_type in _FOUR_BITS:
+        raise ValueError("Only QuantFormat.QDQ supports 4-bit quantization types.")
     if (activation_type, weight_type) == (QuantType.QInt8, QuantType.QInt8):
         logging.warning("int8 activations with QuantFormat.QOperator are slow: uint8 is faster")
 
@@ -443,17 +446,20 @@ def quantize_dynamic(
         extra_options: further options by name.
 
     Raises:
-        ValueError: an option is unknown.
+        ValueError: an option is unknown, or weights are not of 8 bits.
 
     Example::
 
         quantize_dynamic("model.onnx", "quantized.onnx", per_channel=True)
     """
     options = {"MatMulConstBOnly": True} | check_options(extra_options)
+    if weight_type not in (QuantType.QInt8, QuantType.QUInt8):
+        raise ValueError(f"operators on integers take 8-bit weights, not {weight_type!s}")
     operators = op_types_to_quantize or list(IntegerOpsRegistry)
     model = _load(model_input)
     included, excluded = _named_nodes(model, nodes_to_quantize, nodes_to_exclude)
-    model = update_opset_version(model, weight_type)
+    # DynamicQuantizeLinear is of opset 11.
+    model = update_opset_version(model, weight_type, least=11)
     products = ONNXModel(model)
     products.replace_gemm_with_matmul()
     quantizer = ONNXQuantizer(

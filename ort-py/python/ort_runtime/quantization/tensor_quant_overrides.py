@@ -290,9 +290,10 @@ def _channel_fault(name: str, entries: list[Override], weight: Any) -> str | Non
             f"Incorrect number of channel overrides for tensor {name} (axis {axis}), expected "
             f"{weight.dims[axis]}, but found {len(entries)}."
         )
-    kind = entries[0].get("quant_type")
-    if any(entry.get("quant_type", kind) != kind for entry in entries):
-        return f"Channel quantization types for tensor '{name}' do not match."
+    for key in ("quant_type", "symmetric", "reduce_range"):
+        common = entries[0].get(key)
+        if any(entry.get(key, common) != common for entry in entries):
+            return f"Channel {key} values for tensor '{name}' do not match."
     if any("convert" in entry for entry in entries):
         return "Cannot use 'convert' override for initializers"
     return None
