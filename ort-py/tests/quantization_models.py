@@ -135,7 +135,7 @@ def conv_10() -> onnx.ModelProto:
 
 @_model
 def conv_float16() -> onnx.ModelProto:
-    return _conv_net(17, np.float16, "conv_float16")
+    return _conv_net(19, np.float16, "conv_float16")
 
 
 @_model

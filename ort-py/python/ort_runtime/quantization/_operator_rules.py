@@ -69,8 +69,9 @@ def _right(quantizer: Any, name: str, axis: int | None) -> QuantizedValue | None
     """Returns the codes of a second factor, which is a weight or not."""
     weight = quantizer.weight(name)
     if weight is not None:
-        # The only axis of a vector is summed over.
-        return quantizer.weight_codes_of(name, axis=axis if len(weight.dims) > 1 else None)
+        # The only axis of a vector is summed over, and batches of matrices have one scale.
+        batched = axis == -1 and len(weight.dims) != 2
+        return quantizer.weight_codes_of(name, axis=None if batched else axis)
     found = _codes(quantizer, [name])
     return found[0] if found else None
 
@@ -276,6 +277,8 @@ def _pad(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     if len(node.input) < 2 or (fill and fill not in quantizer.initializers):
         return False
     codes = quantizer.code_of_fill(fill, value)
+    if codes is None:
+        return False
     moved = onnx.NodeProto()
     moved.CopyFrom(node)
     moved.input.extend([""] * (3 - len(moved.input)))
@@ -295,27 +298,9 @@ def _gather(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     return True
 
 
-def _embed(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
-    """Tables and the weights of the normalization."""
-    tables = node.input[2:7]
-    if len(tables) < 5 or any(quantizer.weight(name) is None for name in tables if name):
-        return False
-    values = [
-        quantizer.weight_codes_of(name, as_activation=True) if name else None
-        for name in tables
-    ]
-    inputs = [*node.input[:2]]
-    inputs += [value.q_name if value else "" for value in values]
-    inputs.append(node.input[7] if len(node.input) > 7 else "")
-    inputs += [value.scale_name if value else "" for value in values]
-    inputs += [value.zp_name if value else "" for value in values]
-    name = node.name + "_quant" if node.name else ""
-    quantizer.add_float(
-        helper.make_node(
-            rule.op_type, inputs, node.output, name, domain=rule.domain, **attributes(node)
-        )
-    )
-    return True
+def _kept(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
+    """The node computes in floats."""
+    return False
 
 
 def _attention(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
@@ -348,7 +333,7 @@ def _scaled(
     """Writes the product of 32-bit codes with both scales, as floats."""
     cast = codes + "_cast_output"
     factor = f"{node.name}_quant_scales_mul:0"
-    half = quantizer.type_of(node.output[0]) == TensorProto.FLOAT16
+    half = quantizer.type_of(node.input[0]) == TensorProto.FLOAT16
     wide = result + "_float32" if half else result
     quantizer.add(
         helper.make_node("Cast", [codes], [cast], codes + "_cast", to=TensorProto.FLOAT)
@@ -450,7 +435,8 @@ _MOVES, _SHARES = OperatorRule(_moves), OperatorRule(_shares)
 COMMON: dict[str, OperatorRule] = {
     "Gather": OperatorRule(_gather),
     "Transpose": _MOVES,
-    "EmbedLayerNormalization": OperatorRule(_embed, "QEmbedLayerNormalization"),
+    # The engine has no such operator on codes.
+    "EmbedLayerNormalization": OperatorRule(_kept),
 }
 #: Ranges are known at run time only.
 INTEGER: dict[str, OperatorRule] = {

@@ -116,7 +116,6 @@ def _moves(quantizer: Any, node: Any, rule: QDQRule) -> None:
     if quantizer.opset_version < rule.opset or (
         node.op_type == "MaxPool" and quantizer.activation_qType in FLOAT8_TYPES
     ):
-        _each(quantizer, node, rule)
         return
     if not quantizer.force_quantize_no_input_check and not quantizer.is_tensor_quantized(source):
         return

@@ -206,6 +206,8 @@ class BaseQuantizer:
             return _given_params(override, kind)
         ranges = self.tensors_range.get(name)
         if ranges is None:
+            ranges = self._constant_range(name)
+        if ranges is None:
             raise ValueError(
                 f"Quantization parameters are not specified for param {name}. In static mode "
                 "quantization params for inputs and outputs of nodes to be quantized are required."
@@ -221,10 +223,23 @@ class BaseQuantizer:
         if self.is_activation_restricted and kind == TensorProto.UINT8 and not symmetric:
             zero, scale = snap_zero_point_to_uint8(low, high, min_real_range=self.min_real_range)
         else:
-            zero, scale = compute_scale_zp(low, high, *limits, symmetric, self.min_real_range)
+            extent = self.min_real_range
+            if high.dtype == np.float16 and (high != low).any():
+                # 16-bit codes of a short range have no scale in float16: fewer of them will do.
+                steps = float(limits[1]) - float(limits[0])
+                extent = max(extent or 0.0, float(np.finfo(np.float16).tiny) * (steps + 1))
+            zero, scale = compute_scale_zp(low, high, *limits, symmetric, extent)
         return QuantizationParams(
             zero_point=zero.reshape(()), scale=scale.reshape(()), quant_type=kind
         )
+
+    def _constant_range(self, name: str) -> TensorData | None:
+        """Returns the range of what a Constant node makes, None for other values."""
+        value = self.model.get_constant_value(name)
+        if value is None or name in self.initializers:
+            return None
+        low, high = _extremes(value, None)
+        return TensorData(lowest=low, highest=high)
 
     # Weights.
 

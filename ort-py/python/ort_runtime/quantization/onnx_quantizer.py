@@ -308,14 +308,20 @@ class ONNXQuantizer(BaseQuantizer):
         for name, key in zip(names, ("scale", "zero_point")):
             self._graph.initializer.append(scalar_tensor(params[key], name))
 
-    def code_of_fill(self, fill: str, value: QuantizedValue) -> str:
-        """Returns the name of the code of what Pad fills in, with the parameters of its input."""
+    def code_of_fill(self, fill: str, value: QuantizedValue) -> str | None:
+        """Returns the name of the code of what Pad fills in, with the parameters of its input.
+
+        None if it is out of the range of the codes.
+        """
         if not fill:
             return value.zp_name
         scale, zero = (self._initializer(n) for n in (value.scale_name, value.zp_name))
         data = numpy_helper.to_array(self.initializers[fill]).reshape(())
         step, middle = (numpy_helper.to_array(tensor) for tensor in (scale, zero))
         codes = quantize_nparray(zero.data_type, data, step, middle)
+        back = (float(codes) - float(middle)) * float(step)
+        if abs(back - float(data)) > 0.51 * float(step):
+            return None
         tensor = codes_to_tensor(codes, zero.data_type, fill + "_quantized")
         known = self.model.get_initializer(tensor.name)
         if known is not None and known.raw_data != tensor.raw_data:

@@ -455,8 +455,10 @@ class QDQQuantizer(BaseQuantizer):
                 return
             steps = steps.ravel()
         scale = np.atleast_1d(np.asarray(source * steps, values.dtype))
-        if values.size % scale.size:
-            logger.warning("the bias %s stays float: its weight has other channels", name)
+        exact = np.atleast_1d(source.astype(np.float64) * steps.astype(np.float64))
+        if values.size % scale.size or (np.abs(scale - exact) > 0.01 * exact).any():
+            # Products of two scales in float16 may be less than it has digits for.
+            logger.warning("the bias %s stays float: no scale fits its layer", name)
             return
         if 1 < scale.size < values.size:
             # The groups of a transposed convolution share the scales of their channels.

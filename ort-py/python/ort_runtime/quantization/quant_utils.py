@@ -22,6 +22,8 @@ from ml_dtypes import float8_e4m3fn, int4, uint4
 import onnx.version_converter
 from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_helper
 
+from ._calibration_table import write_calibration_table as write_calibration_table
+
 onnx_domain = "ai.onnx"
 ms_domain = "com.microsoft"
 QUANT_OP_NAME = "QuantizeLinear"
@@ -611,7 +613,9 @@ def update_opset_version(
         least = max(least, 11)
     if per_channel or any("axis" in entry for entry in given):
         least = max(least, 13)
-    if QuantType.QFLOAT8E4M3FN in kinds:
+    halves = any(weight.data_type == TensorProto.FLOAT16 for weight in model.graph.initializer)
+    # QuantizeLinear takes float16 and gives float8 from opset 19 on.
+    if QuantType.QFLOAT8E4M3FN in kinds or (halves and activation_type is not None):
         least = max(least, 19)
     if block_size or kinds & {QuantType.QInt16, QuantType.QUInt16}:
         least = max(least, 21)

@@ -358,6 +358,7 @@ def quantize_static(
     shared = (ranges, included, excluded, operators, options)
     quantizer: Any
     if quant_format == QuantFormat.QOperator:
+        _require_float32(model)
         mode = QuantizationMode.QLinearOps
         kinds = weight_type, activation_type
         quantizer = ONNXQuantizer(model, per_channel, reduce_range, mode, True, *kinds, *shared)
@@ -366,6 +367,14 @@ def quantize_static(
         quantizer = QDQQuantizer(model, per_channel, reduce_range, *kinds, *shared)
     quantizer.quantize_model()
     quantizer.model.save_model_to_file(model_output, use_external_data_format)
+
+
+def _require_float32(model: onnx.ModelProto) -> None:
+    """Raises ValueError for a model in half precision: operators on codes have float32 scales."""
+    halves = (w.name for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT16)
+    name = next(halves, None)
+    if name is not None:
+        raise ValueError(f"{name} is float16, and QuantFormat.QOperator takes float32: use QDQ")
 
 
 def _calibrated(
