@@ -366,7 +366,8 @@ def norms() -> onnx.ModelProto:
     """Normalizations, each with weights of its own."""
     net = Net("norms")
     x = net.input("x", [2, 3, 4, 4])
-    x = net.node("InstanceNormalization", "instance", x, net.weight("i.w", [3]), net.weight("i.b", [3]))
+    weights = net.weight("i.w", [3]), net.weight("i.b", [3])
+    x = net.node("InstanceNormalization", "instance", x, *weights)
     x = net.node("Flatten", "flat", x)
     x = net.node("LayerNormalization", "layer", x, net.weight("l.w", [48]), net.weight("l.b", [48]))
     x = net.node("LayerNormalization", "bare", x, net.weight("m.w", [48]))
@@ -429,7 +430,8 @@ def where() -> onnx.ModelProto:
     x = net.node("Where", "chosen", choice, left, right)
     pads = net.constant("pads", [0, 1, 0, 1], np.int64)
     x = net.node("Pad", "padded", x, pads, mode="reflect")
-    return net.model(net.node("GatherElements", "out", x, net.constant("i", [[1, 0]] * 3, np.int64), axis=1))
+    places = net.constant("i", [[1, 0]] * 3, np.int64)
+    return net.model(net.node("GatherElements", "out", x, places, axis=1))
 
 
 @_model

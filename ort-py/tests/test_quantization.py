@@ -40,7 +40,7 @@ class Samples:
 
 
 def quantized(package: Any, name: str, options: str, cache: Path) -> Any:
-    """Returns a quantized model; static ranges are those of the cache, which is written if absent."""
+    """Returns a quantized model, with the ranges of the cache, which is written if absent."""
     keywords = dict(OPTIONS[options])
     for key in ("activation_type", "weight_type"):
         if key in keywords:

@@ -77,12 +77,18 @@ def _right(quantizer: Any, name: str, axis: int | None) -> QuantizedValue | None
 
 
 def _write(
-    quantizer: Any, node: Any, rule: OperatorRule, inputs: list[str], params: tuple[str, str], **given: Any
+    quantizer: Any,
+    node: Any,
+    rule: OperatorRule,
+    inputs: list[str],
+    params: tuple[str, str],
+    given: dict[str, Any] | None = None,
 ) -> bool:
     """Writes the operator on codes, whose output has codes."""
     result = node.output[0] + "_quantized"
     name = node.name + "_quant" if node.name else ""
-    given = attributes(node) | dict(rule.more) if not given else given["attributes"]
+    if given is None:
+        given = attributes(node) | dict(rule.more)
     quantizer.add(
         helper.make_node(rule.op_type, inputs, [result], name, domain=rule.domain, **given)
     )
@@ -115,7 +121,7 @@ def _softmax(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
         return False
     given = attributes(node) | {"opset": quantizer.opset_version}
     inputs = [*parameters(*values), *params]
-    return _write(quantizer, node, rule, inputs, params, attributes=given)
+    return _write(quantizer, node, rule, inputs, params, given)
 
 
 def _concat(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
@@ -190,7 +196,7 @@ def _gemm(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
         )
     given.pop("beta", None)
     inputs = [*parameters(left, right), bias, *params]
-    return _write(quantizer, node, rule, inputs, params, attributes=given)
+    return _write(quantizer, node, rule, inputs, params, given)
 
 
 def _matmul(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
@@ -388,7 +394,8 @@ def _integer_conv(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     inputs = [left.q_name, right.q_name, left.zp_name, right.zp_name]
     name = node.name + "_quant" if node.name else ""
     quantizer.add(helper.make_node(rule.op_type, inputs, [codes], name, **attributes(node)))
-    _scaled(quantizer, node, codes, left, right, output + "quant_scaled_output" if biased else output)
+    product = output + "quant_scaled_output" if biased else output
+    _scaled(quantizer, node, codes, left, right, product)
     if biased:
         shape = np.array([1, -1, *[1] * (rank - 2)], np.int64)
         quantizer.add_initializer(numpy_helper.from_array(shape, output + "_bias_reshape_shape"))
@@ -396,8 +403,9 @@ def _integer_conv(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
         quantizer.add(
             helper.make_node("Reshape", [node.input[2], output + "_bias_reshape_shape"], [reshaped])
         )
-        terms = [output + "quant_scaled_output", reshaped]
-        quantizer.add(helper.make_node("Add", terms, [output], output + "_bias_add"))
+        quantizer.add(
+            helper.make_node("Add", [product, reshaped], [output], output + "_bias_add")
+        )
     quantizer.note_float(output)
     return True
 

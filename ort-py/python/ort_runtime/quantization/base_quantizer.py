@@ -292,7 +292,7 @@ class BaseQuantizer:
         return QuantizationParams(zero_point=zero, scale=scale, quant_type=kind, axis=axis)
 
     def params_over(self, data: np.ndarray, kind: int, axes: tuple[int, ...]) -> QuantizationParams:
-        """Returns parameters with a zero point in the middle, one for all elements along the axes."""
+        """Returns parameters with a zero point in the middle, one for all along the axes."""
         low, high = data.min(axis=axes), data.max(axis=axes)
         limits = get_qmin_qmax_for_qType(kind, self.reduce_range, True)
         zero, scale = compute_scale_zp(low, high, *limits, True, self.min_real_range)

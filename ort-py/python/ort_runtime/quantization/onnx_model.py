@@ -381,7 +381,8 @@ def _clean_initializers_helper(graph: Any, model: Any) -> tuple[Any, set[str]]:
     defined |= {sparse.values.name for sparse in graph.sparse_initializer}
     holders = [graph, *subgraphs(graph)]
     defined |= {name for holder in holders for node in holder.node for name in node.output}
-    defined |= {item.name for holder in holders[1:] for item in (*holder.initializer, *holder.input)}
+    for holder in holders[1:]:
+        defined |= {item.name for item in (*holder.initializer, *holder.input)}
     missing = read - defined
     if missing and graph is model.graph:
         raise RuntimeError(f"Invalid model with unknown initializers/tensors.{missing}")

@@ -146,13 +146,13 @@ class QDQQuantizer(BaseQuantizer):
         self._weight_scales: dict[str, np.ndarray] = {}
 
     def _domain(self) -> str:
-        """Returns the domain of the nodes to write: the standard lacks some types below opset 21."""
+        """Returns the domain of the nodes: below opset 21 the standard lacks some types."""
         if self.option("UseQDQContribOps"):
             return ms_domain
         kinds = {self.weight_qType, self.activation_qType}
         kinds |= {t.tensor_type for t in self.tensor_quant_overrides.get_quant_types()}
         if self.opset_version < 21 and kinds & _FOUR_OR_SIXTEEN_BITS:
-            logger.warning("opset %d lacks 4 and 16-bit codes: com.microsoft has", self.opset_version)
+            logger.warning("codes of 4 and 16 bits: nodes of com.microsoft, as opset 21 has")
             return ms_domain
         return ""
 
@@ -238,7 +238,7 @@ class QDQQuantizer(BaseQuantizer):
         return name + str(self.model.get_largest_initializer_name_suffix(name) + 1)
 
     def try_replacing_upstream_output(self, upstream_output_name: str, output_name: str) -> bool:
-        """Lets the producer of a value write another one, so that the node between is not needed."""
+        """Lets the producer of a value write another one, without the node between."""
         producer = self._producers.get(upstream_output_name)
         if (
             producer is None
@@ -384,10 +384,9 @@ class QDQQuantizer(BaseQuantizer):
             self._replace_readers(name, result)
         else:
             codes = f"{name}_quantized"
+            kind, zero, scale = (params[key] for key in ("quant_type", "zero_point", "scale"))
             self._add_weight(
-                quantize_onnx_initializer(
-                    weight, params["quant_type"], params["zero_point"], params["scale"], axis, codes, block
-                )
+                quantize_onnx_initializer(weight, kind, zero, scale, axis, codes, block)
             )
             self._replace_readers(name, result)
         self._add_dq(codes, result, add_dequant_suffix(name), written, axis, block)
@@ -451,7 +450,7 @@ class QDQQuantizer(BaseQuantizer):
         steps = weight.params["scale"]
         if self.block_size and steps.ndim > 1:
             if steps.shape[weight.params["axis"]] > 1:
-                logger.warning("the bias %s stays float: its weight has a scale for each block", name)
+                logger.warning("the bias %s stays float, behind weights in blocks", name)
                 return
             steps = steps.ravel()
         scale = np.atleast_1d(np.asarray(source * steps, values.dtype))
@@ -529,8 +528,8 @@ class QDQQuantizer(BaseQuantizer):
         if others:
             # Two nodes of its own keep the pattern Q, DQ, Q that conversions are known by.
             middle = add_quant_input_suffix(name + "_convert")
-            codes, clone = add_quant_output_suffix(name), add_dequant_suffix(name + "_convert_clone")
-            self._add_dq(codes, middle, clone, written)
+            clone = add_dequant_suffix(name + "_convert_clone")
+            self._add_dq(add_quant_output_suffix(name), middle, clone, written)
         self._add_pair(middle, last, name + "_convert", convert)
 
     def _replace_readers(self, name: str, new: str) -> None:
@@ -577,7 +576,7 @@ class QDQQuantizer(BaseQuantizer):
         axis: int | None,
         block: int,
     ) -> None:
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         if block:
             attributes["block_size"] = block
         inputs = [source, written.scale, written.zero_point]

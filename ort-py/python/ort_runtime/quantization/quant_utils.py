@@ -9,20 +9,36 @@ Needs the package `onnx`.
 
 from __future__ import annotations
 
-import copy
 import functools
-import logging
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from ml_dtypes import float8_e4m3fn, int4, uint4
-import onnx.version_converter
-from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto
 
 from ._calibration_table import write_calibration_table as write_calibration_table
+from ._models import MODEL_SIZE_THRESHOLD as MODEL_SIZE_THRESHOLD
+from ._models import add_infer_metadata as add_infer_metadata
+from ._models import add_pre_process_metadata as add_pre_process_metadata
+from ._models import attribute_to_kwarg as attribute_to_kwarg
+from ._models import find_by_name as find_by_name
+from ._models import generate_identified_filename as generate_identified_filename
+from ._models import get_elem_index as get_elem_index
+from ._models import get_mul_node as get_mul_node
+from ._models import get_opset_version as get_opset_version
+from ._models import load_model_with_shape_infer as load_model_with_shape_infer
+from ._models import model_has_external_data as model_has_external_data
+from ._models import model_has_infer_metadata as model_has_infer_metadata
+from ._models import model_has_pre_process_metadata as model_has_pre_process_metadata
+from ._models import (
+    save_and_reload_model_with_shape_infer as save_and_reload_model_with_shape_infer,
+)
+from ._models import tensor_proto_to_array as tensor_proto_to_array
+from ._models import update_opset_version as update_opset_version
+from ._types import QuantFormat as QuantFormat
+from ._types import QuantizationMode as QuantizationMode
+from ._types import QuantizedValueType as QuantizedValueType
+from ._types import QuantType as QuantType
 
 onnx_domain = "ai.onnx"
 ms_domain = "com.microsoft"
@@ -31,8 +47,6 @@ DEQUANT_OP_NAME = "DequantizeLinear"
 QUANT_INPUT_SUFFIX = "_QuantizeLinear_Input"
 DEQUANT_OUTPUT_SUFFIX = "_DequantizeLinear_Output"
 TENSOR_NAME_QUANT_SUFFIX = "_quantized"
-#: Larger models keep their weights in a file of their own: a protobuf message ends at 2 GiB.
-MODEL_SIZE_THRESHOLD = 2147483648
 FLOAT8_TYPES = (
     TensorProto.FLOAT8E4M3FN,
     TensorProto.FLOAT8E4M3FNUZ,
@@ -83,95 +97,6 @@ ONNX_INT_TYPE_REDUCED_RANGE = _ranges(
         TensorProto.UINT4: (0, 7),
         TensorProto.INT4: (-4, 3),
     }
-)
-
-
-class _NamedEnum(Enum):
-    """Members print as their names, which `argparse` shows in its help."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def _find(cls, name: str) -> Any:
-        try:
-            return cls[name]
-        except KeyError:
-            known = ", ".join(member.name for member in cls)
-            raise ValueError(f"{name!r} is no {cls.__name__}: {known}") from None
-
-
-class QuantizationMode(_NamedEnum):
-    """Which operators compute on codes: with ranges known at run time only, or before."""
-
-    IntegerOps = 0
-    QLinearOps = 1
-
-    @staticmethod
-    def from_string(mode: str) -> QuantizationMode:
-        """Returns the member of that name, ValueError if there is no such."""
-        return QuantizationMode._find(mode)
-
-
-class QuantizedValueType(_NamedEnum):
-    """Whether a quantized value is a weight."""
-
-    Input = 0
-    Initializer = 1
-
-    @staticmethod
-    def from_string(v: str) -> QuantizedValueType:
-        """Returns the member of that name, ValueError if there is no such."""
-        return QuantizedValueType._find(v)
-
-
-class QuantFormat(_NamedEnum):
-    """The form of a quantized graph: operators on codes, or floats between Q and DQ nodes."""
-
-    QOperator = 0
-    QDQ = 1
-
-    @staticmethod
-    def from_string(format: str) -> QuantFormat:
-        """Returns the member of that name, ValueError if there is no such."""
-        return QuantFormat._find(format)
-
-
-class QuantType(_NamedEnum):
-    """The element type of codes.
-
-    Example:
-        >>> QuantType.QInt8.tensor_type == onnx.TensorProto.INT8
-        True
-    """
-
-    QInt8 = 0
-    QUInt8 = 1
-    QFLOAT8E4M3FN = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt4 = 5
-    QUInt4 = 6
-
-    @staticmethod
-    def from_string(t: str) -> QuantType:
-        """Returns the member of that name, ValueError if there is no such."""
-        return QuantType._find(t)
-
-    @property
-    def tensor_type(self) -> int:
-        """The element type's number in ONNX."""
-        return _TENSOR_TYPES[self.value]
-
-
-_TENSOR_TYPES = (
-    TensorProto.INT8,
-    TensorProto.UINT8,
-    TensorProto.FLOAT8E4M3FN,
-    TensorProto.INT16,
-    TensorProto.UINT16,
-    TensorProto.INT4,
-    TensorProto.UINT4,
 )
 
 
@@ -264,7 +189,7 @@ def compute_scale_zp(
         min_real_range: ranges become at least that wide, upwards.
 
     Returns:
-        A list of two arrays: zero point, scale. A range without extent has scale 1 and zero point 0.
+        Zero point and scale. A range without extent has scale 1 and zero point 0.
 
     Raises:
         AssertionError: a bound is NaN.
@@ -521,176 +446,6 @@ def quantize_onnx_initializer(
     codes = quantize_nparray(quant_type, data, scales, zeros)
     name = quant_weight_name or weight.name + TENSOR_NAME_QUANT_SUFFIX
     return codes_to_tensor(codes, quant_type, name)
-
-
-# Models.
-
-
-def tensor_proto_to_array(initializer: TensorProto) -> np.ndarray:
-    """Returns a float weight as an array.
-
-    Raises:
-        ValueError: it is neither float32 nor float16.
-    """
-    if initializer.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16):
-        return numpy_helper.to_array(initializer)
-    kind = TensorProto.DataType.Name(initializer.data_type)
-    raise ValueError(
-        f"only float type is supported. Weights {initializer.name} is {kind}, which is neither "
-        "FLOAT nor FLOAT16"
-    )
-
-
-def attribute_to_kwarg(attribute: onnx.AttributeProto) -> dict[str, Any]:
-    """Returns the attribute as a keyword argument of `onnx.helper.make_node`."""
-    return {attribute.name: helper.get_attribute_value(attribute)}
-
-
-def find_by_name(item_name: str, item_list: Any) -> Any:
-    """Returns the first item of that name, None if there is no such."""
-    return next((item for item in item_list if item.name == item_name), None)
-
-
-def get_elem_index(elem_name: str, elem_list: Any) -> int:
-    """Returns the place of the last equal element, -1 if there is no such."""
-    return max((place for place, elem in enumerate(elem_list) if elem == elem_name), default=-1)
-
-
-def get_mul_node(inputs: list[str], output: str, name: str) -> onnx.NodeProto:
-    """Returns a node `Mul`."""
-    return helper.make_node("Mul", inputs, [output], name)
-
-
-def generate_identified_filename(filename: Path, identifier: str) -> Path:
-    """Returns the path with the identifier before its extension."""
-    path = Path(filename)
-    return path.with_name(path.stem + identifier + path.suffix)
-
-
-def model_has_external_data(model_path: str | Path) -> bool:
-    """Returns whether weights of the model are in other files."""
-    model = onnx.load(Path(model_path).as_posix(), load_external_data=False)
-    return any(external_data_helper.uses_external_data(w) for w in model.graph.initializer)
-
-
-def get_opset_version(model: ModelProto) -> int:
-    """Returns the version of the standard operators.
-
-    Raises:
-        ValueError: the model imports it not once.
-    """
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", onnx_domain)]
-    if len(versions) != 1:
-        raise ValueError("Failed to find proper ai.onnx domain")
-    return versions[0]
-
-
-def update_opset_version(
-    model: ModelProto,
-    weight_type: QuantType,
-    activation_type: QuantType | None = None,
-    tensor_quant_overrides: dict[str, Any] | None = None,
-    block_size: int = 0,
-    per_channel: bool = False,
-    least: int = 10,
-) -> ModelProto:
-    """Returns the model in an opset that has what its quantized form needs.
-
-    Args:
-        model: the model, which is returned itself if its opset will do.
-        weight_type: the type of codes of weights.
-        activation_type: that of activations.
-        tensor_quant_overrides: overrides, which may have further types.
-        block_size: whether weights have blocks.
-        per_channel: whether DequantizeLinear needs an axis, which it has from opset 13 on.
-        least: the least opset.
-    """
-    given = [entry for entries in (tensor_quant_overrides or {}).values() for entry in entries]
-    given += [entry["convert"] for entry in given if "convert" in entry]
-    kinds = {entry.get("quant_type") for entry in given} | {weight_type, activation_type}
-    opset = get_opset_version(model)
-    if opset < 10:
-        least = max(least, 11)
-    if per_channel or any("axis" in entry for entry in given):
-        least = max(least, 13)
-    halves = any(weight.data_type == TensorProto.FLOAT16 for weight in model.graph.initializer)
-    # QuantizeLinear takes float16 and gives float8 from opset 19 on.
-    if QuantType.QFLOAT8E4M3FN in kinds or (halves and activation_type is not None):
-        least = max(least, 19)
-    if block_size or kinds & {QuantType.QInt16, QuantType.QUInt16}:
-        least = max(least, 21)
-    if opset >= least:
-        return model
-    logging.warning("the model goes from opset %d to opset %d", opset, least)
-    converted = onnx.version_converter.convert_version(model, least)
-    return save_and_reload_model_with_shape_infer(converted)
-
-
-_INFER, _PRE_PROCESS = ("onnx.infer", "onnxruntime.quant"), ("onnx.quant.pre_process", "onnxruntime.quant")
-
-
-def _mark(model: ModelProto, entry: tuple[str, str]) -> None:
-    helper.set_model_props(model, {p.key: p.value for p in model.metadata_props} | dict([entry]))
-
-
-def _is_marked(model: ModelProto, entry: tuple[str, str]) -> bool:
-    return any((prop.key, prop.value) == entry for prop in model.metadata_props)
-
-
-def add_infer_metadata(model: ModelProto) -> None:
-    """Marks a model whose shapes are inferred."""
-    _mark(model, _INFER)
-
-
-def model_has_infer_metadata(model: ModelProto) -> bool:
-    """Returns whether `add_infer_metadata` marked the model."""
-    return _is_marked(model, _INFER)
-
-
-def add_pre_process_metadata(model: ModelProto) -> None:
-    """Marks a model that went through `quant_pre_process`."""
-    _mark(model, _PRE_PROCESS)
-
-
-def model_has_pre_process_metadata(model: ModelProto) -> bool:
-    """Returns whether `add_pre_process_metadata` marked the model."""
-    return _is_marked(model, _PRE_PROCESS)
-
-
-def save_and_reload_model_with_shape_infer(model: ModelProto) -> ModelProto:
-    """Returns a marked copy of the model with the types and shapes of its values."""
-    if model.ByteSize() < MODEL_SIZE_THRESHOLD:
-        inferred = onnx.shape_inference.infer_shapes(copy.deepcopy(model))
-    else:
-        inferred = _infer_without_weights(model)
-    add_infer_metadata(inferred)
-    return inferred
-
-
-def _infer_without_weights(model: ModelProto) -> ModelProto:
-    """Infers shapes of a model too large for a message: without the bytes of large weights."""
-    skeleton, held = ModelProto(), []
-    skeleton.CopyFrom(ModelProto(graph=onnx.GraphProto(), ir_version=model.ir_version))
-    for weight in model.graph.initializer:
-        held.append(weight.raw_data if len(weight.raw_data) > 1024 else None)
-        if held[-1] is not None:
-            weight.ClearField("raw_data")
-    try:
-        skeleton.CopyFrom(model)
-    finally:
-        for weight, raw in zip(model.graph.initializer, held):
-            if raw is not None:
-                weight.raw_data = raw
-    inferred = onnx.shape_inference.infer_shapes(skeleton)
-    result = copy.deepcopy(model)
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(inferred.graph.value_info)
-    return result
-
-
-def load_model_with_shape_infer(model_path: str | Path) -> ModelProto:
-    """Returns the model of a file with the types and shapes of its values; writes nothing."""
-    return save_and_reload_model_with_shape_infer(onnx.load(Path(model_path).as_posix()))
 
 
 class QuantizedValue:

@@ -355,7 +355,7 @@ def quantize_static(
     )
     if calibration_cache_path is not None and not cached:
         save_tensors_data(ranges, calibration_cache_path)
-    shared = (ranges, included, excluded, operators, options)
+    shared: tuple[Any, ...] = (ranges, included, excluded, operators, options)
     quantizer: Any
     if quant_format == QuantFormat.QOperator:
         _require_float32(model)
@@ -538,7 +538,7 @@ def quantize(
 
 
 def _quantize_weights(model_input: Model, model_output: Any, config: Any) -> None:
-    """Quantizes blocks of weights of products, as a configuration of `matmul_nbits_quantizer` says."""
+    """Quantizes blocks of weights, as a configuration of `matmul_nbits_quantizer` says."""
     from .matmul_nbits_quantizer import MatMulNBitsQuantizer, WeightOnlyQuantConfig
 
     if not isinstance(config, WeightOnlyQuantConfig):

@@ -1,8 +1,8 @@
 """`TensorQuantOverrides`: parameters of single tensors that replace what options and ranges give.
 
 A tensor has a list of dicts: one dict for all of it, or one for each channel, with `axis` in the
-first. Keys are `quant_type`, `axis`, `scale` with `zero_point`, `symmetric`, `reduce_range`, `rmin`,
-`rmax` and `convert`.
+first. Keys are `quant_type`, `axis`, `scale` with `zero_point`, `symmetric`, `reduce_range`,
+`rmin`, `rmax` and `convert`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class QuantTypeInfo:
     ) -> QuantTypeInfo:
         """Returns what an override says, or the defaults."""
         return QuantTypeInfo(
-            raw_dict.get("quant_type", default_qtype),
+            raw_dict.get("quant_type", default_qtype),  # type: ignore[arg-type]
             raw_dict.get("symmetric", default_symmetric),
             raw_dict.get("reduce_range", default_reduce_range),
             raw_dict.get("axis"),
@@ -79,13 +79,13 @@ class TensorQuantOverridesHelper(MutableMapping[str, list[Override]]):
         return self._has_axis(tensor_name)
 
     def _has_axis(self, tensor_name: str) -> bool:
-        given = self.overrides.get(tensor_name)
-        return bool(given) and "axis" in given[0]
+        given = self.overrides.get(tensor_name) or [{}]
+        return "axis" in given[0]
 
     def overrides_scale_zp(self, tensor_name: str) -> bool:
         """Returns whether scale and zero point are given."""
-        given = self.overrides.get(tensor_name)
-        return bool(given) and "scale" in given[0] and "zero_point" in given[0]
+        given = self.overrides.get(tensor_name) or [{}]
+        return "scale" in given[0] and "zero_point" in given[0]
 
     def get_per_tensor_overrides(
         self, tensor_name: str, default_val: Override | None = None
