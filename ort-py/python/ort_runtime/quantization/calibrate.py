@@ -12,7 +12,7 @@ import abc
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,17 +90,28 @@ def inferred_skeleton(model: ModelProto) -> ModelProto:
     """Returns a copy of a model with inferred types, without the bytes of large weights."""
     held = [weight for weight in model.graph.initializer if len(weight.raw_data) > _SMALL_WEIGHT]
     raw = [weight.raw_data for weight in held]
-    skeleton = ModelProto()
     try:
-        for weight in held:
-            weight.ClearField("raw_data")
-            weight.data_location = TensorProto.EXTERNAL
-        skeleton.CopyFrom(model)
+        return _stripped(model, held)
     finally:
         for weight, data in zip(held, raw):
             weight.ClearField("data_location")
             weight.raw_data = data
-    return shape_inference.infer_shapes(skeleton)
+
+
+def _loaded_skeleton(path: str | os.PathLike[str]) -> ModelProto:
+    """Returns the model of a file as `inferred_skeleton` does, and lets its weights go at once."""
+    # Weights in other files are not needed for the types of values.
+    model = onnx.load(os.fspath(path), load_external_data=False)
+    return _stripped(model, model.graph.initializer)
+
+
+def _stripped(model: ModelProto, weights: Iterable[TensorProto]) -> ModelProto:
+    """Takes the bytes out of large weights, and returns a copy with inferred types."""
+    for weight in weights:
+        if len(weight.raw_data) > _SMALL_WEIGHT:
+            weight.ClearField("raw_data")
+            weight.data_location = TensorProto.EXTERNAL
+    return shape_inference.infer_shapes(model)
 
 
 class CalibraterBase:
@@ -139,12 +150,10 @@ class CalibraterBase:
         self.execution_providers = ["CPUExecutionProvider"]
         self.calibrate_tensors_range: TensorsData | None = None
         self._source = model_path
-        # Weights in other files are not needed for the types of values.
-        loaded = model_path
-        if not isinstance(loaded, ModelProto):
-            loaded = onnx.load(os.fspath(loaded), load_external_data=False)
-        self.model = inferred_skeleton(loaded)
-        del loaded
+        if isinstance(model_path, ModelProto):
+            self.model = inferred_skeleton(model_path)
+        else:
+            self.model = _loaded_skeleton(model_path)
 
     def set_execution_providers(
         self, execution_providers: Sequence[str] = ("CPUExecutionProvider",)
@@ -302,7 +311,7 @@ class MinMaxCalibrater(CalibraterBase):
         self.moving_average = moving_average
         self.averaging_constant = averaging_constant
         self.max_intermediate_outputs = max_intermediate_outputs
-        self._ends: dict[str, _Ends] = {}
+        self._ends: dict[str, _Ends] | None = None
 
     def augment_graph(self) -> None:
         """Does nothing: observers need no outputs."""
@@ -316,23 +325,24 @@ class MinMaxCalibrater(CalibraterBase):
         types = self.observed_types()
         constants = self._constants(types)
         collect = self._collect_channels if self.per_channel else self._collect_values
-        for name, found in collect(data_reader, types, constants).items():
-            known = self._ends.get(name)
-            self._ends[name] = found if known is None else self._merged(name, known, found)
+        ends = dict(self._ends or {})
+        for name, (low, high) in collect(data_reader, types, constants).items():
+            found = low.astype(types[name]), high.astype(types[name])
+            known = ends.get(name)
+            ends[name] = found if known is None else self._merged(name, known, found)
+        self._ends = ends
         self.compute_data()
 
     def compute_data(self) -> TensorsData | None:
         """Returns the ranges of all samples so far, None if there were none."""
-        if not self._ends:
+        if self._ends is None:
             return None
-        types = self.observed_types()
         ranges = {}
         for name, (low, high) in self._ends.items():
             if self.symmetric:
                 high = np.maximum(np.abs(low), np.abs(high))
                 low = -high
-            ends = (np.atleast_1d(end).astype(types[name]) for end in (low, high))
-            ranges[name] = tuple(ends)
+            ranges[name] = np.atleast_1d(low), np.atleast_1d(high)
         self.calibrate_tensors_range = TensorsData(CalibrationMethod.MinMax, ranges)
         return self.calibrate_tensors_range
 
@@ -341,7 +351,7 @@ class MinMaxCalibrater(CalibraterBase):
             text = f"value {name!r} has {known[0].size} channels and then {found[0].size}"
             raise ValueError(text)
         if self.moving_average:
-            constant = known[0].dtype.type(self.averaging_constant)
+            constant = self.averaging_constant
             low, high = (old + constant * (new - old) for old, new in zip(known, found))
             return low, high
         return np.minimum(known[0], found[0]), np.maximum(known[1], found[1])

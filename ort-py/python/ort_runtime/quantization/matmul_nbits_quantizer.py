@@ -245,7 +245,8 @@ class MatMulNBitsQuantizer:
         inputs = [node.input[0], names.codes, names.scales]
         if made.zero_points is not None:
             inputs.append(names.zero_points)
-        name = f"{node.name}_Q{scheme.bits}" if node.name else ""
+        is_named = bool(node.name) or self._method.names_nameless_nodes
+        name = f"{node.name}_Q{scheme.bits}" if is_named else ""
         return [
             helper.make_node("MatMulNBits", inputs, [output], name, domain=_MS_DOMAIN, **attributes)
         ]
@@ -398,6 +399,8 @@ def _unused_value(name: str, taken: set[str]) -> str:
 class _Method:
     """How the default method quantizes and names; the others change parts of it."""
 
+    names_nameless_nodes = False
+
     def prepare(self, quantizer: MatMulNBitsQuantizer) -> None:
         """Collects what the method needs of the whole model."""
 
@@ -424,6 +427,7 @@ class _HalfQuadratic(_Method):
 class _Grouped(_Method):
     """Methods whose schemes may differ between nodes."""
 
+    names_nameless_nodes = True
     is_always_asymmetric = False
 
     def scheme(self, quantizer: MatMulNBitsQuantizer, node: NodeProto) -> Scheme:
