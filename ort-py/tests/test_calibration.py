@@ -466,7 +466,8 @@ def test_table_is_the_originals(tmp_path: Path):
 
 def empty(**options: Any) -> Any:
     """Collects from a reader without samples."""
-    calibrator = calibrate.create_calibrator(convnet_path(), extra_options=options)
+    path = convnet_path()
+    calibrator = calibrate.create_calibrator(path, None, f"{path}.out", extra_options=options)
     calibrator.collect_data(Reader([]))
 
 
@@ -482,14 +483,13 @@ def convnet_path() -> str:
 
 def create(method: str = "MinMax", **options: Any) -> Any:
     """Makes a calibrater; only the exception counts."""
-    chosen = calibrate.CalibrationMethod[method]
-    calibrate.create_calibrator(convnet_path(), calibrate_method=chosen, extra_options=options)
+    path, chosen = convnet_path(), calibrate.CalibrationMethod[method]
+    calibrate.create_calibrator(path, None, f"{path}.out", chosen, extra_options=options)
 
 
 TENSOR = {"lowest": np.float32(-1), "highest": np.float32(2)}
 
 
-@ours_only
 @table(
     "expected, action",
     [
