@@ -170,3 +170,15 @@ def save_and_reload_model_with_shape_infer(model: ModelProto) -> ModelProto:
 def load_model_with_shape_infer(model_path: str | os.PathLike[str]) -> ModelProto:
     """Returns the model of a file with the types and shapes of its values; writes nothing."""
     return save_and_reload_model_with_shape_infer(onnx.load(Path(model_path).as_posix()))
+
+
+def optimize_model(
+    model_path: str | os.PathLike[str], opt_model_path: str | os.PathLike[str]
+) -> None:
+    """Writes a model as the basic rewrites of a session leave it."""
+    from .. import GraphOptimizationLevel, InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = os.fspath(opt_model_path)
+    InferenceSession(os.fspath(model_path), options, providers=["CPUExecutionProvider"])

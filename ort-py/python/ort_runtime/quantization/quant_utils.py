@@ -35,6 +35,7 @@ from ._models import (
 )
 from ._models import tensor_proto_to_array as tensor_proto_to_array
 from ._models import update_opset_version as update_opset_version
+from ._models import optimize_model as optimize_model
 from ._types import QuantFormat as QuantFormat
 from ._types import QuantizationMode as QuantizationMode
 from ._types import QuantizedValueType as QuantizedValueType
@@ -472,3 +473,50 @@ class QuantizedValue:
         self.node_type = node_type
         self.node_qtype = node_qtype
         self.scale_type = scale_type
+
+
+class QuantizedInitializer:
+    """A weight with its codes, zero points and scales."""
+
+    def __init__(
+        self,
+        name: str,
+        initializer: Any,
+        rmins: Any,
+        rmaxs: Any,
+        zero_points: Any,
+        scales: Any,
+        data: Any = (),
+        quantized_data: Any = (),
+        axis: int | None = None,
+    ) -> None:
+        self.name = name
+        self.initializer = initializer
+        self.rmins, self.rmaxs = rmins, rmaxs
+        self.zero_points, self.scales = zero_points, scales
+        self.data, self.quantized_data = data, quantized_data
+        self.axis = axis
+
+
+class BiasToQuantize:
+    """A bias with the names of what its scale is made of."""
+
+    def __init__(self, bias_name: str, input_name: str, weight_name: str) -> None:
+        self.bias_name = bias_name
+        self.input_name = input_name
+        self.weight_name = weight_name
+
+
+def smooth_distribution(p: np.ndarray, eps: float = 0.0001) -> np.ndarray | None:
+    """Returns a distribution without zeros: `eps` each, taken in equal parts from the others.
+
+    None if all of it is zero.
+    """
+    empty = p == 0
+    count = int(empty.sum())
+    if count == p.size:
+        return None
+    taken = eps * count / (p.size - count)
+    smooth = p.astype(np.float32) + np.where(empty, eps, -taken).astype(np.float32)
+    assert (smooth > 0).all(), "eps is more than what there is to take it from"
+    return smooth

@@ -180,13 +180,13 @@ def get_qdq_config(
     model = model_input
     if not isinstance(model, onnx.ModelProto):
         model = onnx.load(os.fspath(model), load_external_data=False)
-    types = {node.op_type for node in model.graph.node if node.op_type not in _NEVER_QUANTIZED}
-    if op_types_to_quantize:
-        types &= set(op_types_to_quantize)
     if callable(nodes_to_exclude):
         excluded = [node.name for node in model.graph.node if nodes_to_exclude(model, node)]
     else:
         excluded = list(nodes_to_exclude or [])
+    kept = (node for node in model.graph.node if node.name not in excluded)
+    types = {node.op_type for node in kept if node.op_type not in _NEVER_QUANTIZED}
+    types = set(op_types_to_quantize or types)
     names = {argument: option for option, argument in CALIBRATOR_OPTIONS.items()}
     for argument in calibrate_args or {}:
         if argument not in names:
@@ -329,7 +329,9 @@ def quantize_static(
     options = check_options(extra_options)
     check_static_quant_arguments(quant_format, activation_type, weight_type)
     if activation_type == _FLOAT8 and calibrate_method != CalibrationMethod.Distribution:
-        raise ValueError("float8 needs CalibrationMethod.Distribution: scales are deviations")
+        raise ValueError(
+            "Only Distribution calibration method is supported for float quantization."
+        )
     if options.get("SmoothQuant"):
         raise RuntimeError("SmoothQuant is an option of `ort quantize --smooth`, not of this one")
     cached = calibration_cache_path is not None and Path(calibration_cache_path).is_file()
