@@ -250,10 +250,8 @@ def wrong(**keywords: Any) -> dict[str, Any]:
         case("s8u8", Raises("ValueError", "data format"), wrong(activation_type=S8, weight_type=U8)),
         case(
             "float8_once",
-            Raises("ValueError", "data format"),
-            wrong(
-                activation_type=QuantType.QFLOAT8E4M3FN, calibrate_method=Method.Distribution
-            ),
+            Raises("ValueError"),
+            wrong(activation_type=QuantType.QFLOAT8E4M3FN),
         ),
         case(
             "float8_ranges",
