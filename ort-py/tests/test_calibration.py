@@ -587,7 +587,7 @@ OTHERS = (
     r"entropy|rel_entr|smooth_distribution|apply_plot|parse_.*|get_initializer|is_divisible|"
     r"ort_convert_str_to_bool|transpose_packed_int4_matrix|(Default|HQQ|NVAWQ)WeightOnlyQuantizer"
     r".*|NVAWQ.*|HistogramCollector\.(collect_|compute_[dep]|get_entropy|merge).*|"
-    r".*Calibrater\.(clear_collected_data|merge_range)|get_.*str.*"
+    r".*Calibrater\.merge_range|get_.*str.*"
 )
 
 

@@ -227,6 +227,9 @@ class CalibraterBase:
         """Runs the samples of a reader. May be called again with more."""
         raise NotImplementedError
 
+    def clear_collected_data(self) -> None:
+        """Does nothing: no values are kept. Programs call it between collections."""
+
     def compute_data(self) -> TensorsData | None:
         """Returns the ranges of all samples so far."""
         raise NotImplementedError

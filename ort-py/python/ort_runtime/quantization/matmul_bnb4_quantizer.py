@@ -60,6 +60,8 @@ class MatMulBnb4Quantizer:
         self.block_size = block_size
         self.nodes_to_exclude = set(nodes_to_exclude or ())
         self._written: dict[tuple[int, str], tuple[str, str]] = {}
+        # Alive, so that none of them gets the identity of another.
+        self._graphs: list[GraphProto] = []
 
     def bnb4_block_quant(self, fpweight: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns codes and the largest magnitudes of blocks for a matrix [K, N]."""
@@ -83,6 +85,7 @@ class MatMulBnb4Quantizer:
 
     def _process_graph(self, stack: list[GraphProto]) -> None:
         graph = stack[-1]
+        self._graphs.append(graph)
         nodes: list[NodeProto] = []
         for node in graph.node:
             for body in bodies(node):

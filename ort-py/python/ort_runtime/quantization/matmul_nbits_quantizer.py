@@ -124,6 +124,8 @@ class MatMulNBitsQuantizer:
         self._ranks: dict[str, int] | None = None
         self._written: dict[tuple[int, str, str], Any] = {}
         self._added_values: set[str] = set()
+        # Alive, so that none of them gets the identity of another.
+        self._graphs: list[GraphProto] = []
 
     def process(self) -> None:
         """Quantizes the weights; `model` has the result.
@@ -163,6 +165,7 @@ class MatMulNBitsQuantizer:
     def _process_graph(self, stack: list[GraphProto]) -> None:
         """Replaces the nodes of a graph and of the bodies in it."""
         graph = stack[-1]
+        self._graphs.append(graph)
         nodes: list[NodeProto] = []
         for node in graph.node:
             for body in bodies(node):
@@ -189,14 +192,12 @@ class MatMulNBitsQuantizer:
         if found is None or found.tensor.data_type not in FLOATS:
             return None
         make = self._table if node.op_type == "Gather" else self._product
-        made = make(node, found, stack)
+        made = make(node, found)
         if made is not None:
             logger.info("node '%s': the weight '%s' is quantized", node.name, found.tensor.name)
         return made
 
-    def _product(
-        self, node: NodeProto, found: Found, stack: list[GraphProto]
-    ) -> list[NodeProto] | None:
+    def _product(self, node: NodeProto, found: Found) -> list[NodeProto] | None:
         """Returns the nodes for a product with a constant matrix."""
         shape = tuple(found.tensor.dims)
         leading = len(shape) - 2
@@ -316,9 +317,7 @@ class MatMulNBitsQuantizer:
         graph.initializer.extend(parts)
         return made.zero_points is not None
 
-    def _table(
-        self, node: NodeProto, found: Found, stack: list[GraphProto]
-    ) -> list[NodeProto] | None:
+    def _table(self, node: NodeProto, found: Found) -> list[NodeProto] | None:
         """Returns the node for rows of a constant table."""
         scheme = self._method.scheme(self, node)
         is_operator = self.algo_config.quant_format == QuantFormat.QOperator
