@@ -493,3 +493,17 @@ def relus() -> onnx.ModelProto:
     x = net.node("Pad", "padded", x, pads=[0, 0, 1, 1, 0, 0, 1, 1])
     x = net.node("Relu", "second", x)
     return net.model(net.node("Unsqueeze", "out", x, axes=[0]))
+
+
+@_model
+def pools() -> onnx.ModelProto:
+    """Pools, sums, a split and a choice of inputs that nothing else quantizes."""
+    net = Net("pools")
+    x, y, z = (net.input(name, [1, 2, 4, 4]) for name in "xyz")
+    mean = net.node("AveragePool", "mean", net.node("Tanh", "a", x), kernel_shape=[2, 2])
+    whole = net.node("GlobalAveragePool", "whole", net.node("Tanh", "b", y))
+    both = net.node("Concat", "both", net.node("Tanh", "c", z), net.node("Exp", "d", z), axis=1)
+    summed = net.node("Add", "summed", net.node("Tanh", "e", x), net.weight("w", [4]))
+    left, right = net.node("Split", "parts", net.node("Tanh", "f", y), axis=1, outputs=2)
+    index = net.node("ArgMax", "index", net.node("Tanh", "g", z), axis=1)
+    return net.model(mean, whole, both, summed, left, right, index)

@@ -174,7 +174,7 @@ for _why, _models, _options in _REASONS:
 
 _WITH_BLOCKS = {"mlp", "gemm_beta", "gemm_row", "embedding", "tied", "tied_gemm", "subgraphs"}
 _WITH_BLOCKS |= {"movers", "lstm", "lstm_batch_first", "outputs", "weight_inputs", "loose"}
-_WITH_BLOCKS |= {"constant_fill", "where", "bert_operators"}
+_WITH_BLOCKS |= {"constant_fill", "where", "bert_operators", "pools"}
 
 #: Pairs that ours refuses: other weights than matrices have no blocks, QOperator no float16.
 REFUSED = {(model, "blocks") for model in MODELS.keys() - _WITH_BLOCKS}

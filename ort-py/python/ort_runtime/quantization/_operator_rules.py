@@ -105,6 +105,13 @@ def _elementwise(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     return _write(quantizer, node, rule, [*parameters(*values), *params], params)
 
 
+def _follows(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
+    """As others, if the input has codes already."""
+    if quantizer.find_quantized_value(node.input[0]) is None:
+        return False
+    return _elementwise(quantizer, node, rule)
+
+
 def _sigmoid(quantizer: Any, node: Any, rule: OperatorRule) -> bool:
     """As others, or with the fixed output range of Android's NNAPI."""
     if quantizer.option("extra.Sigmoid.nnapi"):
@@ -468,7 +475,7 @@ QLINEAR: dict[str, OperatorRule] = {
     "Sigmoid": OperatorRule(_sigmoid, "QLinearSigmoid"),
     "MaxPool": OperatorRule(_moves, opset=12),
     "GlobalAveragePool": OperatorRule(
-        _elementwise, "QLinearGlobalAveragePool", more=(("channels_last", 0),)
+        _follows, "QLinearGlobalAveragePool", more=(("channels_last", 0),)
     ),
     "Split": OperatorRule(_split),
     "Pad": OperatorRule(_pad),
