@@ -111,3 +111,57 @@ fn require_len(name: &str, found: usize, expected: usize) -> Result<()> {
     }
     Err(Error::new(ErrorKind::InvalidArgument, format!("{name}: {found} elements, expected {expected}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoded::{bits_of, inputs, weights};
+
+    fn quantizer(layout: BlockLayout) -> BlockQuantizer {
+        BlockQuantizer { k: 64, n: 5, block_size: 32, bits: bits_of(4), is_symmetric: true, layout }
+    }
+
+    fn quantized(
+        quantizer: &BlockQuantizer,
+        method: BlockMethod,
+        gptq: Option<(&Hessian, GptqOptions)>,
+    ) -> Result<(Vec<u8>, Vec<f32>, bool)> {
+        let sizes = quantizer.sizes()?;
+        let (mut codes, mut scales) = (vec![0; sizes.codes], vec![0.0; sizes.scales]);
+        let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut [] };
+        let used = quantizer.quantize_by(method, gptq, &weights(64 * 5), out)?;
+        Ok((codes, scales, used))
+    }
+
+    #[test]
+    fn a_hessian_changes_codes_and_needs_the_channels_of_the_matrix() -> Result<()> {
+        let quantizer = quantizer(BlockLayout::MatMulNBits);
+        let mut hessian = Hessian::new(64);
+        let options = GptqOptions::default();
+        let (plain, _, used) = quantized(&quantizer, BlockMethod::MinMax, None)?;
+        assert!(!used);
+        // Nothing was observed, so that the rows are rounded one by one.
+        let (same, _, used) = quantized(&quantizer, BlockMethod::MinMax, Some((&hessian, options)))?;
+        assert_eq!((same, used), (plain.clone(), false));
+        hessian.observe(&inputs(100, 64), 64);
+        let (tuned, _, used) = quantized(&quantizer, BlockMethod::MinMax, Some((&hessian, options)))?;
+        assert!(used && tuned != plain);
+        let other = Hessian::new(63);
+        assert!(quantized(&quantizer, BlockMethod::MinMax, Some((&other, options))).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn methods_are_for_one_layout() {
+        let found = quantized(&quantizer(BlockLayout::Qdq), BlockMethod::SquaredError, None);
+        assert!(found.is_err_and(|problem| problem.to_string().contains("MatMulNBits")));
+    }
+
+    #[test]
+    fn zero_points_that_are_numbers_take_their_bytes() -> Result<()> {
+        let asymmetric = BlockQuantizer { is_symmetric: false, ..quantizer(BlockLayout::MatMulNBits) };
+        let bytes = |method| asymmetric.sizes_by::<f32>(method).map(|sizes| sizes.zero_points);
+        assert_eq!((bytes(BlockMethod::MinMax)?, bytes(BlockMethod::HalfQuadratic)?), (5, 5 * 2 * 4));
+        Ok(())
+    }
+}

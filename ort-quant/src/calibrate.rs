@@ -374,3 +374,35 @@ impl ValueObserver for HessianCalibration {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_along_the_second_axis() {
+        // Two rows of three channels, of two elements each.
+        let values = [1.0, 2.0, -3.0, 4.0, f32::NAN, f32::INFINITY, 0.0, 9.0, 5.0, -6.0, 7.0, f32::NAN];
+        let mut channels = vec![None; 3];
+        extend_channels(&mut channels, &values, 2);
+        let ends = |low, high| Some(Extremes { low, high });
+        assert_eq!(channels, [ends(0.0, 9.0), ends(-6.0, 5.0), ends(7.0, 7.0)]);
+        extend_channels(&mut channels, &[-1.0, 1.0, 1.0], 1);
+        assert_eq!(channels, [ends(-1.0, 9.0), ends(-6.0, 5.0), ends(1.0, 7.0)]);
+        let mut only = vec![None];
+        extend_channels(&mut only, &values, usize::MAX);
+        assert_eq!(only, [ends(-6.0, 9.0)]);
+        extend_channels(&mut [], &values, 2);
+        extend_channels(&mut only, &values, 0);
+    }
+
+    #[test]
+    fn values_of_other_runs_are_observed() {
+        let calibration = Calibration::new(["a"], Wanted { histogram: true, moments: false });
+        assert!(calibration.observe("a", &[1.0, -2.0]) && calibration.observe("a", &[4.0]));
+        assert!(!calibration.observe("b", &[1.0]) && calibration.observer("b").is_none());
+        let seen = calibration.observer("a").unwrap();
+        assert_eq!(seen.extremes(), Some(Extremes { low: -2.0, high: 4.0 }));
+        assert_eq!(seen.mean_extremes(), Some((1.0, 2.5)));
+    }
+}
