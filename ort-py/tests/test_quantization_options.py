@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import IS_ORIGINAL, PACKAGE, Gives, Raises, case, check, table
+from harness import CPU, IS_ORIGINAL, PACKAGE, Gives, Raises, case, check, ort, table
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, numpy_helper  # noqa: E402
-from quantization_models import MODELS, samples  # noqa: E402
+from quantization_models import MODELS, Net, samples  # noqa: E402
 from test_quantization import Samples, facts  # noqa: E402
 
 quantization = importlib.import_module(f"{PACKAGE}.quantization")
@@ -455,3 +455,123 @@ def test_float8(per_channel: bool, tmp_path: Path):
         )
     assert facts(made[0]) == facts(made[1])
     assert samples(MODELS["conv_13"]())
+
+
+# Qualcomm's QNN.
+
+
+def _qnn_model() -> Any:
+    """Nodes for which QNN fixes types or scales."""
+    net = Net("qnn")
+    x, y = net.input("x", [1, 4, 8]), net.input("y", [1, 8, 4])
+    first = net.node("MatMul", "first", x, net.weight("w", [8, 8]))
+    made = [net.node("MatMul", "second", first, y)]
+    made += [net.node(op, op.lower(), first) for op in ("Sigmoid", "Tanh", "Softmax")]
+    norm = net.weight("norm.w", [8]), net.weight("norm.b", [8])
+    made.append(net.node("LayerNormalization", "norm", first, *norm))
+    added = net.node("Add", "added", first, net.constant("one", np.ones(8)))
+    made += [net.node(op, op.lower(), added) for op in ("Relu", "Neg")]
+    return net.model(*made, net.node("Cast", "half", added, to=TensorProto.FLOAT16))
+
+
+WIDE, NARROW = {"quant_type": "QUInt16"}, {"quant_type": "QInt8"}
+FIXED = {"scale": np.array(1.0, F32), "zero_point": np.array(0, np.uint16)}
+QNN: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "u16": {"activation_type": "QUInt16"},
+    "u16_channels": {"activation_type": "QUInt16", "weight_type": "QInt8", "per_channel": True},
+    "s16": {"activation_type": "QInt16", "weight_type": "QInt8"},
+    "s4": {"weight_type": "QInt4"},
+    "lists": {"nodes_to_exclude": ["node_first"], "op_types_to_quantize": ["MatMul", "Cast"]},
+    "symmetric": {"activation_symmetric": True, "weight_symmetric": True, "stride": 2},
+    "kept": {"keep_removable_activations": True},
+    "wide": {"init_overrides": {"first": [WIDE]}},
+    "wide_alone": {"init_overrides": {"first": [WIDE]}, "add_qtype_converts": False},
+    "wide_sigmoid": {"init_overrides": {"sigmoid": [WIDE]}},
+    "wide_sum": {"init_overrides": {"added": [WIDE]}},
+    "wide_ends": {"init_overrides": {"x": [WIDE], "softmax": [WIDE]}},
+    "given": {"activation_type": "QUInt16", "init_overrides": {"sigmoid": [WIDE | FIXED]}},
+    "weight": {"activation_type": "QUInt16", "init_overrides": {"one": [NARROW]}},
+}
+
+
+@ours_only
+@pytest.mark.parametrize("name", QNN)
+def test_qnn_config(name: str):
+    told = []
+    for package in (quantization, original()):
+        qnn = importlib.import_module(f"{package.__name__}.execution_providers.qnn")
+
+        def typed(value: Any, package: Any = package) -> Any:
+            """Returns arguments with the package's own types."""
+            if isinstance(value, dict):
+                return {key: typed(entry) for key, entry in value.items()}
+            if isinstance(value, list):
+                return [typed(entry) for entry in value]
+            known = isinstance(value, str) and value in package.QuantType.__members__
+            return package.QuantType[value] if known else value
+
+        def plain(value: Any) -> Any:
+            """Returns what is left of a value without its package."""
+            if isinstance(value, dict):
+                return {key: plain(entry) for key, entry in sorted(value.items())}
+            if isinstance(value, set | list):
+                return sorted((plain(entry) for entry in value), key=str)
+            return repr(value) if isinstance(value, np.ndarray) else str(value)
+
+        told.append(plain(vars(qnn.get_qnn_qdq_config(_qnn_model(), None, **typed(QNN[name])))))
+    assert told[0] == told[1]
+
+
+@ours_only
+def test_qnn_model(tmp_path: Path):
+    qnn = importlib.import_module(f"{PACKAGE}.quantization.execution_providers.qnn")
+    model, path = _qnn_model(), str(tmp_path / "out.onnx")
+    overrides = {"first": [{"quant_type": U16}]}
+    config = qnn.get_qnn_qdq_config(model, Samples(model), init_overrides=overrides)
+    quantization.quantize(model, path, config)
+    feed = samples(model)[0]
+    wants = ort.InferenceSession(model.SerializeToString(), providers=[CPU]).run(None, feed)
+    gets = ort.InferenceSession(path, providers=[CPU]).run(None, feed)
+    for want, got in zip(wants, gets):
+        lost = np.linalg.norm((want - got).astype(np.float64))
+        assert lost <= 0.05 * np.linalg.norm(want.astype(np.float64))
+
+
+class Strided(Samples):
+    """A reader whose samples can be chosen."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.all = list(self.feeds)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self.feeds = iter(self.all[start_index:end_index])
+
+
+@ours_only
+@pytest.mark.parametrize("stride", [1, 3])
+def test_strides(stride: int, tmp_path: Path):
+    made = []
+    for package in (quantization, original()):
+        path, model = str(tmp_path / "out.onnx"), MODELS["mlp"]()
+        options = {"CalibStridedMinMax": stride}
+        package.quantize_static(model, path, Strided(MODELS["mlp"]()), extra_options=options)
+        made.append({w.name: numpy_helper.to_array(w) for w in onnx.load(path).graph.initializer})
+    assert made[0].keys() == made[1].keys()
+    for name, want in made[1].items():
+        if name.endswith("_scale"):
+            np.testing.assert_allclose(made[0][name], want, rtol=2e-6)
+
+
+@ours_only
+def test_weights_alone(tmp_path: Path):
+    module = importlib.import_module(f"{PACKAGE}.quantization.matmul_nbits_quantizer")
+    config = module.DefaultWeightOnlyQuantConfig(block_size=16)
+    path = str(tmp_path / "out.onnx")
+    quantization.quantize(MODELS["transformer"](), path, config)
+    types = [node.op_type for node in onnx.load(path).graph.node]
+    assert types.count("MatMulNBits") == 6

@@ -5,7 +5,6 @@ Needs the package `onnx`.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -416,4 +415,3 @@ def scalar_tensor(value: np.ndarray, name: str) -> Any:
     return codes_to_tensor(value, kind, name)
 
 
-logger = logging.getLogger(__name__)

@@ -30,7 +30,6 @@ from .onnx_model import _keep, _remove
 from .quant_utils import (
     DEQUANT_OP_NAME,
     QUANT_OP_NAME,
-    QuantType,
     add_dequant_output_suffix,
     add_dequant_suffix,
     add_quant_input_suffix,

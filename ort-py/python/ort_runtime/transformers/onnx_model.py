@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ._graph_queries import GraphQueries, reads, subgraphs, topological_order
+from ._graph_queries import GraphQueries, reads, topological_order
 
 logger = logging.getLogger(__name__)
 
