@@ -8,6 +8,7 @@ mod arrays;
 mod binding;
 mod bound;
 mod build;
+mod calibrate;
 mod cancel;
 mod check;
 mod convert;
@@ -40,6 +41,8 @@ const INTERFACE_VERSION: &str = "1.31.1";
 mod onnxruntime_pybind11_state {
     #[pymodule_export]
     use super::binding::SessionIOBinding;
+    #[pymodule_export]
+    use super::calibrate::{Calibration, ChannelCalibration, HessianCalibration, quantize_blocks};
     #[pymodule_export]
     use super::cancel::CancelToken;
     #[pymodule_export]
@@ -128,6 +131,18 @@ mod onnxruntime_pybind11_state {
         let leave = PyCFunction::new_closure(module.py(), None, None, |args, _| cancel::leave(args.py()))?;
         module.py().import("atexit")?.call_method1("register", (leave,))?;
         Ok(())
+    }
+
+    /// Returns the names of the rewrite rules above level basic: those whose operators other
+    /// runtimes may lack, or that suit one device.
+    #[pyfunction]
+    fn get_rewrite_rules_above_basic() -> Vec<&'static str> {
+        let sets = ort_runtime::rewrite::rule_sets().iter();
+        let basic: Vec<&str> = sets
+            .filter(|set| set.level <= ort_runtime::rewrite::Level::Basic)
+            .flat_map(|set| set.rules.iter().map(|rule| rule.name))
+            .collect();
+        ort_runtime::rewrite::rule_names().filter(|name| !basic.contains(name)).collect()
     }
 
     /// Sets the seed of random operators that have none of their own.

@@ -146,12 +146,12 @@ fn fill_bnb4<T: Weight + Element>(
 }
 
 /// The element types of weights.
-enum Float {
+pub(crate) enum Float {
     F32,
     F16,
 }
 
-fn element_type(src: &Bound<'_, PyUntypedArray>) -> PyResult<Float> {
+pub(crate) fn element_type(src: &Bound<'_, PyUntypedArray>) -> PyResult<Float> {
     match dtypes::of_descr(&src.dtype())? {
         Some(DType::F32) => Ok(Float::F32),
         Some(DType::F16) => Ok(Float::F16),
@@ -168,7 +168,7 @@ fn size(name: &str, value: i64) -> PyResult<usize> {
 }
 
 /// Returns an array as one of this element type.
-fn typed<'a, 'py, T: Element>(
+pub(crate) fn typed<'a, 'py, T: Element>(
     name: &str,
     array: &'a Bound<'py, PyUntypedArray>,
 ) -> PyResult<&'a Bound<'py, PyArrayDyn<T>>> {

@@ -56,7 +56,7 @@ pub(crate) struct Built {
 }
 
 /// The values of a run by the names of inputs.
-type Given<'a> = SmallVec<[(&'a str, Value); 4]>;
+pub(crate) type Given<'a> = SmallVec<[(&'a str, Value); 4]>;
 
 impl Built {
     /// The inputs.
@@ -102,7 +102,7 @@ impl Built {
 
     /// Reads a feed into an empty list, and adds the parameters of active adapters and the optional
     /// inputs that it leaves out. The list is not returned, because it is expensive to move.
-    fn values<'a>(
+    pub(crate) fn values<'a>(
         &'a self,
         feed: &Bound<'_, PyDict>,
         options: Option<&Bound<'_, PyAny>>,

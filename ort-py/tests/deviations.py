@@ -437,3 +437,17 @@ _add(
     "The method that tutorials use exists.",
     {"test_providers.py::test_options[append]": Raises("AttributeError", "append_execution_provider")},
 )
+
+# test_calibration.py
+
+_add(
+    "A misspelt option, or a value that no result can have, is found before the samples are run.",
+    {
+        f"test_calibration.py::test_refused[{row}]": Gives()
+        for row in ("option", "percentile", "bins", "scenario", "levels")
+    },
+)
+_add(
+    "The message says which tuples are known; the original fails while it makes its own.",
+    {"test_calibration.py::test_refused[tuple]": Raises("ValueError", "Unknown format code")},
+)

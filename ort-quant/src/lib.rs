@@ -79,7 +79,7 @@ mod tile;
 mod weight;
 
 pub use bnb4::{Bnb4Quantizer, Bnb4Sizes, Bnb4Type};
-pub use calibrate::{Calibration, ChannelCalibration, HessianCalibration};
+pub use calibrate::{AxisCalibration, Calibration, ChannelCalibration, HessianCalibration};
 pub use calibration_file::{read_ranges, write_ranges};
 pub use feedback::GptqOptions;
 pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks};
@@ -94,6 +94,6 @@ pub use model::{
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};
 pub use prune::{PruneCalibration, PruneInput, PruneMethod, PruneScope, PruneStatistics, Sparsity, Zeros};
-pub use range::{RangeRule, ValueRange};
+pub use range::{RangeRule, ValueRange, entropy_range};
 pub use smooth::Smooth;
 pub use weight::Weight;

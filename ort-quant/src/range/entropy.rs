@@ -9,20 +9,19 @@
 //! onnxruntime.quantization, there is a single threshold to choose from.
 
 use super::counted::{Counted, ValueRange};
-use crate::integer::GridOptions;
 use crate::observe::Histogram;
 
 /// What an empty bin gets, in counts, so that the logarithm exists. The others give it evenly.
 const SMOOTHING: f64 = 1e-4;
 
-pub(super) fn range(counted: &Counted<'_>, options: &GridOptions) -> ValueRange {
+/// The range for this many levels on each side of zero.
+pub(super) fn range(counted: &Counted<'_>, levels: usize, is_symmetric: bool) -> ValueRange {
     let Counted { histogram, whole, .. } = counted;
     let (negative, positive) = histogram.bins();
-    let codes = 1_usize << options.ty.bits();
     let is_two_sided = whole.low < 0.0 && whole.high > 0.0;
     // A side alone has all codes but that of zero.
-    let levels = if is_two_sided || options.is_symmetric { codes / 2 } else { codes - 1 };
-    if options.is_symmetric {
+    let levels = if is_two_sided || is_symmetric { levels } else { levels.saturating_mul(2) - 1 };
+    if is_symmetric {
         let magnitudes: Vec<u64> = negative.iter().zip(positive).map(|(low, high)| low + high).collect();
         let most = threshold(histogram, &magnitudes, levels).min(whole.high.max(-whole.low));
         return ValueRange { low: whole.low.max(-most), high: whole.high.min(most) };

@@ -62,8 +62,27 @@ impl RangeRule {
                 let counted = Counted::of(observer, whole)?;
                 percentile::range(&counted, share, options)?
             }
-            RangeRule::Entropy => entropy::range(&Counted::of(observer, whole)?, options),
+            RangeRule::Entropy => {
+                // A code for each level on both sides of zero.
+                let levels = 1_usize << (options.ty.bits() - 1);
+                entropy::range(&Counted::of(observer, whole)?, levels, options.is_symmetric)
+            }
             RangeRule::SquaredError => squared_error::range(&Counted::of(observer, whole)?, options)?,
         }))
     }
+}
+
+/// The range of [`RangeRule::Entropy`] for any number of codes: `levels` on each side of zero.
+///
+/// # Errors
+///
+/// The observer lacks a histogram, or there is no level.
+pub fn entropy_range(observer: &Observer, levels: usize, is_symmetric: bool) -> Result<Option<ValueRange>> {
+    if levels == 0 {
+        let text = "an entropy of 0 levels, expected at least 1, such as 128";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let Some(extremes) = observer.extremes() else { return Ok(None) };
+    let counted = Counted::of(observer, ValueRange::of(extremes))?;
+    Ok(Some(entropy::range(&counted, levels, is_symmetric)))
 }

@@ -28,6 +28,66 @@ _Weights = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 ModelCompiler = NativeCompiler
 
 @final
+class Calibration:
+    """Observers of values in the runs of a session on the CPU without optimizations.
+
+    They keep the extremes of each value, and a histogram or moments if these are wanted. Elements
+    that are NaN or infinite are counted alone. An unknown name is a KeyError.
+    """
+
+    def __init__(self, names: Sequence[str], histogram: bool, moments: bool) -> None: ...
+    def run(self, session: InferenceSession, feed: dict[str, Any]) -> None:
+        """Runs a sample and observes its values."""
+
+    def observe(self, name: str, array: npt.NDArray[np.float32]) -> None:
+        """Observes an array as a value of one run."""
+
+    def counts(self, name: str) -> tuple[int, int, int, int]:
+        """Returns how many elements were seen: all, zeros, NaN and infinities."""
+
+    def extremes(self, name: str) -> tuple[float, float] | None:
+        """Returns the least and the greatest element, None if no element was finite."""
+
+    def moments(self, name: str) -> tuple[float, float] | None:
+        """Returns mean and standard deviation."""
+
+    def histogram(
+        self, name: str
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], float] | None:
+        """Returns the counts of negative elements by magnitude and of positive ones, and the width
+        of a bin. Zeros are in neither.
+        """
+
+    def percentile(self, name: str, share: float, symmetric: bool) -> tuple[float, float] | None:
+        """Returns the range that a share of the elements is in."""
+
+    def entropy(self, name: str, levels: int, symmetric: bool) -> tuple[float, float] | None:
+        """Returns the range of least divergence with this many levels on each side of zero."""
+
+@final
+class ChannelCalibration:
+    """Observers of the channels of values, which are along the second axis."""
+
+    def __init__(self, names: Sequence[str]) -> None: ...
+    def run(self, session: InferenceSession, feed: dict[str, Any]) -> None:
+        """Runs a sample and observes its values."""
+
+    def take(self) -> dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+        """Returns the least and the greatest element of each channel, and forgets them.
+
+        Values that were not seen are left out. Raises InvalidArgument if the number of channels of a
+        value changed.
+        """
+
+@final
+class HessianCalibration:
+    """The Hessians of what values are multiplied with, by the length of their last axis."""
+
+    def __init__(self, channels: dict[str, int]) -> None: ...
+    def run(self, session: InferenceSession, feed: dict[str, Any]) -> None:
+        """Runs a sample and observes its values."""
+
+@final
 class CancelToken:
     """A flag that ends the runs that have it."""
 
@@ -351,11 +411,31 @@ def get_build_info() -> str:
 def get_device() -> str:
     """Returns `CPU` or `GPU`: what the build computes on."""
 
+def get_rewrite_rules_above_basic() -> list[str]:
+    """Returns the names of the rewrite rules above level basic."""
+
 def get_runtime_version() -> str:
     """Returns the version of the runtime itself."""
 
 def get_version_string() -> str:
     """Returns the version of onnxruntime whose interface this is."""
+
+def quantize_blocks(
+    weights: _Weights,
+    block_size: int,
+    bits: int,
+    is_symmetric: bool,
+    method: str,
+    hessian: tuple[HessianCalibration, str] | None = None,
+    damping: float = 0.01,
+    act_order: bool = False,
+) -> tuple[npt.NDArray[np.uint8], _Weights, npt.NDArray[Any] | None, bool]:
+    """Quantizes a matrix [k, n] by blocks of its columns, for `MatMulNBits`.
+
+    The method is `minmax`, `mse`, `k_quant` or `hqq`. With the Hessian of a value it is GPTQ, and the
+    method chooses the grids. Returns codes, scales and zero points, flat, and whether GPTQ was
+    possible. The zero points of `hqq` are numbers; symmetric blocks have none.
+    """
 
 def quantize_matmul_2bits(
     dst: npt.NDArray[np.uint8],

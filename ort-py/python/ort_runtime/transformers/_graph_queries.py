@@ -6,6 +6,7 @@ before.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -435,3 +436,38 @@ class GraphQueries:
 
     def _readers(self, known: Readers | None) -> Readers:
         return self.input_name_to_nodes() if known is None else known
+
+
+def reads(node: Any) -> set[str]:
+    """Returns the values that a node reads, those of its subgraphs too."""
+    read = {name for name in node.input if name}
+    holder = onnx.GraphProto(node=[node])
+    for graph in subgraphs(holder):
+        read |= {name for inner in graph.node for name in inner.input if name}
+        read |= {value.name for value in graph.output}
+    return read
+
+
+def topological_order(nodes: Any) -> list[Any]:
+    """Kahn's algorithm: of the nodes that are ready, the first one goes first."""
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    readers: list[list[int]] = [[] for _ in nodes]
+    unmet: list[int] = []
+    for index, node in enumerate(nodes):
+        # A subgraph may have a value of the node's own name.
+        needed = {producers[name] for name in reads(node) if name in producers} - {index}
+        unmet.append(len(needed))
+        for producer in needed:
+            readers[producer].append(index)
+    ready = [index for index, count in enumerate(unmet) if not count]
+    order: list[Any] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(nodes[index])
+        for reader in readers[index]:
+            unmet[reader] -= 1
+            if not unmet[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        raise RuntimeError("the graph has a cycle")
+    return order

@@ -5,7 +5,6 @@ Needs the package `onnx`.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ._graph_queries import GraphQueries, subgraphs
+from ._graph_queries import GraphQueries, reads, topological_order
 
 logger = logging.getLogger(__name__)
 
@@ -265,9 +264,9 @@ class OnnxModel(GraphQueries):
             del graph.output[:]
             graph.output.extend(kept)
         needed = {value.name for value in graph.output}
-        for node in reversed(_topological_order(graph.node)):
+        for node in reversed(topological_order(graph.node)):
             if needed & set(node.output):
-                needed |= _reads(node)
+                needed |= reads(node)
         self.remove_nodes([node for node in graph.node if not needed & set(node.output)])
         self.update_graph(allow_remove_graph_inputs=allow_remove_graph_inputs)
 
@@ -277,7 +276,7 @@ class OnnxModel(GraphQueries):
         graph = self.graph()
         read = {value.name for value in graph.output}
         for node in graph.node:
-            read |= _reads(node)
+            read |= reads(node)
         for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
             graph.initializer.remove(tensor)
         if allow_remove_graph_inputs:
@@ -287,7 +286,7 @@ class OnnxModel(GraphQueries):
     @staticmethod
     def graph_topological_sort(graph: Any, is_deterministic: bool = False) -> None:
         """Sorts the nodes of a graph, so that each comes after those that it reads."""
-        nodes = _topological_order(graph.node)
+        nodes = topological_order(graph.node)
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
@@ -375,38 +374,3 @@ class OnnxModel(GraphQueries):
             size_threshold,
             convert_attribute,
         )
-
-
-def _reads(node: Any) -> set[str]:
-    """Returns the values that a node reads, those of its subgraphs too."""
-    read = {name for name in node.input if name}
-    holder = onnx.GraphProto(node=[node])
-    for graph in subgraphs(holder):
-        read |= {name for inner in graph.node for name in inner.input if name}
-        read |= {value.name for value in graph.output}
-    return read
-
-
-def _topological_order(nodes: Any) -> list[Any]:
-    """Kahn's algorithm: of the nodes that are ready, the first one goes first."""
-    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    readers: list[list[int]] = [[] for _ in nodes]
-    unmet: list[int] = []
-    for index, node in enumerate(nodes):
-        # A subgraph may have a value of the node's own name.
-        needed = {producers[name] for name in _reads(node) if name in producers} - {index}
-        unmet.append(len(needed))
-        for producer in needed:
-            readers[producer].append(index)
-    ready = [index for index, count in enumerate(unmet) if not count]
-    order: list[Any] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(nodes[index])
-        for reader in readers[index]:
-            unmet[reader] -= 1
-            if not unmet[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(nodes):
-        raise RuntimeError("the graph has a cycle")
-    return order

@@ -1,0 +1,1 @@
+"""What single execution providers need of quantized models."""
