@@ -314,6 +314,19 @@ impl InferenceSession {
         Ok(list)
     }
 
+    /// Runs the model without options. Raises TypeError if the name of an input is no `str`.
+    fn run_plain<'py>(
+        &self,
+        py: Python<'py>,
+        output_names: &Bound<'py, PyAny>,
+        input_feed: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        if input_feed.iter().any(|(name, _)| !name.is_instance_of::<PyString>()) {
+            return Err(PyTypeError::new_err("the names of inputs are texts"));
+        }
+        self.run(py, output_names, input_feed, None)
+    }
+
     /// Runs the model on native values, and returns native values.
     #[pyo3(signature = (input_feed, output_names, run_options=None))]
     fn run_with_ort_values(

@@ -137,7 +137,7 @@ class Session:
         ):
             # The engine refuses a feed that lacks inputs, too, but in other words than `_feed`.
             try:
-                return self._sess.run(names, input_feed)
+                return self._sess.run_plain(names, input_feed)
             except (RuntimeError, TypeError) as error:
                 is_same = (
                     self._required <= input_feed.keys()

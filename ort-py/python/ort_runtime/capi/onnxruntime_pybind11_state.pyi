@@ -287,6 +287,9 @@ class InferenceSession:
         input_feed: dict[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Any]: ...
+    def run_plain(self, output_names: Sequence[str], input_feed: dict[str, Any]) -> list[Any]:
+        """Runs the model without options. Raises TypeError if the name of an input is no `str`."""
+
     def run_with_ort_values(
         self,
         input_feed: dict[str, Any],
