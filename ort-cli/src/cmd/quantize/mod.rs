@@ -5,8 +5,10 @@
 //! of their outputs is reported.
 
 mod arguments;
+mod bounded;
 mod calibrate;
 mod report;
+mod search;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +18,6 @@ use anyhow::{Context, Result};
 use ort_runtime::Model;
 use ort_runtime::onnx::Weights;
 
-use self::arguments::ModeArg;
 pub(crate) use self::arguments::QuantizeArgs;
 use self::report::{Report, Row};
 use crate::args::ModelArgs;
@@ -24,10 +25,10 @@ use crate::comparison::{Inputs, Ran, Sizes, compare, refuse_new_infinities};
 use crate::output::{data_path, say_report};
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
-    let report = match args.mode {
-        // Only --compare goes without a mode.
-        None => compare_models(args)?,
-        Some(mode) => quantize(args, mode)?,
+    let report = match args.bound.bound() {
+        _ if args.compare => compare_models(args)?,
+        Some(bound) => bounded::quantize(args, bound)?,
+        None => quantize(args)?,
     };
     say_report(&report, args.report.as_deref(), args.json, |report| report.print(args))?;
     Ok(ExitCode::SUCCESS)
@@ -45,8 +46,8 @@ fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     Ok(Report { outputs, checked: Some(checked), ..Report::default() })
 }
 
-fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
-    let mut quantizer = args.quantizer(mode)?;
+fn quantize(args: &QuantizeArgs) -> Result<Report> {
+    let mut quantizer = args.quantizer(args.mode_or_least())?;
     let source = args.model.source()?;
     check_outputs(args)?;
     let model = args.model.load()?;
