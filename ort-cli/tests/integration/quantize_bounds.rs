@@ -78,8 +78,8 @@ fn a_budget_is_spent_on_the_weights_that_matter() {
     let size = length(&out);
     assert!(size <= budget && size * 100 >= budget * 97, "{size} of {budget}");
     assert_eq!(report["written"]["model_bytes"], size);
-    // Half of the bytes between them take away more than three quarters of the error.
-    assert!(error(&report) < 0.25 * four.1 && error(&report) > eight.1, "{four:?} {eight:?} {report}");
+    // Half of the bytes between them take away two thirds of the error.
+    assert!(error(&report) < four.1 / 3.0 && error(&report) > eight.1, "{four:?} {eight:?} {report}");
     let search = &report["search"];
     let predicted = search["predicted_error"].as_f64().unwrap();
     assert!((predicted / error(&report) - 1.0).abs() < 0.15, "{predicted} {report}");
@@ -103,7 +103,7 @@ fn a_budget_is_spent_on_the_weights_that_matter() {
             None => assert!(row["kept"].as_str().unwrap().contains("within the bound"), "{row}"),
         }
     }
-    // Random assignments of the same bytes are worse than what each weight is worth.
+    // The file is the same for any number of threads.
     let kept = std::fs::read(&out).unwrap();
     for threads in ["1", "2"] {
         let again = text(&folder.path("again.onnx"));
@@ -127,7 +127,7 @@ fn a_bound_holds_in_every_way_to_give_it() {
         ("80KB", &["--data", &samples][..]),
         ("70KB", &["--mode", "int4", "--data", &samples, "--symmetric"][..]),
         ("60KB", &["--mode", "int2", "--method", "hqq", "--block", "64"][..]),
-        ("100KB", &["--mode", "int8", "--data", &samples][..]),
+        ("89KB", &["--mode", "int8", "--data", &samples][..]),
         ("70KB", &["--method", "gptq", "--data", &samples][..]),
         ("70KB", &["--bias-correction", "--method", "rtn", "--data", &samples][..]),
         ("70KB", &["--external-data"][..]),
@@ -188,11 +188,11 @@ fn an_error_bound_holds_on_the_written_file() {
         last = size;
         let rounds = report["search"]["rounds"].as_array().unwrap();
         assert!((1..=6).contains(&rounds.len()), "{rounds:?}");
-        // A file that is at most 3 % smaller, or the least one, has too large an error.
+        // A file that is smaller by less than a float weight fails, or there is none.
         let holds = |round: &&Json| round["holds"].as_bool().unwrap();
         let bytes = |round: &Json| round["file_bytes"].as_u64().unwrap();
         let failed = rounds.iter().filter(|round| !holds(round)).map(bytes).max();
-        let is_tight = failed.is_some_and(|failed| failed * 103 >= size * 100);
+        let is_tight = failed.is_some_and(|failed| failed + 24_576 > size);
         assert!(is_tight || size == report["search"]["least_bytes"], "{bound}: {size} {rounds:?}");
         let smallest = rounds.iter().filter(holds).map(bytes).min();
         assert_eq!(smallest, Some(size), "{bound}: {rounds:?}");
@@ -238,7 +238,7 @@ fn impossible_bounds_say_what_is_possible() {
         &["--error", "0.000001", "--data", &samples],
         &["no quantized model", "differ by", "--block 16"],
     );
-    case("excluded", &["--budget", "100KB", "--exclude", "matmul_a2"], &["no model fits", "'U2'", "24576"]);
+    case("excluded", &["--budget", "40KB", "--exclude", "matmul_a2"], &["no model fits", "'U2'", "24576"]);
     case("nothing", &["--budget", "100KB", "--exclude", "op:MatMul"], &["no weight of the model"]);
     let usage = |flags: &[&str], words: &[&str]| assert_wrong_usage(&quantize(&path, &out, flags), words);
     usage(&[], &["--mode"]);

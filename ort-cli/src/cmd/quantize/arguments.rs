@@ -13,6 +13,7 @@ use ort_runtime::quant::{
 
 use crate::args::{ModelArgs, size};
 use crate::comparison::SampleArgs;
+use crate::output::data_path;
 use crate::usage::wrong_usage;
 
 /// Writes a quantized model, checks it, and lists what became of each layer.
@@ -211,6 +212,17 @@ impl QuantizeArgs {
     /// Where the weights go.
     pub(super) fn weights(&self) -> Weights {
         if self.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside }
+    }
+
+    /// Refuses to replace a file that is read, before hours of calibration.
+    pub(super) fn check_outputs(&self) -> Result<()> {
+        let mut outputs: Vec<PathBuf> = self.report.iter().cloned().collect();
+        if !self.compare {
+            outputs.extend(self.calibration.iter().filter(|path| !path.exists()).cloned());
+            outputs.push(self.output.clone());
+            outputs.extend((self.weights() != Weights::Inside).then(|| data_path(&self.output)));
+        }
+        Ok(self.model.source()?.check_outputs(outputs.iter().map(PathBuf::as_path))?)
     }
 
     /// The quantizer. That of the static mode has no ranges yet.

@@ -13,9 +13,9 @@ use ort_runtime::quant::{
 use ort_runtime::{Error, ErrorKind, Model};
 
 use super::arguments::{Bound, QuantizeArgs};
+use super::calibrate;
 use super::report::{Calibrated, Report, Row};
 use super::search::{Found, Round, Search};
-use super::{calibrate, check_outputs};
 use crate::comparison::{Checked, Inputs, OutputError, Progress, Ran, Sizes, compare, refuse_new_infinities};
 
 /// The samples on which weights are replaced, at most.
@@ -55,7 +55,7 @@ struct Finished {
 pub(super) fn quantize(args: &QuantizeArgs, bound: Bound) -> Result<Report> {
     let quantizer = args.quantizer(args.mode_or_least())?;
     let source = args.model.source()?;
-    check_outputs(args)?;
+    args.check_outputs()?;
     let model = args.model.load()?;
     let inputs = Inputs::open(&args.samples, (&args.model, &model), true)?;
     let original = Ran::of(&args.model, &model, &inputs.compared(&args.model, &model)?)?;
