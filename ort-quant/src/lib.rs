@@ -9,6 +9,9 @@
 //! [`Quantizer::gptq`] and [`Quantizer::awq`] tune weights in blocks with the Hessians that a
 //! [`HessianCalibration`] accumulates.
 //!
+//! [`Quantizer::mixed_weights`] finds what each precision of each weight costs, and a [`Front`] the
+//! best assignments of them.
+//!
 //! A [`Pruner`] makes a share of the weights zero, by magnitude, Wanda or SparseGPT. A
 //! [`ChannelPruner`] removes whole channels.
 //!
@@ -66,6 +69,7 @@ mod grid;
 mod hessian;
 mod integer;
 mod linear;
+mod mixed;
 mod model;
 mod noise;
 mod observe;
@@ -86,10 +90,12 @@ pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, Quant
 pub use hessian::{Hessian, HessianInput, Hessians};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
+pub use mixed::{Cost, Front, WeightProbe};
 pub use model::{
-    BlockOptions, ChannelPruner, DynamicOptions, HalfOptions, HalfType, Layer, Mode, NodePattern, Outcome,
-    OutputErrors, PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization, Quantizer, Smoothed,
-    Smoothing, StaticFormat, StaticOptions, TunedWeights, Written,
+    BlockOptions, Blocks, ChannelPruner, DynamicOptions, ErrorSearch, FileSize, HalfOptions, HalfType, Layer,
+    MeasureWeight, MixedWeight, MixedWeights, Mode, NodePattern, Outcome, OutputErrors, Precision,
+    PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization, Quantizer, Smoothed, Smoothing,
+    StaticFormat, StaticOptions, TunedWeights, Written,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};

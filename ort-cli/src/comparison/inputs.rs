@@ -84,13 +84,23 @@ impl Inputs {
         mut run: impl FnMut(&[(&str, Value)]) -> ort_runtime::Result<()>,
     ) -> Result<()> {
         let Some(samples) = &self.samples else { return Ok(()) };
-        let progress = Progress::new(what, self.calibration);
+        let progress = Progress::new(what, "samples", self.calibration);
         for index in 0..self.calibration {
             let sample = samples.get(index)?;
             run(&named(&sample)).map_err(|problem| problem.within(format!("sample {index}")))?;
             progress.step();
         }
         Ok(())
+    }
+}
+
+impl Inputs {
+    /// Some of the samples of the calibration, spread over all of them.
+    pub(crate) fn spread(&self, count: usize) -> Result<Vec<Sample>> {
+        let Some(samples) = &self.samples else { return Ok(Vec::new()) };
+        let all = self.calibration.max(1);
+        let count = count.min(all);
+        (0..count).map(|index| samples.get(index * all / count)).collect()
     }
 }
 
@@ -105,24 +115,24 @@ pub(crate) fn calibration_session(args: &ModelArgs, model: &Model) -> Result<Ses
 }
 
 /// A progress bar on standard error, if that is a terminal.
-struct Progress(Option<ProgressBar>);
+pub(crate) struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    fn new(what: &str, samples: usize) -> Progress {
+    pub(crate) fn new(what: &str, unit: &str, count: usize) -> Progress {
         let is_seen = std::io::stderr().is_terminal() && tracing::enabled!(tracing::Level::WARN);
         Progress(is_seen.then(|| {
-            let bar = ProgressBar::new(samples as u64);
-            if let Ok(style) =
-                ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} samples  {eta} left")
+            let bar = ProgressBar::new(count as u64);
+            if let Ok(style) = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {msg}  {eta} left")
             {
                 bar.set_style(style);
             }
             bar.set_prefix(what.to_string());
+            bar.set_message(unit.to_string());
             bar
         }))
     }
 
-    fn step(&self) {
+    pub(crate) fn step(&self) {
         self.0.iter().for_each(|bar| bar.inc(1));
     }
 }

@@ -9,7 +9,9 @@ use half::{bf16, f16};
 use ort_runtime::{DType, Error, ErrorKind, MemoryShortage, Model, Result, Tensor, Value};
 
 use self::inputs::named;
-pub(crate) use self::inputs::{Inputs, MEMORY_OF_HESSIANS, Sample, SampleArgs, calibration_session};
+pub(crate) use self::inputs::{
+    Inputs, MEMORY_OF_HESSIANS, Progress, Sample, SampleArgs, calibration_session,
+};
 pub(crate) use self::report::{Checked, OutputError, Sizes, print_outputs};
 use crate::args::ModelArgs;
 

@@ -14,6 +14,7 @@ mod plan;
 mod provider_libraries;
 mod prune;
 mod quantize;
+mod quantize_bounds;
 mod run_and_measure;
 mod support;
 mod test_cases;

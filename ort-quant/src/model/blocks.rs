@@ -9,6 +9,7 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
 use super::options::{BlockOptions, Quantizer};
+use super::precision::Blocks;
 use super::smoothing;
 use super::tuned::{TunedForm, TunedWeights};
 use super::weights::{Form, Job};
@@ -18,15 +19,18 @@ use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, Scheme};
 const MICROSOFT: &str = "com.microsoft";
 
 /// A layer that can be quantized.
+#[derive(Clone)]
 pub(super) struct BlockLayer {
     /// The position of the weight among the inputs.
-    weight: usize,
+    pub(super) weight: usize,
     /// Whether the weight is [N, K].
     pub(super) is_transposed: bool,
-    is_half: bool,
+    pub(super) is_half: bool,
     shape: Vec<usize>,
-    before: usize,
+    pub(super) before: usize,
     pub(super) scheme: Scheme,
+    /// Whether its weight has a precision of its own.
+    is_assigned: bool,
 }
 
 /// A product whose weight becomes blocks.
@@ -40,8 +44,13 @@ pub(super) struct BlockProduct {
 
 impl BlockLayer {
     /// Whether the layer is a product, and not a table of `Gather`.
-    fn is_product(&self) -> bool {
+    pub(super) fn is_product(&self) -> bool {
         self.weight == 1
+    }
+
+    /// The layer with these blocks.
+    pub(super) fn with(&self, blocks: Blocks) -> BlockLayer {
+        BlockLayer { scheme: blocks.of(self.scheme), ..self.clone() }
     }
 
     /// The form of its weight.
@@ -73,7 +82,7 @@ impl BlockLayer {
     }
 
     /// Why the layer stays all the same.
-    fn refusal(&self) -> Result<Option<String>> {
+    pub(super) fn refusal(&self) -> Result<Option<String>> {
         let BlockQuantizer { k, block_size, is_symmetric, .. } = self.scheme.blocks;
         // Rows have no padding, so that blocks have to fill them.
         if !self.is_product() && !k.is_multiple_of(block_size) {
@@ -123,22 +132,39 @@ pub(super) fn rewrite(
 }
 
 /// The layers of a graph.
-fn layers(
+pub(super) fn layers(
     work: &Work,
     nodes: &[NodeProto],
     options: &BlockOptions,
     quantizer: &Quantizer,
 ) -> Vec<Option<Found<BlockLayer>>> {
-    let mut found = work.candidates(nodes, quantizer, |node| candidate(work, node, options));
+    let mut found = work.candidates(nodes, quantizer, |node| {
+        let layer = candidate(work, node, options)?;
+        Some(layer.and_then(|layer| assigned(node, layer, &options.tuned)))
+    });
     // In a body nothing tells which product makes the answer.
     if options.protects_last && !work.is_inside {
         let mut layers = found.iter_mut().flatten().flatten();
-        if let Some(last) = layers.rfind(|layer| layer.is_product()) {
+        let last = layers.rfind(|layer| layer.is_product());
+        if let Some(last) = last.filter(|last| !last.is_assigned) {
             last.scheme.blocks.bits = Bits::Eight;
         }
     }
     found
 }
+
+/// The layer in the precision that its weight has, if it has one of its own.
+fn assigned(node: &NodeProto, mut layer: BlockLayer, tuned: &TunedWeights) -> Found<BlockLayer> {
+    match node.input.get(layer.weight).and_then(|weight| tuned.precisions.get(weight)) {
+        Some(Some(blocks)) => layer = BlockLayer { is_assigned: true, ..layer.with(*blocks) },
+        Some(None) => return Err(STAYS_FLOAT.into()),
+        None => {}
+    }
+    Ok(layer)
+}
+
+/// Why a layer stays that the caller's bound leaves in floating point.
+const STAYS_FLOAT: &str = "its bytes are worth their accuracy within the bound";
 
 /// The products of a graph whose weights become blocks.
 pub(super) fn products(
@@ -204,7 +230,7 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
         }
         let scheme = Scheme { blocks, method: options.method };
         let (before, shape) = (weight.bytes(), weight.shape);
-        Ok(BlockLayer { weight: place, is_transposed, is_half, shape, before, scheme })
+        Ok(BlockLayer { weight: place, is_transposed, is_half, shape, before, scheme, is_assigned: false })
     };
     // A Gather of integers, as in shape arithmetic, is no layer.
     let is_table = place == 1 || work.weight(name).is_ok_and(|weight| weight.dtype.is_float());
@@ -262,18 +288,22 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: 
 
 /// Replaces the table of a Gather.
 fn replace_gather(work: &mut Work, old: &NodeProto, layer: &BlockLayer) -> Result<()> {
-    let BlockQuantizer { k, n, block_size, .. } = layer.scheme.blocks;
-    let results = [("_Q8", DType::U8, vec![n, k]), ("_scales", layer.float(), vec![n, k / block_size])];
+    let BlockQuantizer { k, n, block_size, bits, .. } = layer.scheme.blocks;
+    let (bits, suffix) = (bits.count(), format!("_Q{}", bits.count()));
+    let results = [
+        (suffix.as_str(), DType::U8, vec![n, k * bits / 8]),
+        ("_scales", layer.float(), vec![n, k / block_size]),
+    ];
     let names = add(work, old, (layer, None), &results)?;
     let [codes, scales] = &names[..] else { return Ok(()) };
     let indices = old.input.get(1).map(String::as_str).unwrap_or_default();
     let output = old.output.first().map(String::as_str).unwrap_or_default();
-    let name = work.draft.node_name(&format!("{}_Q8", title(old)));
+    let name = work.draft.node_name(&format!("{}{suffix}", title(old)));
     let attributes = vec![
         integer("gather_axis", 0),
         integer("quantize_axis", 1),
         integer("block_size", block_size as i64),
-        integer("bits", 8),
+        integer("bits", bits as i64),
     ];
     let inputs = [codes.as_str(), indices, scales.as_str()];
     work.draft.nodes.push(node((MICROSOFT, "GatherBlockQuantized"), name, &inputs, &[output], attributes));

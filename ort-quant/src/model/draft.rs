@@ -41,6 +41,7 @@ pub(super) struct Draft {
 }
 
 /// An initializer to add.
+#[derive(Clone)]
 pub(super) struct Part {
     /// Everything but the data, if that is computed.
     pub(super) header: TensorProto,

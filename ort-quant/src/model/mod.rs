@@ -5,6 +5,7 @@
 //! one weight after the other. Weights that samples tune are read before.
 
 mod awq;
+mod block_values;
 mod blocks;
 mod channel_flow;
 mod channel_pruner;
@@ -17,7 +18,9 @@ mod half_precision;
 mod half_type;
 mod input_groups;
 mod integer_products;
+mod mixed;
 mod options;
+mod precision;
 mod products;
 mod prunable;
 mod prune_form;
@@ -46,9 +49,11 @@ use ort_core::{Error, ErrorKind, Result};
 pub use self::channel_pruner::ChannelPruner;
 use self::draft::Draft;
 pub use self::half_type::HalfType;
+pub use self::mixed::{MeasureWeight, MixedWeight, MixedWeights};
 pub use self::options::{
     BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions,
 };
+pub use self::precision::{Blocks, ErrorSearch, Precision};
 pub use self::pruned::{OutputErrors, PruneOutcome, PrunedLayer, Pruning};
 pub use self::pruner::{PruneTuning, Pruner};
 pub use self::select::NodePattern;
@@ -57,7 +62,7 @@ pub use self::smoothed::{Smoothed, Smoothing};
 pub use self::tuned::TunedWeights;
 use self::work::Work;
 pub use self::work::{Layer, Outcome};
-pub use self::write::Written;
+pub use self::write::{FileSize, Written};
 
 /// A quantized model that is not written yet.
 pub struct Quantization<'s> {
@@ -152,6 +157,15 @@ impl Quantization<'_> {
     /// The bytes of the original model, with its data files.
     pub fn bytes_before(&self) -> usize {
         self.bytes_before
+    }
+
+    /// The bytes that [`Quantization::write`] will write, to the byte, without computing a weight.
+    ///
+    /// # Errors
+    ///
+    /// A file of the original cannot be read, or the model is too large for a file.
+    pub fn size(&mut self, path: &Path, weights: &Weights) -> Result<FileSize> {
+        write::size(&mut self.draft, self.source, (path, weights))
     }
 
     /// Writes the model, with its weights in the file or beside it. A model that would be too large

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::precision::Blocks;
 use super::smoothed::Smoothing;
 use super::weights::Done;
 
@@ -16,6 +17,8 @@ pub struct TunedWeights {
     pub(super) smoothing: Smoothing,
     /// How much an error in each row of a weight counts, by the value that it is multiplied with.
     pub(super) importance: BTreeMap<String, Arc<[f32]>>,
+    /// The blocks of weights that have a precision of their own; `None` for one that stays.
+    pub(super) precisions: BTreeMap<String, Option<Blocks>>,
 }
 
 /// A weight that is quantized.

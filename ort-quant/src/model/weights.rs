@@ -8,6 +8,7 @@ use ort_core::onnx::proto::TensorProto;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
+use super::block_values::BlockValues;
 use super::half_type::HalfType;
 use super::prune_form::{PruneForm, PrunedElements};
 use super::slice_form::SliceForm;
@@ -351,44 +352,23 @@ fn block_changes<E: Elements + ?Sized>(
     elements: &E,
     (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
 ) -> BlockChanges {
-    let BlockQuantizer { k, n, block_size, bits, is_symmetric, .. } = scheme.blocks;
-    let bits = bits.count();
-    let (per_byte, middle) = (8 / bits, 1_u8 << (bits - 1));
-    let count = k.div_ceil(block_size);
-    let (column_bytes, point_bytes) = (count * block_size / per_byte, count.div_ceil(per_byte));
-    let unpacked = |bytes: &[u8], start: usize, place: usize| {
-        let byte = bytes.get(start + place / per_byte).copied().unwrap_or_default();
-        // In 32 bits, because a byte cannot be shifted by 8.
-        (u32::from(byte) >> (place % per_byte * bits) & ((1 << bits) - 1)) as u8
-    };
-    let numbers = RawElements::<E::Element>::new(zero_points);
-    let point = |column: usize, block: usize| {
-        if is_symmetric {
-            f32::from(middle)
-        } else if scheme.has_float_points() {
-            let mut number = [0.0];
-            numbers.widen(column * count + block, &mut number);
-            let [number] = number;
-            number
-        } else {
-            f32::from(unpacked(zero_points, column * point_bytes, block))
-        }
-    };
+    let BlockQuantizer { k, n, .. } = scheme.blocks;
+    let mut wide_scales = vec![0.0; scales.len()];
+    E::Element::widen(scales, &mut wide_scales);
+    let values = BlockValues::new::<E::Element>(scheme, codes, wide_scales, zero_points);
     let biases = if curvature.means.is_empty() { 0 } else { n };
     let mut changes = BlockChanges { noise: Noise::default(), bias: vec![0.0; biases], energy: 0.0 };
     let mut wide = [0.0_f32; TILE_COLUMNS];
     for first in (0..n).step_by(TILE_COLUMNS) {
         for row in 0..k {
-            let block = row / block_size;
+            let block = values.block(row);
             let Some(wide) = wide.get_mut(..TILE_COLUMNS.min(n - first)) else { continue };
             elements.widen(row * n + first, wide);
             let mean = curvature.means.get(row).copied().map_or(0.0, f64::from);
             let energy = curvature.energies.get(row).copied().map_or(0.0, f64::from);
             for (column, weight) in wide.iter().enumerate() {
                 let column = first + column;
-                let code = unpacked(codes, column * column_bytes, row);
-                let scale = scales.get(column * count + block).map_or(0.0, |scale| scale.wide());
-                let became = (f32::from(code) - point(column, block)) * scale;
+                let became = values.value(row, block, column);
                 changes.noise.add(*weight, became);
                 changes.energy += energy * f64::from(weight * weight);
                 if let Some(bias) = changes.bias.get_mut(column) {

@@ -123,6 +123,59 @@ impl Placed {
     }
 }
 
+/// What a file will have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSize {
+    /// The bytes of the model file.
+    pub model: u64,
+    /// The bytes of the data file beside it; 0 without one.
+    pub data: u64,
+    /// The largest initializer, and its bytes.
+    pub largest: Option<(String, u64)>,
+}
+
+/// The size of a model, before any weight is computed.
+pub(super) fn size(
+    draft: &mut Draft,
+    source: &Source,
+    (path, weights): (&Path, &Weights),
+) -> Result<FileSize> {
+    let mut original = Original { source, external: source.external_data()? };
+    let Layout { placed, end, .. } = lay_out(draft, &mut original, (path, weights))?;
+    let bytes = |placed: &Placed| placed.length.max(placed.header.encoded_len()) as u64;
+    let largest = placed.iter().max_by_key(|placed| bytes(placed));
+    let largest = largest.map(|placed| (placed.header.name().to_string(), bytes(placed)));
+    Ok(FileSize { model: head(draft, &placed)?.1, data: end, largest })
+}
+
+/// Where everything goes.
+struct Layout {
+    placed: Vec<Placed>,
+    /// The name of the data file, and the least bytes of a tensor in it.
+    data: Option<(String, usize)>,
+    /// The bytes of that file.
+    end: u64,
+}
+
+fn lay_out(
+    draft: &mut Draft,
+    original: &mut Original<'_>,
+    (path, weights): (&Path, &Weights),
+) -> Result<Layout> {
+    // The message has functions; the draft has the nodes and initializers of the graph.
+    visit_tensors(&mut draft.message, &mut |tensor| original.bring_inside(tensor))?;
+    visit_node_tensors(&mut draft.nodes, &mut |tensor| original.bring_inside(tensor))?;
+    let parts = all_parts(draft, original)?;
+    let inside: usize = parts.iter().map(|part| part_length(draft, part)).sum::<Result<usize>>()?;
+    // Some way below the limit, for the nodes and headers.
+    let is_large = inside > MESSAGE_LIMIT - (64 << 20);
+    let beside = Weights::Beside { least: 1024 };
+    let weights = if is_large && *weights == Weights::Inside { &beside } else { weights };
+    let data = data_file(path, weights)?;
+    let (placed, end) = place(draft, parts, data.as_ref())?;
+    Ok(Layout { placed, data, end })
+}
+
 /// Writes a model. `check` gets it as it will be loaded, before it has its name; if `check` fails,
 /// nothing is left.
 pub(super) fn write(
@@ -132,17 +185,7 @@ pub(super) fn write(
     check: &mut dyn FnMut(&Model) -> Result<()>,
 ) -> Result<Written> {
     let mut original = Original { source, external: source.external_data()? };
-    // The message has functions; the draft has the nodes and initializers of the graph.
-    visit_tensors(&mut draft.message, &mut |tensor| original.bring_inside(tensor))?;
-    visit_node_tensors(&mut draft.nodes, &mut |tensor| original.bring_inside(tensor))?;
-    let parts = all_parts(&mut draft, &mut original)?;
-    let inside: usize = parts.iter().map(|part| part_length(&draft, part)).sum::<Result<usize>>()?;
-    // Some way below the limit, for the nodes and headers.
-    let is_large = inside > MESSAGE_LIMIT - (64 << 20);
-    let beside = Weights::Beside { least: 1024 };
-    let weights = if is_large && *weights == Weights::Inside { &beside } else { weights };
-    let data = data_file(path, weights)?;
-    let (placed, end) = place(&draft, parts, data.as_ref())?;
+    let Layout { placed, data, end } = lay_out(&mut draft, &mut original, (path, weights))?;
     // What is discarded is checked all the same, in files that never get a name.
     let is_discarded = path.canonicalize().is_ok_and(|real| real == Path::new(NULL_DEVICE));
     let target = if is_discarded { std::env::temp_dir().join(DISCARDED) } else { path.to_path_buf() };
@@ -187,13 +230,14 @@ struct Files {
 
 /// All initializers: those that stay as they are, then those to add. Data in other files becomes
 /// part of the model; without a copy, because those files are mapped.
-fn all_parts(draft: &mut Draft, original: &mut Original<'_>) -> Result<Vec<Part>> {
-    let mut parts = Vec::new();
-    for mut header in std::mem::take(&mut draft.initializers) {
+fn all_parts(draft: &Draft, original: &mut Original<'_>) -> Result<Vec<Part>> {
+    let mut parts = Vec::with_capacity(draft.initializers.len() + draft.parts.len());
+    for header in &draft.initializers {
+        let mut header = header.clone();
         original.bring_inside(&mut header)?;
         parts.push(Part { header, from: None });
     }
-    parts.append(&mut draft.parts);
+    parts.extend(draft.parts.iter().cloned());
     Ok(parts)
 }
 
@@ -240,7 +284,8 @@ fn write_parts(
     placed: &[Placed],
     files: &mut Files,
 ) -> Result<Written> {
-    let model = write_head(draft, placed, &mut files.model)?;
+    let (start, model) = head(draft, placed)?;
+    put(&mut files.model, &start)?;
     let mut results =
         Results { draft, original, last: None, noises: BTreeMap::new(), zeros: BTreeMap::new() };
     let mut data_end = 0_u64;
@@ -272,9 +317,9 @@ fn write_parts(
     Ok(Written { model, data: data_end, noises: results.noises, zeros: results.zeros })
 }
 
-/// Writes everything before the initializers, which are the last field of the graph, as the graph
-/// is of the model. Returns the length of the whole model.
-fn write_head(draft: &Draft, placed: &[Placed], file: &mut NewFile) -> Result<u64> {
+/// Everything before the initializers, which are the last field of the graph, as the graph is of
+/// the model; and the length of the whole model.
+fn head(draft: &Draft, placed: &[Placed]) -> Result<(Vec<u8>, u64)> {
     let mut head = draft.message.clone();
     let mut graph = head.graph.take().unwrap_or_default();
     graph.node.clone_from(&draft.nodes);
@@ -290,8 +335,7 @@ fn write_head(draft: &Draft, placed: &[Placed], file: &mut NewFile) -> Result<u6
     encode_key(GRAPH, WireType::LengthDelimited, &mut start);
     encode_varint(graph_length as u64, &mut start);
     start.extend(graph.encode_to_vec());
-    put(file, &start)?;
-    Ok(total as u64)
+    Ok((start, total as u64))
 }
 
 /// The results of the last job: those of one weight are next to each other.

@@ -11,8 +11,9 @@ use ort_runtime::quant::{
     Quantizer, RangeRule, Smooth, StaticFormat, StaticOptions, TunedWeights,
 };
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, size};
 use crate::comparison::SampleArgs;
+use crate::output::data_path;
 use crate::usage::wrong_usage;
 
 /// Writes a quantized model, checks it, and lists what became of each layer.
@@ -24,13 +25,15 @@ pub(crate) struct QuantizeArgs {
     /// Output file, written atomically. With --compare: the model to compare with.
     pub(super) output: PathBuf,
     /// What weights become.
-    #[arg(long, value_enum, required_unless_present = "compare")]
+    #[arg(long, value_enum, required_unless_present_any = ["compare", "budget", "budget_run", "error"])]
     pub(super) mode: Option<ModeArg>,
     /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
     #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "smooth", "block", "method",
         "act_order", "bias_correction", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
-        "only", "exclude", "external_data", "dry_run"])]
+        "only", "exclude", "external_data", "dry_run", "budget", "budget_run", "error", "exact_errors"])]
     pub(super) compare: bool,
+    #[command(flatten)]
+    pub(super) bound: BoundArgs,
     #[command(flatten)]
     pub(super) samples: SampleArgs,
     /// Take the ranges from this file if it exists; otherwise write them to it. Its format is that
@@ -100,6 +103,47 @@ pub(crate) struct QuantizeArgs {
     pub(super) json: bool,
 }
 
+/// The bounds, for which weights get different precisions.
+#[derive(Args)]
+pub(super) struct BoundArgs {
+    /// Give each weight the bits that keep the outputs most accurate in a file of at most this
+    /// size. Weights have at least the bits of --mode (2 without it), and may stay in floating
+    /// point. With --data, the error that each weight causes at the outputs is measured.
+    #[arg(long, value_name = "SIZE", value_parser = size, group = "bound")]
+    budget: Option<usize>,
+    /// The same, for the weights and the planned peak of a run together.
+    #[arg(long, value_name = "SIZE", value_parser = size, group = "bound")]
+    budget_run: Option<usize>,
+    /// Write the smallest model whose outputs differ by at most this share on the held-out samples
+    /// of --data: 0.01 is 1 %. The error of the written file is measured.
+    #[arg(long, value_name = "X", value_parser = relative_error, group = "bound")]
+    error: Option<f64>,
+    /// With a bound and --data: measure the error of 8 bits, too. Otherwise it follows from that of
+    /// fewer bits, in proportion to the noise of the weight.
+    #[arg(long, requires = "bound")]
+    pub(super) exact_errors: bool,
+}
+
+/// What a mixed model has to keep.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    /// The bytes of the file, with its data file.
+    File(u64),
+    /// The bytes of the weights and the planned peak.
+    Run(u64),
+    /// The relative error of the outputs.
+    Error(f64),
+}
+
+impl BoundArgs {
+    /// The bound; clap allows one of them.
+    pub(super) fn bound(&self) -> Option<Bound> {
+        let file = self.budget.map(|bytes| Bound::File(bytes as u64));
+        let run = self.budget_run.map(|bytes| Bound::Run(bytes as u64));
+        file.or(run).or(self.error.map(Bound::Error))
+    }
+}
+
 /// The values of `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FormatArg {
@@ -160,9 +204,25 @@ pub(super) enum ModeArg {
 }
 
 impl QuantizeArgs {
+    /// The mode; with a bound and no mode, the one of the fewest bits.
+    pub(super) fn mode_or_least(&self) -> ModeArg {
+        self.mode.unwrap_or(ModeArg::Int2)
+    }
+
     /// Where the weights go.
     pub(super) fn weights(&self) -> Weights {
         if self.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside }
+    }
+
+    /// Refuses to replace a file that is read, before hours of calibration.
+    pub(super) fn check_outputs(&self) -> Result<()> {
+        let mut outputs: Vec<PathBuf> = self.report.iter().cloned().collect();
+        if !self.compare {
+            outputs.extend(self.calibration.iter().filter(|path| !path.exists()).cloned());
+            outputs.push(self.output.clone());
+            outputs.extend((self.weights() != Weights::Inside).then(|| data_path(&self.output)));
+        }
+        Ok(self.model.source()?.check_outputs(outputs.iter().map(PathBuf::as_path))?)
     }
 
     /// The quantizer. That of the static mode has no ranges yet.
@@ -180,6 +240,7 @@ impl QuantizeArgs {
                 "--method gptq and awq need --data with samples; without any, take --method mse or hqq"
             );
         }
+        self.check_bound()?;
         if self.bias_correction && self.samples.data.is_none() {
             wrong_usage!("--bias-correction needs --data with samples; give some, or leave it out");
         }
@@ -200,7 +261,9 @@ impl QuantizeArgs {
                     MethodArg::KQuant => BlockMethod::KQuant,
                     MethodArg::Hqq => BlockMethod::HalfQuadratic,
                 },
-                protects_last: !self.no_protect_last,
+                // With a bound and samples, the error of the last product is measured instead.
+                protects_last: !(self.no_protect_last
+                    || self.bound.bound().is_some() && self.samples.data.is_some()),
                 tuned: TunedWeights::default(),
             })
         };
@@ -227,10 +290,31 @@ impl QuantizeArgs {
         Ok(Quantizer { mode, only: self.only.clone(), exclude: self.exclude.clone() })
     }
 
+    /// Refuses bounds without what they need.
+    fn check_bound(&self) -> Result<()> {
+        let Some(bound) = self.bound.bound() else { return Ok(()) };
+        let has_samples = self.samples.data.is_some();
+        if matches!(bound, Bound::Error(_)) && !has_samples {
+            wrong_usage!(
+                "--error needs --data with samples, on which it is measured; without any, take --budget"
+            );
+        }
+        if self.bound.exact_errors && !has_samples {
+            wrong_usage!("--exact-errors needs --data with samples; give some, or leave it out");
+        }
+        if has_samples && self.no_protect_last {
+            wrong_usage!(
+                "--no-protect-last has no effect here: with --data, the last product gets the bits that its \
+                 measured error is worth; leave it out"
+            );
+        }
+        Ok(())
+    }
+
     /// The options of GPTQ.
     pub(super) fn gptq(&self) -> GptqOptions {
         // With more bits, sweeps take time and gain nothing.
-        let sweeps = if self.mode == Some(ModeArg::Int2) { 3 } else { 0 };
+        let sweeps = if self.mode_or_least() == ModeArg::Int2 { 3 } else { 0 };
         let (act_order, corrects_bias) = (self.act_order, self.bias_correction);
         GptqOptions { act_order, sweeps, corrects_bias, ..GptqOptions::default() }
     }
@@ -253,6 +337,7 @@ impl QuantizeArgs {
             ("--ranges", !is_static && self.ranges != RangeRule::MinMax),
             ("--format", !is_static && self.format != FormatArg::Qdq),
             ("--smooth", !is_static && self.smooth != SmoothArg::Off),
+            ("--budget, --budget-run or --error", !is_blocks && self.bound.bound().is_some()),
         ];
         if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {
             wrong_usage!("{flag} has no effect in this --mode; leave it out");
@@ -279,6 +364,11 @@ fn block_size(text: &str) -> Result<usize, String> {
 
 fn pattern(text: &str) -> Result<NodePattern, String> {
     text.parse().map_err(|problem: ort_runtime::Error| problem.to_string())
+}
+
+fn relative_error(text: &str) -> Result<f64, String> {
+    let error = text.parse().ok().filter(|error: &f64| *error > 0.0 && *error <= 1.0);
+    error.ok_or_else(|| format!("`{text}` is not a share above 0 and up to 1, such as 0.01 for 1 %"))
 }
 
 fn smooth(text: &str) -> Result<SmoothArg, String> {

@@ -5,29 +5,28 @@
 //! of their outputs is reported.
 
 mod arguments;
+mod bounded;
 mod calibrate;
 mod report;
+mod search;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use ort_runtime::Model;
-use ort_runtime::onnx::Weights;
 
-use self::arguments::ModeArg;
 pub(crate) use self::arguments::QuantizeArgs;
 use self::report::{Report, Row};
 use crate::args::ModelArgs;
 use crate::comparison::{Inputs, Ran, Sizes, compare, refuse_new_infinities};
-use crate::output::{data_path, say_report};
+use crate::output::say_report;
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
-    let report = match args.mode {
-        // Only --compare goes without a mode.
-        None => compare_models(args)?,
-        Some(mode) => quantize(args, mode)?,
+    let report = match args.bound.bound() {
+        _ if args.compare => compare_models(args)?,
+        Some(bound) => bounded::quantize(args, bound)?,
+        None => quantize(args)?,
     };
     say_report(&report, args.report.as_deref(), args.json, |report| report.print(args))?;
     Ok(ExitCode::SUCCESS)
@@ -37,7 +36,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
 fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     let original = args.model.load()?;
     let other = ModelArgs { model: args.output.clone(), ..args.model.clone() }.load()?;
-    check_outputs(args)?;
+    args.check_outputs()?;
     let inputs = Inputs::open(&args.samples, (&args.model, &original), false)?;
     let inputs = inputs.compared(&args.model, &original)?;
     let ran = Ran::of(&args.model, &original, &inputs)?;
@@ -45,10 +44,10 @@ fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     Ok(Report { outputs, checked: Some(checked), ..Report::default() })
 }
 
-fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
-    let mut quantizer = args.quantizer(mode)?;
+fn quantize(args: &QuantizeArgs) -> Result<Report> {
+    let mut quantizer = args.quantizer(args.mode_or_least())?;
     let source = args.model.source()?;
-    check_outputs(args)?;
+    args.check_outputs()?;
     let model = args.model.load()?;
     let inputs = Inputs::open(&args.samples, (&args.model, &model), true)?;
     let calibration = calibrate::calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
@@ -75,15 +74,4 @@ fn quantize(args: &QuantizeArgs, mode: ModeArg) -> Result<Report> {
     }
     report.layers = layers.into_iter().map(|layer| Row::of(layer, &noises)).collect();
     Ok(report)
-}
-
-/// Refuses to replace a file that is read, before hours of calibration.
-fn check_outputs(args: &QuantizeArgs) -> Result<()> {
-    let mut outputs: Vec<PathBuf> = args.report.iter().cloned().collect();
-    if !args.compare {
-        outputs.extend(args.calibration.iter().filter(|path| !path.exists()).cloned());
-        outputs.push(args.output.clone());
-        outputs.extend((args.weights() != Weights::Inside).then(|| data_path(&args.output)));
-    }
-    Ok(args.model.source()?.check_outputs(outputs.iter().map(PathBuf::as_path))?)
 }

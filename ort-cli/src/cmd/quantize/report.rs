@@ -7,6 +7,7 @@ use ort_runtime::quant::{Layer, Noise, Outcome};
 use serde::Serialize;
 
 use super::arguments::QuantizeArgs;
+use super::search::Search;
 use crate::args::table;
 use crate::comparison::{Checked, OutputError, Sizes, print_outputs};
 use crate::output::{listed, say};
@@ -23,6 +24,8 @@ pub(super) struct Report {
     /// Absent from a dry run.
     pub(super) checked: Option<Checked>,
     pub(super) written: Option<Sizes>,
+    /// How a bound was kept; absent without one.
+    pub(super) search: Option<Search>,
 }
 
 /// A calibration.
@@ -42,7 +45,7 @@ pub(super) struct Calibrated {
 /// A layer.
 #[derive(Serialize)]
 pub(super) struct Row {
-    node: String,
+    pub(super) node: String,
     operator: String,
     shape: Vec<usize>,
     /// Absent from a layer that stays.
@@ -51,6 +54,8 @@ pub(super) struct Row {
     bytes_after: usize,
     /// The ratio of the weight to its change, in decibels.
     weight_decibels: Option<f64>,
+    /// With a bound: the part of the weight in the sum of all squared errors.
+    pub(super) error_share: Option<f64>,
     /// Why the layer stays.
     kept: Option<String>,
 }
@@ -66,6 +71,7 @@ impl Row {
             bytes_before: 0,
             bytes_after: 0,
             weight_decibels: None,
+            error_share: None,
             kept: None,
         };
         match outcome {
@@ -89,6 +95,9 @@ impl Report {
         if let Some(calibration) = &self.calibration {
             calibration.print()?;
         }
+        if let Some(search) = &self.search {
+            search.print()?;
+        }
         print_outputs(&self.outputs)?;
         if let Some(checked) = &self.checked {
             checked.print()?;
@@ -101,7 +110,9 @@ impl Report {
     }
 
     fn print_layers(&self) -> Result<()> {
-        let mut rows = table(&["layer", "operator", "weight", "becomes", "bytes", "after", "weight dB"]);
+        let mut titles = vec!["layer", "operator", "weight", "becomes", "bytes", "after", "weight dB"];
+        titles.extend(self.search.as_ref().map(|_| "error share"));
+        let mut rows = table(&titles);
         for row in &self.layers {
             let shape: Vec<String> = row.shape.iter().map(ToString::to_string).collect();
             let becomes = match (&row.precision, &row.kept) {
@@ -113,7 +124,10 @@ impl Report {
             let (before, after) = (bytes(row.bytes_before), bytes(row.bytes_after));
             let decibels = row.weight_decibels.map_or(String::new(), |decibels| format!("{decibels:.1}"));
             let (node, operator) = (row.node.clone(), row.operator.clone());
-            rows.add_row([node, operator, shape.join("x"), becomes, before, after, decibels]);
+            let mut cells = vec![node, operator, shape.join("x"), becomes, before, after, decibels];
+            let share = |share: f64| format!("{:.2} %", 100.0 * share);
+            cells.extend(self.search.as_ref().map(|_| row.error_share.map_or(String::new(), share)));
+            rows.add_row(cells);
         }
         say!("{rows}")
     }
