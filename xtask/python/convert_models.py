@@ -2,9 +2,10 @@
 
 usage: python convert_models.py TABLE.json MODELS OUT [NAME...]
 
-TABLE.json lists under `models` {name, from, method}: static (Q/DQ around float operators, 8-bit activations, 8-bit weights by channel),
-dynamic (8-bit weights, activations quantized as they come), nbits (4-bit weights in blocks) or float16 (all but inputs and outputs in float16). Writes OUT/NAME.onnx. A model that is there and
-was made from the same source in the same way is left alone.
+TABLE.json lists under `models` {name, from, method, options}: static (Q/DQ around float operators, 8-bit activations, 8-bit weights), dynamic (8-bit
+weights, activations quantized as they come), nbits (4- or 8-bit weights in blocks) or float16 (all but inputs and outputs in float16). Options of static:
+`shapes` of inputs with unknown sizes, and `per_channel` (true; needs opset 13). Writes OUT/NAME.onnx. A model that is there and was made from the same
+source in the same way is left alone.
 """
 
 import json
@@ -23,18 +24,24 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-CALIBRATION_PICTURES = 8
+CALIBRATION_SAMPLES = 8
 
 
 class Noise(CalibrationDataReader):
-    """Random pictures: the ranges matter to accuracy, not to speed."""
+    """Random pictures or tokens: the ranges matter to accuracy, not to speed."""
 
-    def __init__(self, model: Path):
-        (info,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()
-        shape = [size if isinstance(size, int) else 1 for size in info.shape]
+    def __init__(self, model: Path, shapes: dict):
+        infos = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()
         rng = np.random.default_rng(0)
-        pictures = (rng.standard_normal(shape).astype(np.float32) for _ in range(CALIBRATION_PICTURES))
-        self.feeds = ({info.name: picture} for picture in pictures)
+
+        def sample(info) -> np.ndarray:
+            shape = shapes.get(info.name, [size if isinstance(size, int) else 1 for size in info.shape])
+            if info.type == "tensor(float)":
+                return rng.standard_normal(shape).astype(np.float32)
+            # The second of two token types, or a mask, is 1 at most.
+            return rng.integers(1, 1000 if info.name.endswith("input_ids") else 2, shape)
+
+        self.feeds = ({info.name: sample(info) for info in infos} for _ in range(CALIBRATION_SAMPLES))
 
     def get_next(self):
         return next(self.feeds, None)
@@ -48,11 +55,11 @@ def static(source: Path, out: Path, options: dict) -> None:
         quantize_static(
             prepared,
             out,
-            Noise(source),
+            Noise(source, options.get("shapes", {})),
             quant_format=QuantFormat.QDQ,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            per_channel=True,
+            per_channel=options.get("per_channel", True),
         )
 
 
@@ -64,7 +71,7 @@ def nbits(source: Path, out: Path, options: dict) -> None:
     model = ONNXModel(onnx.load(source))
     # The tool takes MatMul only.
     model.replace_gemm_with_matmul()
-    quantizer = MatMulNBitsQuantizer(model.model, bits=4, is_symmetric=True, **options)
+    quantizer = MatMulNBitsQuantizer(model.model, **{"bits": 4, "is_symmetric": True, **options})
     quantizer.process()
     onnx.save(quantizer.model.model, out)
 

@@ -54,11 +54,20 @@ pub(super) fn conv_of_codes(cx: &mut BatchCx<'_>) -> BatchResult {
 
 /// `FusedConv`: the addend, its fourth input, is batched like the image.
 pub(super) fn conv_with_addend(cx: &mut BatchCx<'_>) -> BatchResult {
+    convolution_with_addend(cx, 3)
+}
+
+/// `ConvIntegerToFloat`: the residual, its eighth input, is batched like the image.
+pub(super) fn integer_conv(cx: &mut BatchCx<'_>) -> BatchResult {
+    convolution_with_addend(cx, 7)
+}
+
+fn convolution_with_addend(cx: &mut BatchCx<'_>, addend: usize) -> BatchResult {
     refuse_if(cx.items(0)? != 0, "the batch is not the first axis of its images")?;
-    if cx.fact(3).is_some() {
-        refuse_if(cx.items(3)? != 0, "its addend does not hold the items along the first axis")?;
+    if cx.fact(addend).is_some() {
+        refuse_if(cx.items(addend)? != 0, "its addend does not hold the items along the first axis")?;
     }
-    cx.others_are_independent(&[0, 3])?;
+    cx.others_are_independent(&[0, addend])?;
     refuse_if(
         !cx.is_constant(1),
         "how it is computed may depend on the batch, as its weights are not constant",

@@ -5,9 +5,9 @@
 //! constant; `type[1,1]:number` gives it dimensions) or `[integers]` (a constant).
 //! `const:type[sizes]` makes any value a constant. `node.attribute=value` sets an attribute of a
 //! named node, `node.op=Name` selects one of its operators, and `node.outputs=2` gives it more
-//! outputs. `numbers=type` or `numbers=type[1,1]` sets the type of the pattern's numbers, by
-//! default `f32`. Each `_` has the name `_0`, `_1` and so on, and is omitted if there is no entry
-//! for it.
+//! outputs. `node._2=value` is input 2 of a node whose inputs the pattern leaves open.
+//! `numbers=type` or `numbers=type[1,1]` sets the type of the pattern's numbers, by default `f32`.
+//! Each `_` has the name `_0`, `_1` and so on, and is omitted if there is no entry for it.
 
 use rustc_hash::FxHashMap;
 
@@ -149,12 +149,30 @@ impl Sampler {
         self.builder.input(name, dtype, &symbols)
     }
 
+    /// Returns the inputs of the node `name` from `first` on, which its pattern leaves open.
+    fn rest(&mut self, name: &str, first: usize) -> Result<Vec<Option<ValueId>>> {
+        /// No operator that patterns leave open has more inputs.
+        const MOST: usize = 8;
+        let entry = |index: usize| {
+            let key = format!("{name}._{index}");
+            self.entries.iter().find(|(entry, _)| **entry == key).map(|(entry, text)| (*entry, *text))
+        };
+        let entries: Vec<_> = (first..MOST).map(entry).collect();
+        let make = |entry: Option<(&'static str, &'static str)>| {
+            entry.map(|(name, text)| self.make(name, text, false)).transpose()
+        };
+        entries.into_iter().map(make).collect()
+    }
+
     /// Returns the outputs of a node. A named node is created once.
     fn node(&mut self, term: &NodeTerm) -> Result<Vec<ValueId>> {
         if let Some(outputs) = term.name.and_then(|name| self.nodes.get(name)) {
             return Ok(outputs.clone());
         }
         let mut inputs = term.args.iter().map(|arg| self.term(arg)).collect::<Result<Vec<_>>>()?;
+        if let Some(name) = term.name.filter(|_| term.rest) {
+            inputs.extend(self.rest(name, inputs.len())?);
+        }
         while inputs.last() == Some(&None) {
             inputs.pop();
         }

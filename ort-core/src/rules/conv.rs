@@ -5,7 +5,7 @@ use crate::ir::{Attribute, ValueId};
 use crate::ops::fused::activation::Activation;
 use crate::rewrite::Then::Build;
 use crate::rewrite::{Found, Patch};
-use crate::spec::MICROSOFT;
+use crate::spec::{MICROSOFT, RUNTIME};
 use crate::{Result, rules};
 
 rules! { "conv", Extended;
@@ -86,11 +86,11 @@ fn per_channel(found: &Found<'_>, name: &str) -> bool {
     fits && (one || (channels && constant.element_count() == *count))
 }
 
-fn factor_is_per_channel(found: &Found<'_>) -> bool {
+pub(super) fn factor_is_per_channel(found: &Found<'_>) -> bool {
     per_channel(found, "factor") && bias_is_constant(found)
 }
 
-fn addend_is_per_channel(found: &Found<'_>) -> bool {
+pub(super) fn addend_is_per_channel(found: &Found<'_>) -> bool {
     per_channel(found, "addend") && bias_is_constant(found)
 }
 
@@ -109,7 +109,7 @@ fn over_filters(patch: &mut Patch<'_>, value: ValueId, (rank, _): (usize, usize)
 }
 
 /// Converts `value` to a vector of one number per filter.
-fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Result<ValueId> {
+pub(super) fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Result<ValueId> {
     let flat = patch.constant_ints(&[-1])?;
     let flat = patch.node("Reshape", &[value, flat], &[])?;
     let count = patch.constant_ints(&[count as i64])?;
@@ -205,12 +205,12 @@ fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 /// Whether the residual is no constant, and neither side of the addition is broadcast.
-fn residual_has_output_shape(found: &Found<'_>) -> bool {
+pub(super) fn residual_has_output_shape(found: &Found<'_>) -> bool {
     let both = found.has_output_shape("c") && found.has_output_shape("residual");
     found.tensor("residual").is_none() && both
 }
 
-/// Emits a `FusedConv` with the inputs of the match.
+/// Emits a `FusedConv` or `ConvIntegerToFloat` with the inputs of the match.
 fn fused(
     patch: &mut Patch<'_>,
     activation: impl IntoIterator<Item = (&'static str, Attribute)>,
@@ -219,15 +219,19 @@ fn fused(
     // A matched `FusedConv` has an empty activation, which the new one replaces.
     attrs.retain(|(name, _)| !name.starts_with("activation"));
     attrs.extend(activation);
-    let inputs = ["x", "w", "b", "residual"].map(|name| patch.found.value(name));
-    Ok(Some(vec![patch.emit((MICROSOFT, "FusedConv"), &inputs, &attrs)?]))
+    let (operator, names): (_, &[&str]) = match patch.found.value("xs") {
+        Some(_) => ((RUNTIME, "ConvIntegerToFloat"), &["x", "w", "xs", "ws", "xz", "wz", "b", "residual"]),
+        None => ((MICROSOFT, "FusedConv"), &["x", "w", "b", "residual"]),
+    };
+    let inputs: Vec<Option<ValueId>> = names.iter().map(|name| patch.found.value(name)).collect();
+    Ok(Some(vec![patch.emit(operator, &inputs, &attrs)?]))
 }
 
-fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+pub(super) fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     fused(patch, [])
 }
 
-fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+pub(super) fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let node = patch.found().node("act");
     match node.and_then(|node| Activation::of_operator(node.spec.name, &node.attrs)) {
         Some(activation) => fused(patch, activation.attributes()),
@@ -241,11 +245,11 @@ fn bounds(found: &Found<'_>) -> Option<[f32; 2]> {
     Some([bound("min")?, bound("max")?])
 }
 
-fn bounds_are_attributes(found: &Found<'_>) -> bool {
+pub(super) fn bounds_are_attributes(found: &Found<'_>) -> bool {
     bounds(found).is_some()
 }
 
-fn clip(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+pub(super) fn clip(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(bounds) = bounds(&patch.found()) else { return Ok(None) };
     let activation = Activation::new("Clip", &bounds)?;
     fused(patch, activation.attributes())

@@ -5,6 +5,7 @@
 //! operators that are independent of the order of axes, until they meet and cancel.
 
 use crate::Result;
+use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::rewrite::Then::Build;
@@ -38,6 +39,22 @@ rules! { "layout", All;
         if both_move_alike => Build(binary),
         ["a=u8[2,4,5] as=f32:0.37 az=u8:128 b=u8[2,4,1] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9 s.perm=[0,2,1] t.perm=[0,2,1] m.op=QLinearAdd"],
         keep true;
+    /// A Transpose before QLinearAdd or QLinearMul with a constant moves behind it, to meet its
+    /// inverse. Scales and biases of channels are such constants.
+    transpose_after_constant: "m@QLinearAdd|QLinearMul(t@Transpose(a), as, az, #b, bs, bz, ys, yz)" if constant_moves
+        => Build(with_constant),
+        [
+            "a=u8[2,5,6,4] as=f32:0.37 az=u8:128 b=u8[1,4,1,1] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9 t.perm=[0,3,1,2] m.op=QLinearMul",
+            "a=i8[2,5,6,4] as=f32:0.37 az=i8:12 b=i8[4,1,1] bs=f32:0.23 bz=i8:7 ys=f32:0.71 yz=i8:9 t.perm=[0,3,1,2] m.op=QLinearAdd",
+            "a=u8[2,4,5] as=f32:0.37 az=u8:128 b=u8[1] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9 t.perm=[2,0,1] m.op=QLinearAdd",
+        ], keep true;
+    /// The same for a constant that is the first side.
+    transpose_after_first_constant: "m@QLinearAdd|QLinearMul(#b, bs, bz, t@Transpose(a), as, az, ys, yz)"
+        if constant_moves => Build(with_constant),
+        [
+            "b=u8[1] bs=f32:0.23 bz=u8:7 a=u8[2,5,6,4] as=f32:0.37 az=u8:128 ys=f32:0.71 yz=u8:9 t.perm=[0,3,1,2] m.op=QLinearMul",
+            "b=u8[4,1,1] bs=f32:0.23 bz=u8:7 a=u8[2,5,6,4] as=f32:0.37 az=u8:128 ys=f32:0.71 yz=u8:9 t.perm=[0,3,1,2] m.op=QLinearAdd",
+        ], keep true;
 }
 
 // NCHW to NHWC, and back.
@@ -69,6 +86,24 @@ fn is_image_of_codes(found: &Found<'_>) -> bool {
 fn both_move_alike(found: &Found<'_>) -> bool {
     let same = order(found, "s").is_some() && order(found, "s") == order(found, "t");
     same && found.rank("a").is_some() && found.rank("a") == found.rank("b")
+}
+
+/// Whether the constant of an addition or product broadcasts to the transposed value, and has at
+/// most its axes.
+fn constant_moves(found: &Found<'_>) -> bool {
+    let (Some(order), Some(rank), Some(constant)) =
+        (order(found, "t"), found.rank("a"), found.fixed_shape("b"))
+    else {
+        return false;
+    };
+    let broadcasts = found.output_shape().is_some_and(|shape| Some(shape) == moved_shape(found).as_deref());
+    order.len() == rank && constant.len() <= rank && broadcasts
+}
+
+/// Returns the shape of the transposed value.
+fn moved_shape(found: &Found<'_>) -> Option<Vec<Dim>> {
+    let shape = found.shape("a")?;
+    order(found, "t")?.into_iter().map(|axis| shape.get(usize::try_from(axis).ok()?).cloned()).collect()
 }
 
 fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -104,6 +139,41 @@ fn function(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 
 fn binary(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     moved(patch, "s", &["a", "as", "az", "b", "bs", "bz", "ys", "yz"])
+}
+
+/// Transposes the constant instead, which constant folding does once.
+fn with_constant(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(node), Some(order), Some(shape)) =
+        (found.node("m"), order(&found, "t"), found.fixed_shape("b"))
+    else {
+        return Ok(None);
+    };
+    let operator = (node.spec.domain, node.spec.name);
+    let is_first = node.inputs.first().copied().flatten() == found.value("b");
+    let mut constant = patch.value("b")?;
+    if shape.iter().any(|size| *size != 1) {
+        // Missing axes are leading ones.
+        let mut sizes = vec![1; order.len() - shape.len()];
+        sizes.extend(shape.iter().map(|size| *size as i64));
+        let sizes = patch.constant_ints(&sizes)?;
+        constant = patch.node("Reshape", &[constant, sizes], &[])?;
+        let mut inverse: Vec<(i64, i64)> = order.iter().copied().zip(0..).collect();
+        inverse.sort_unstable();
+        let inverse: Vec<i64> = inverse.into_iter().map(|(_, place)| place).collect();
+        constant = transpose(patch, constant, &inverse)?;
+    }
+    let mut of_constant = vec![Some(constant)];
+    of_constant.extend(patch.inputs(&["bs", "bz"])?);
+    let mut sides = [patch.inputs(&["a", "as", "az"])?, of_constant];
+    if is_first {
+        sides.reverse();
+    }
+    let mut inputs = sides.concat();
+    inputs.extend(patch.inputs(&["ys", "yz"])?);
+    let attrs = patch.attrs("m");
+    let y = patch.emit(operator, &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &order)?]))
 }
 
 /// Emits the operator `m` on other inputs, and the transposition behind it.

@@ -8,10 +8,12 @@ mod algebra;
 mod attention;
 mod codes;
 mod conv;
+mod integer_conv;
 mod layout;
 mod linear;
 mod norm;
 mod qdq;
+mod qdq_movement;
 mod quantized_weights;
 mod separable;
 
@@ -28,6 +30,8 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &attention::RULES,
     &linear::RULES,
     &qdq::RULES,
+    &qdq_movement::RULES,
+    &integer_conv::RULES,
     &quantized_weights::RULES,
     &layout::RULES,
 ];

@@ -15,7 +15,7 @@ use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::spec::MICROSOFT;
 use crate::tensor::Tensor;
-use crate::{Result, rules};
+use crate::{Result, error, rules};
 
 rules! { "qdq", Extended;
     /// Dequantizing and quantizing with the same scale and zero point becomes the input.
@@ -26,29 +26,31 @@ rules! { "qdq", Extended;
     qdq_requantize: "QuantizeLinear(DequantizeLinear(x, #xs, #xz), #ys, #yz)" if all_alike
         => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; alpha=1)"),
         ["x=u8[2,40] xs=f32:0.37 xz=u8:128 ys=f32:0.71 yz=u8:9"], known Nothing;
-    /// An operator that moves elements or selects the greatest or the least runs on quantized
-    /// values, if scale and zero point stay the same: a quarter of the bytes.
-    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze|Slice|Gather|GatherElements|Expand|Tile|DepthToSpace|SpaceToDepth|ReduceMax|ReduceMin|Resize(DequantizeLinear(x, #s, #z), ..), #ys, #yz)"
-        if moves_elements => Build(movement),
+    /// Division of dequantized values by a number before QuantizeLinear becomes a table lookup:
+    /// QLinearLeakyRelu with a slope of 1. A tie may round the other way.
+    qdq_division: "QuantizeLinear(Div(DequantizeLinear(x, #xs, #xz), #divisor), #ys, #yz)" if divides_by_number
+        => Build(division),
         [
-            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
-            "x=i8[2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=Transpose m.perm=[1,0]",
-            "x=i8[1,8,2,3] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=DepthToSpace m.blocksize=2",
-            "x=u8[1,2,4,6] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=SpaceToDepth m.blocksize=2",
-            "x=u8[2,3,4] s=f32:0.5 z=u8:7 ys=f32:0.5 yz=u8:7 m.op=ReduceMax m.keepdims=0",
-            "x=i8[2,3,4] s=f32:0.5 z=i8:7 ys=f32:0.5 yz=i8:7 m.op=ReduceMin",
+            "x=u8[2,40] xs=f32:0.37 xz=u8:128 divisor=f32:6 ys=f32:0.071 yz=u8:9",
+            "x=i8[2,40] xs=f32:0.37 xz=i8:3 divisor=f32[1,1]:0.75 ys=f32:0.5 yz=i8:-9",
         ], known Nothing;
-    /// Where between two DequantizeLinear and QuantizeLinear of one scale and zero point selects
-    /// quantized values.
-    qdq_where: "QuantizeLinear(Where(c, DequantizeLinear(a, #s, #z), DequantizeLinear(b, s, z)), s, z)"
-        if both_have_scale => Template("Where(c, a, b)"),
-        ["c=bool[2,3] a=u8[2,3] b=u8[3] s=f32:0.5 z=u8:7"], known Nothing;
-    /// ArgMax and ArgMin of dequantized values compare quantized ones, whose order is the same.
-    dequantized_arg: "m@ArgMax|ArgMin(DequantizeLinear(x, #s, z?))" if scale_is_single => Build(movement),
-        ["x=u8[3,8] s=f32:0.5 z=u8:7 m.op=ArgMax m.axis=1", "x=i8[3,8] s=f32:0.5 m.op=ArgMin m.keepdims=0"], known Nothing;
-    /// Split of dequantized values splits quantized ones, and dequantizes the parts.
-    dequantized_split: "m@Split(DequantizeLinear(x, #s, #z), ..)" if scale_is_single => Build(split),
-        ["x=u8[6,3] s=f32:0.5 z=u8:7 m.outputs=3 m.num_outputs=3"], known Nothing;
+    /// Where between DequantizeLinear and QuantizeLinear of other scales or zero points requantizes
+    /// each side by a table and selects quantized values.
+    qdq_where_scaled: "QuantizeLinear(Where(c, DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
+        if all_alike => Build(scaled_where),
+        [
+            "c=bool[2,30] a=u8[2,30] as=f32:0.37 az=u8:128 b=u8[30] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9",
+            "c=bool[2,30] a=i8[1] as=f32:0.5 az=i8:-4 b=i8[2,30] bs=f32:0.5 bz=i8:3 ys=f32:0.5 yz=i8:3",
+        ], known Nothing;
+    /// Softmax over the last axis between DequantizeLinear and QuantizeLinear becomes
+    /// QLinearSoftmax, a table of exponentials, if the reciprocal of the result's scale is whole:
+    /// ONNX Runtime's tools choose 1/256.
+    qdq_softmax: "QuantizeLinear(m@Softmax(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if is_row_softmax
+        => Template("QLinearSoftmax(x, #xs, #xz, #ys, #yz; axis=-1; opset=13)"),
+        [
+            "x=u8[3,40] xs=f32:0.05 xz=u8:128 ys=f32:0.00390625 yz=u8:0 m.axis=-1",
+            "x=i8[2,3,300] xs=f32:0.1 xz=i8:3 ys=f32:0.00390625 yz=i8:-128 m.axis=2",
+        ];
     /// Conv between DequantizeLinear and QuantizeLinear becomes QLinearConv. A float bias is
     /// quantized.
     qdq_conv: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?), #ys, #yz)"
@@ -62,13 +64,19 @@ rules! { "qdq", Extended;
         if is_conv => Build(conv),
         ["x=i8[1,4,6,6] xs=f32:0.015625 xz=i8:-5 w=i8[8,4,1,1] ws=f32:0.03125 wz=i8:0 b=i32[8] bs=f32:0.00048828125 ys=f32:0.25 yz=i8:9"], known Nothing;
     /// Gemm between DequantizeLinear and QuantizeLinear becomes QGemm. A float bias is quantized.
-    qdq_gemm: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?; alpha=1; beta=1; transA=0), #ys, #yz)"
+    qdq_gemm: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?; alpha=1), #ys, #yz)"
         if is_gemm => Build(gemm),
-        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1"], known Nothing;
+        [
+            "x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1",
+            "x=u8[8,3] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 ys=f32:0.25 yz=u8:9 g.transA=1 g.beta=0.25",
+        ], known Nothing;
     /// Gemm between DequantizeLinear and QuantizeLinear becomes QGemm, with a quantized bias.
-    qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?); alpha=1; beta=1; transA=0), #ys, #yz)"
+    qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?); alpha=1), #ys, #yz)"
         if is_gemm => Build(gemm),
-        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9"], known Nothing;
+        [
+            "x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9",
+            "x=u8[8,3] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9 g.transA=1 g.beta=2",
+        ], known Nothing;
     /// MatMul between DequantizeLinear and QuantizeLinear becomes QLinearMatMul.
     qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_single => Template("QLinearMatMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
@@ -95,6 +103,10 @@ rules! { "qdq", Extended;
     /// Sigmoid between DequantizeLinear and QuantizeLinear becomes QLinearSigmoid, a table lookup.
     qdq_sigmoid: "QuantizeLinear(Sigmoid(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
         => Template("QLinearSigmoid(x, #xs, #xz, #ys, #yz)"), ["x=u8[2,40] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0"], known Nothing;
+    /// Relu between DequantizeLinear and QuantizeLinear becomes QLinearLeakyRelu with a slope of 0.
+    qdq_relu: "QuantizeLinear(Relu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
+        => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; alpha=0)"),
+        ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"], known Nothing;
     /// LeakyRelu between DequantizeLinear and QuantizeLinear becomes QLinearLeakyRelu, a table
     /// lookup.
     qdq_leaky_relu: "QuantizeLinear(l@LeakyRelu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
@@ -113,9 +125,12 @@ rules! { "qdq", Extended;
         ];
     /// Gemm of dequantized values that stays a float becomes QGemm, and its third input is added
     /// behind it.
-    dequantized_gemm: "g@Gemm(DequantizeLinear(a, #as, #az), d@DequantizeLinear(#b, #bs, #bz), c?; alpha=1; beta=1; transA=0)"
+    dequantized_gemm: "g@Gemm(DequantizeLinear(a, #as, #az), d@DequantizeLinear(#b, #bs, #bz), c?; alpha=1)"
         if is_float_product => Build(float_gemm),
-        ["a=u8[3,8] as=f32:0.015625 az=u8:128 b=i8[5,8] bs=f32[5] bz=const:i8[5] c=f32[5] g.transB=1 d.axis=0"];
+        [
+            "a=u8[3,8] as=f32:0.015625 az=u8:128 b=i8[5,8] bs=f32[5] bz=const:i8[5] c=f32[5] g.transB=1 d.axis=0",
+            "a=u8[8,3] as=f32:0.015625 az=u8:128 b=i8[8,5] bs=f32:0.25 bz=i8:3 c=f32[3,1] g.transA=1 g.beta=0.5",
+        ];
     /// A dynamically quantized MatMulInteger with Cast and scales becomes MatMulIntegerToFloat: the
     /// epilogue applies the scales.
     integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
@@ -128,7 +143,7 @@ rules! { "qdq", Extended;
 }
 
 /// Whether the value `name` has one element and at most one axis.
-fn is_single(found: &Found<'_>, name: &str) -> bool {
+pub(super) fn is_single(found: &Found<'_>, name: &str) -> bool {
     found.fixed_shape(name).is_some_and(|shape| matches!(shape.as_slice(), [] | [1]))
 }
 
@@ -137,11 +152,11 @@ const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 
 /// Whether quantizing dequantized values restores them. The scale must be a single number such that
 /// all dequantized values are finite and in the order of the quantized ones.
-fn scale_is_single(found: &Found<'_>) -> bool {
+pub(super) fn scale_is_single(found: &Found<'_>) -> bool {
     scale_is_usual(found) && of_bytes(found, "x")
 }
 
-fn scale_is_usual(found: &Found<'_>) -> bool {
+pub(super) fn scale_is_usual(found: &Found<'_>) -> bool {
     // In float32, 255 * 1e30 is finite, and multiples of 1e-30 are normal numbers.
     let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
     is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32)
@@ -149,7 +164,7 @@ fn scale_is_usual(found: &Found<'_>) -> bool {
 
 /// Like [`scale_is_single`], for values that are quantized again with the same scale and zero
 /// point. Files often have equal constants of several names.
-fn parameters_stay(found: &Found<'_>) -> bool {
+pub(super) fn parameters_stay(found: &Found<'_>) -> bool {
     let stays = |before: &str, after: &str| {
         is_single(found, after)
             && found.dtype(before) == found.dtype(after)
@@ -173,7 +188,7 @@ fn all_single(found: &Found<'_>) -> bool {
             .all(|name| of_bytes(found, name))
 }
 
-fn of_bytes(found: &Found<'_>, name: &str) -> bool {
+pub(super) fn of_bytes(found: &Found<'_>, name: &str) -> bool {
     matches!(found.dtype(name), Some(DType::I8 | DType::U8))
 }
 
@@ -189,51 +204,48 @@ fn is_average(found: &Found<'_>) -> bool {
     all_alike(found) && dilated.is_none_or(|dilations| dilations.iter().all(|&dilation| dilation == 1))
 }
 
-/// Whether the operator `m` moves elements between values of one scale. `Resize` must take the
-/// nearest element, and extrapolate none.
-fn moves_elements(found: &Found<'_>) -> bool {
-    let text = |name: &str| found.node("m").and_then(|node| node.attrs.find_string(name));
-    let resizes = found.node("m").is_some_and(|node| node.spec.name == "Resize");
-    let extrapolates = text("coordinate_transformation_mode") == Some("tf_crop_and_resize");
-    let takes_nearest = text("mode").is_none_or(|mode| mode == "nearest") && !extrapolates;
-    parameters_stay(found) && (!resizes || takes_nearest)
+/// Whether a softmax goes along the last axis, and `QLinearSoftmax` has its steps: that rounds the
+/// reciprocal of the scale down to a whole number.
+fn is_row_softmax(found: &Found<'_>) -> bool {
+    let axis = found.node("m").and_then(|node| node.attrs.find_int("axis")).unwrap_or(-1);
+    let is_last = axis == -1 || found.rank("x").is_some_and(|rank| axis + 1 == rank as i64);
+    let steps = found.scalar("ys").map(|scale| (scale as f32).recip());
+    all_alike(found) && is_last && steps.is_some_and(|steps| f64::from(steps - steps.floor()) <= UNSEEN)
 }
 
-/// Like [`scale_is_single`], for two values of one scale.
-fn both_have_scale(found: &Found<'_>) -> bool {
-    scale_is_usual(found) && of_bytes(found, "a") && found.dtype("a") == found.dtype("b")
+/// Whether a divisor is a single positive number that adds no axes.
+fn divides_by_number(found: &Found<'_>) -> bool {
+    let is_usual = found.scalar("divisor").is_some_and(|divisor| (1e-6..1e6).contains(&divisor));
+    let adds_none = found.rank("divisor").is_some_and(|rank| rank == 0 || found.rank("x") >= Some(rank));
+    all_alike(found) && is_usual && adds_none && found.dtype("divisor") == Some(DType::F32)
 }
 
-/// Applies the float operator to the quantized values.
-fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let Some(node) = patch.found().node("m").cloned() else { return Ok(None) };
-    // The replacement has one output; `MaxPool` may have indices as a second.
-    if node.outputs.iter().skip(1).any(Option::is_some) {
-        return Ok(None);
-    }
-    let x = patch.value("x")?;
-    let inputs: Vec<Option<ValueId>> =
-        [Some(x)].into_iter().chain(node.inputs.iter().skip(1).copied()).collect();
-    let attrs = patch.attrs("m");
-    Ok(Some(vec![patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?]))
-}
-
-/// Splits quantized values, and dequantizes each part.
-fn split(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+/// Divides the scale of the values instead.
+fn division(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let found = patch.found();
-    let Some(node) = found.node("m").cloned() else { return Ok(None) };
-    // Another reader would keep the dequantized whole beside its parts.
-    let whole = node.inputs.first().copied().flatten();
-    let is_shared = whole.is_none_or(|whole| found.reads(whole) > 1);
-    if is_shared || node.outputs.iter().any(Option::is_none) {
-        return Ok(None);
+    let (Some(scale), Some(divisor)) = (found.scalar("xs"), found.scalar("divisor")) else { return Ok(None) };
+    let scale = patch.constant(Tensor::scalar(scale as f32 / divisor as f32)?);
+    let mut inputs = vec![Some(patch.value("x")?), Some(scale)];
+    inputs.extend(singles(patch, &["xz", "ys", "yz"])?);
+    let identity = [("alpha", Attribute::Float(1.0))];
+    Ok(Some(vec![patch.emit((MICROSOFT, "QLinearLeakyRelu"), &inputs, &identity)?]))
+}
+
+/// Selects from two sides that are requantized.
+fn scaled_where(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let mut inputs = patch.inputs(&["c"])?;
+    for [side, scale, zero] in [["a", "as", "az"], ["b", "bs", "bz"]] {
+        let found = patch.found();
+        let stays = found.scalar(scale) == found.scalar("ys") && found.scalar(zero) == found.scalar("yz");
+        let mut of_side = patch.inputs(&[side])?;
+        if !stays {
+            of_side.extend(singles(patch, &[scale, zero, "ys", "yz"])?);
+            let identity = [("alpha", Attribute::Float(1.0))];
+            of_side = vec![Some(patch.emit((MICROSOFT, "QLinearLeakyRelu"), &of_side, &identity)?)];
+        }
+        inputs.extend(of_side);
     }
-    let [x, scale, zero] = ["x", "s", "z"].map(|name| patch.found().value(name));
-    let inputs: Vec<Option<ValueId>> = [x].into_iter().chain(node.inputs.iter().skip(1).copied()).collect();
-    let attrs = patch.attrs("m");
-    let parts = patch.draft.emit_in(("", "Split"), &inputs, &attrs, node.outputs.len())?;
-    let floats = |part| patch.emit(("", "DequantizeLinear"), &[Some(part), scale, zero], &[]);
-    parts.into_iter().map(floats).collect::<Result<_>>().map(Some)
+    Ok(Some(vec![patch.emit(("", "Where"), &inputs, &[])?]))
 }
 
 /// Concatenates quantized values of any number of scales.
@@ -266,7 +278,7 @@ fn concat(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 /// Whether the weights have one scale, or one for each index of `axis`.
-fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
+pub(super) fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
     let (Some(shape), Some(scales), Some(node)) =
         (found.fixed_shape("w"), found.fixed_shape("ws"), found.node("d"))
     else {
@@ -323,7 +335,12 @@ fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
     match tensor.dtype() {
         DType::F32 if !is_codes => Ok(Some(tensor.to_doubles()?)),
         DType::I32 if is_codes => {
-            let no_zero = found.value("bz").is_none() || found.scalar("bz") == Some(0.0);
+            // Tools write a zero point for each filter.
+            let zeros = found.tensor("bz").map(Tensor::to_doubles).transpose()?;
+            let no_zero = match zeros {
+                Some(zeros) => zeros.iter().all(|zero| *zero == 0.0),
+                None => found.value("bz").is_none(),
+            };
             let Some(scales) = found.tensor("bs").filter(|scales| scales.dtype() == DType::F32 && no_zero)
             else {
                 return Ok(None);
@@ -342,8 +359,9 @@ fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
 }
 
 /// Returns the bias in units of the accumulator, with one value for each of `count` columns.
-/// `Some(None)` if the pattern has no bias; `None` if its bias cannot be converted.
-fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
+/// `Some(None)` if the pattern has no bias; `None` if its bias cannot be converted. The node
+/// multiplies the bias by `factor`.
+fn bias(patch: &mut Patch<'_>, count: usize, factor: f64) -> Result<Option<Option<ValueId>>> {
     let found = patch.found();
     if found.value("b").is_none() {
         return Ok(Some(None));
@@ -360,7 +378,7 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
         // The standard: the bias of `QLinearConv` has the scale `x_scale * w_scale` and the zero
         // point 0.
         let w_scale = w_scales.get(at).or(w_scales.first()).copied().map_or(0.0, f64::from);
-        whole_steps(*number, x_scale * w_scale, y_scale)
+        whole_steps(*number * factor, x_scale * w_scale, y_scale)
     };
     let steps: Option<Vec<i32>> = numbers.iter().enumerate().map(whole).collect();
     let Some(steps) = steps.filter(|_| is_bias_of_columns(&found, count)) else { return Ok(None) };
@@ -368,14 +386,15 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
     Ok(Some(Some(patch.constant(steps))))
 }
 
+/// Maximum rounding error, as a fraction of the result's step. The fraction of results that it
+/// changes is about as small.
+const UNSEEN: f64 = 1.0 / (1 << 10) as f64;
+
 /// Converts a number of the bias to whole steps of the accumulator. `None` if the rounding could
 /// show in the result, whose quantized values are `code` apart.
 fn whole_steps(number: f64, step: f64, code: f64) -> Option<i32> {
     /// The relative error of a product of two scales in single precision.
     const SINGLE: f64 = 1.0 / (1 << 22) as f64;
-    /// Maximum rounding error, as a fraction of the result's step. The fraction of results that it
-    /// changes is about as small.
-    const UNSEEN: f64 = 1.0 / (1 << 10) as f64;
     let exact = number / step;
     let whole = exact.round_ties_even();
     let error = (exact - whole).abs();
@@ -393,7 +412,7 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(&filters) = patch.found().fixed_shape("w").as_deref().and_then(<[usize]>::first) else {
         return Ok(None);
     };
-    let Some(bias) = bias(patch, filters)? else { return Ok(None) };
+    let Some(bias) = bias(patch, filters, 1.0)? else { return Ok(None) };
     let mut inputs = patch.inputs(&["x"])?;
     inputs.extend(singles(patch, &["xs", "xz"])?);
     inputs.extend(patch.inputs(&["w"])?);
@@ -401,6 +420,30 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     inputs.push(bias);
     let attrs = patch.attrs("c");
     Ok(Some(vec![patch.emit(("", "QLinearConv"), &inputs, &attrs)?]))
+}
+
+/// Returns the factor of the third input of the `Gemm` `g`.
+fn beta(found: &Found<'_>) -> f32 {
+    found.node("g").and_then(|node| node.attrs.find_float("beta")).unwrap_or(1.0)
+}
+
+/// Returns the left side `name` of the `Gemm` `g`, transposed if the node transposes it.
+fn left(patch: &mut Patch<'_>, name: &str) -> Result<ValueId> {
+    let value = patch.value(name)?;
+    let transposed = patch.found().node("g").and_then(|node| node.attrs.find_int("transA"));
+    match transposed {
+        Some(1) => patch.node("Transpose", &[value], &[("perm", Attribute::Ints(vec![1, 0]))]),
+        _ => Ok(value),
+    }
+}
+
+/// Returns the third input `c` of the `Gemm` `g` times its factor; `None` if it is left out.
+pub(super) fn addend_of_gemm(patch: &mut Patch<'_>) -> Result<Option<ValueId>> {
+    let (addend, factor) = (patch.found().value("c"), beta(&patch.found()));
+    let Some(addend) = addend.filter(|_| factor != 1.0) else { return Ok(addend) };
+    let factor = patch.number_like("c", factor)?;
+    let factor = factor.ok_or_else(|| error!(Fail, "the third input of a Gemm is no float"))?;
+    patch.node("Mul", &[addend, factor], &[]).map(Some)
 }
 
 fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -411,8 +454,8 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(&columns) = found.fixed_shape("w").as_deref().and_then(|shape| shape.get(axis)) else {
         return Ok(None);
     };
-    let Some(bias) = bias(patch, columns)? else { return Ok(None) };
-    let mut inputs = patch.inputs(&["x"])?;
+    let Some(bias) = bias(patch, columns, f64::from(beta(&found)))? else { return Ok(None) };
+    let mut inputs = vec![Some(left(patch, "x")?)];
     inputs.extend(singles(patch, &["xs", "xz"])?);
     inputs.extend(patch.inputs(&["w"])?);
     inputs.extend(singles(patch, &["ws", "wz"])?);
@@ -473,14 +516,15 @@ pub(super) fn becomes_integer(found: &Found<'_>, has_single_scale: bool) -> bool
 
 /// `QGemm` without a scale of the result. A bias stays a float, which no rounding changes.
 fn float_gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let mut inputs = patch.inputs(&["a"])?;
+    let mut inputs = vec![Some(left(patch, "a")?)];
     inputs.extend(singles(patch, &["as", "az"])?);
     inputs.extend(patch.inputs(&["b"])?);
     inputs.extend(singles(patch, &["bs", "bz"])?);
     let mut attrs = patch.attrs("g");
     attrs.retain(|(name, _)| *name == "transB");
     let product = patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?;
-    Ok(Some(vec![match patch.found().value("c") {
+    let addend = addend_of_gemm(patch)?;
+    Ok(Some(vec![match addend {
         Some(addend) => patch.node("Add", &[product, addend], &[])?,
         None => product,
     }]))

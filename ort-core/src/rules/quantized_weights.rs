@@ -11,7 +11,7 @@ use crate::ops::tensor::geometry::normalize_axis;
 use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::rules::linear::{activation, bias_is_vector, residual, residual_has_output_shape};
-use crate::rules::qdq::becomes_integer;
+use crate::rules::qdq::{addend_of_gemm, becomes_integer};
 use crate::spec::{MICROSOFT, RUNTIME};
 use crate::{Error, Result, rules};
 
@@ -51,10 +51,10 @@ rules! { "quantized_weights", Extended;
         => Build(transposed_matmul), ["a=f32[2,3,40] x=i8[50,40] s=f32[50] d.axis=0", "a=f32[3,40] x=u8[50,40] s=f32:0.5 t.perm=[1,0]"];
     /// Gemm with a dequantized constant becomes DequantizeMatMul, and a third input that is no
     /// vector is added behind it.
-    quantized_gemm: "g@Gemm(a, d@DequantizeLinear(#x, #s, z?), c?; beta=1; transA=0)" => Build(gemm),
+    quantized_gemm: "g@Gemm(a, d@DequantizeLinear(#x, #s, z?), c?; transA=0)" => Build(gemm),
         [
             "a=f32[3,40] x=i8[50,40] s=f32[50] c=f32[50] d.axis=0 g.transB=1",
-            "a=f32[3,40] x=u8[40,50] s=f32:0.25 z=u8:3 c=f32[3,1] g.alpha=0.5",
+            "a=f32[3,40] x=u8[40,50] s=f32:0.25 z=u8:3 c=f32[3,1] g.alpha=0.5 g.beta=0.25",
             "a=f32[3,40] x=i4[50,40] s=f32[50,2] z=const:i4[50,2] d.axis=1 d.block_size=32 g.transB=1",
         ];
     /// A vector added to DequantizeMatMul becomes its bias.
@@ -240,8 +240,8 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(node) = found.node("g") else { return Ok(None) };
     let transposed = node.attrs.find_int("transB").unwrap_or(0) != 0;
     let columns = found.output_shape().and_then(<[Dim]>::last);
-    let addend = found.value("c");
     let is_vector = matches!(found.shape("c"), Some([size]) if Some(size) == columns);
+    let addend = addend_of_gemm(patch)?;
     let mut attrs = patch.attrs("g");
     attrs.retain(|(name, _)| *name == "alpha");
     let Some(product) = product(patch, transposed, attrs, addend.filter(|_| is_vector))? else {

@@ -12,8 +12,9 @@ use ort_core::tensor::Tensor;
 /// part, or a piece of the refusal.
 type Expected = Result<(&'static [usize], usize), &'static str>;
 
-/// Inputs as text: `x n 3` is an input, `ids n s` one of int64 and `i32 n` of int32; `w 3 4` is a
-/// constant, `codes 3 4` one of int8, `= 0 -1` one of these integers; nothing is left out.
+/// Inputs as text: `x n 3` is an input, `ids n s` one of int64, `i32 n` of int32, `i8 n` of int8;
+/// `w 3 4` is a constant, `codes 3 4` one of int8, `= 0 -1` one of these integers; nothing is left
+/// out.
 type Given = &'static [&'static str];
 
 #[derive(Clone, Copy)]
@@ -37,6 +38,7 @@ fn value(builder: &mut GraphBuilder, text: &str, index: usize) -> Result<Option<
         "x" => builder.input(&name, DType::F32, sizes),
         "ids" => builder.input(&name, DType::I64, sizes),
         "i32" => builder.input(&name, DType::I32, sizes),
+        "i8" => builder.input(&name, DType::I8, sizes),
         "w" => {
             let shape: Vec<usize> = numbers().map(|size| size as usize).collect();
             let elements = vec![0.5f32; shape.iter().product()];
@@ -147,6 +149,13 @@ fn images() -> Result<()> {
         ("ConvTranspose", &["x n 3 8 8", "w 3 4 3 3"], &[], ROWS),
         ("com.microsoft:FusedConv", &["x n 3 8 8", "w 4 3 1 1", "w 4", "x n 4 8 8"], &[], ROWS),
         ("com.microsoft:FusedConv", &["x n 3 8 8", "w 4 3 1 1", "w 4", "x 1 4 8 8"], &[], Err("")),
+        (
+            "ort-runtime:ConvIntegerToFloat",
+            &["i8 n 3 8 8", "codes 4 3 1 1", "w", "w 4", "", "", "w 4", "x n 4 8 8"],
+            &[],
+            ROWS,
+        ),
+        ("ort-runtime:ConvIntegerToFloat", &["i8 n 3 8 8", "i8 4 3 1 1", "w", "w"], &[], Err("not constant")),
         ("MaxPool", &["x n 3 8 8"], pool, ROWS),
         ("AveragePool", &["x n 3 8 8"], pool, ROWS),
         ("AveragePool", &["x 3 n 8 8"], pool, Err("not the first axis")),

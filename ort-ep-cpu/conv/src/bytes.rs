@@ -3,12 +3,13 @@
 //! With one input channel per group, a filter is applied directly to its windows. All other
 //! convolutions are GEMMs of packed filters with the windows of the image; see [`ByteWindows`].
 
-use ort_cpu_gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target, Terms};
-use ort_cpu_gemm::{Cpu, GemmError, Window};
+use ort_cpu_gemm::integer::{Addend, ByteRows, ByteWindows, Factors, IntegerGemm, Scaling, Target, Terms};
+use ort_cpu_gemm::{Activation, Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
 use ort_cpu_vector::depthwise_quantized::{
     PlaneTarget, QuantizedTaps, Requantize, SourcePlane, convolve_plane, plane_len,
 };
+use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
 
 /// Filters packed as rows of signed bytes: for each kernel position, the channels in whole groups
 /// of four.
@@ -129,6 +130,20 @@ pub struct QuantizedConv<'a> {
 pub enum ConvTarget<'a> {
     /// They are stored as they are.
     Accumulators(&'a mut [i32]),
+    /// They become floats: `activation(sum * factor + bias + addend)`, with a factor per filter.
+    Numbers {
+        /// The result.
+        values: &'a mut [f32],
+        /// One factor per filter.
+        factors: &'a [f32],
+        /// One float per filter, or none.
+        bias: &'a [f32],
+        /// The addend has the shape of the result. [`Addend::Old`] requires two channels or more
+        /// in a group.
+        addend: Addend<'a>,
+        /// The function at the end.
+        activation: Option<Activation>,
+    },
     /// They are requantized, with a factor per filter.
     Quantized {
         /// The quantized result.
@@ -179,7 +194,20 @@ impl QuantizedConv<'_> {
         let units = self.batch * self.groups;
         let (results, factors) = match &target {
             ConvTarget::Accumulators(accumulators) => (accumulators.len(), filters),
+            ConvTarget::Numbers { values, factors, .. } => (values.len(), factors.len()),
             ConvTarget::Quantized { values, factors, .. } => (values.len(), factors.len()),
+        };
+        let addends_fit = match &target {
+            ConvTarget::Numbers { values, bias, addend, .. } => {
+                let has_room = match addend {
+                    Addend::None => true,
+                    // The loop over planes overwrites the old values before it adds.
+                    Addend::Old => channels > 1,
+                    Addend::Matrix(addend) => addend.len() >= values.len(),
+                };
+                has_room && (bias.is_empty() || bias.len() == filters)
+            }
+            _ => true,
         };
         let shapes_fit = fits(self.filter_zeros.len())
             && (self.bias.is_empty() || self.bias.len() == filters)
@@ -187,6 +215,7 @@ impl QuantizedConv<'_> {
             && filters.is_multiple_of(self.groups)
             && positions == self.window.kernel_len()
             && factors == filters
+            && addends_fit
             && self.image.0.len() >= units * channels * input
             && results >= self.batch * filters * plane;
         if !shapes_fit {
@@ -266,6 +295,19 @@ impl QuantizedConv<'_> {
         let place = unit * of_group * plane;
         let target = match target {
             ConvTarget::Accumulators(accumulators) => Target::Accumulators(&mut accumulators[place..]),
+            ConvTarget::Numbers { values, factors, bias, addend, activation } => Target::Numbers {
+                values: &mut values[place..],
+                scaling: Scaling {
+                    factors: Factors::Rows(&factors[first..first + of_group]),
+                    row_bias: bias.get(first..first + of_group).unwrap_or(&[]),
+                    column_bias: &[],
+                    addend: match addend {
+                        Addend::Matrix(addend) => Addend::Matrix(&addend[place..]),
+                        other => *other,
+                    },
+                    activation: *activation,
+                },
+            },
             ConvTarget::Quantized { values, factors, zero, signed } => Target::Quantized {
                 values: &mut values[place..],
                 factors: Factors::Rows(&factors[first..first + of_group]),
@@ -296,40 +338,71 @@ impl QuantizedConv<'_> {
             let image = SourcePlane { bytes: image, flip: of_image[0] };
             convolve_plane(cpu.isa, &self.window, image, &taps, to, scratch);
         };
-        let count = self.batch * filters;
-        // Each part needs a padded plane of scratch, and the workspace holds two per thread.
-        let parts = if cpu.threads <= 1 { 1 } else { (cpu.threads * 2).min(count.max(1)) };
-        let per_part = count.div_ceil(parts).max(1);
-        let scratch = scratch.chunks_exact_mut(plane_len(&self.window));
+        let planes = Planes { cpu, window: &self.window, count: self.batch * filters, padding: of_image[1] };
         match target {
             ConvTarget::Accumulators(accumulators) => {
-                let accumulators = &mut accumulators[..count * plane];
-                let mut parts: Vec<_> =
-                    accumulators.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
-                for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
-                    for (accumulators, scratch) in pieces {
-                        scratch.fill(of_image[1]);
-                        for (at, to) in accumulators.chunks_exact_mut(plane).enumerate() {
-                            convolve(part * per_part + at, PlaneTarget::Accumulators(to), scratch);
-                        }
+                planes.for_each(accumulators, scratch, |unit, to: &mut [i32], scratch| {
+                    convolve(unit, PlaneTarget::Accumulators(to), scratch);
+                });
+            }
+            ConvTarget::Numbers { values, factors, bias, addend, activation } => {
+                planes.for_each(values, scratch, |unit, to: &mut [f32], scratch| {
+                    let filter = unit % filters;
+                    let (factor, bias) = (factors[filter], bias.get(filter).copied().unwrap_or(0.0));
+                    convolve(unit, PlaneTarget::Numbers { values: to, factor, bias }, scratch);
+                    // The plane is still in cache.
+                    if let Addend::Matrix(addend) = addend {
+                        let addend = Operand::Slice(&addend[unit * plane..][..plane]);
+                        binary_in_place(cpu.isa, Binary::Add, to, addend);
+                    }
+                    if let Some(function) = activation {
+                        unary_in_place(cpu.isa, function, to);
                     }
                 });
             }
             ConvTarget::Quantized { values, factors, zero, signed } => {
-                let values = &mut values[..count * plane];
-                let mut parts: Vec<_> = values.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
-                for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
-                    for (values, scratch) in pieces {
-                        scratch.fill(of_image[1]);
-                        for (at, to) in values.chunks_exact_mut(plane).enumerate() {
-                            let unit = part * per_part + at;
-                            let requantize = Requantize::new(factors[unit % filters], zero, signed);
-                            convolve(unit, PlaneTarget::Quantized(to, requantize), scratch);
-                        }
-                    }
+                planes.for_each(values, scratch, |unit, to: &mut [u8], scratch| {
+                    let requantize = Requantize::new(factors[unit % filters], zero, signed);
+                    convolve(unit, PlaneTarget::Quantized(to, requantize), scratch);
                 });
             }
         }
         Ok(())
+    }
+}
+
+/// The planes of a depthwise convolution.
+struct Planes<'a> {
+    cpu: Cpu,
+    window: &'a Window,
+    /// The planes of all images.
+    count: usize,
+    /// What pads an image.
+    padding: u8,
+}
+
+impl Planes<'_> {
+    /// Calls `convolve` with each plane, its number and its thread's scratch.
+    fn for_each<T: Send>(
+        &self,
+        values: &mut [T],
+        scratch: &mut [u8],
+        convolve: impl Fn(usize, &mut [T], &mut [u8]) + Sync,
+    ) {
+        let (threads, count, plane) = (self.cpu.threads, self.count, self.window.output_len());
+        // Each part needs a padded plane of scratch, and the workspace holds two per thread.
+        let parts = if threads <= 1 { 1 } else { (threads * 2).min(count.max(1)) };
+        let per_part = count.div_ceil(parts).max(1);
+        let scratch = scratch.chunks_exact_mut(plane_len(self.window));
+        let values = values[..count * plane].chunks_mut((per_part * plane).max(1));
+        let mut parts: Vec<_> = values.zip(scratch).collect();
+        for_each_chunk_mut(threads, &mut parts, 1, |part, pieces| {
+            for (values, scratch) in pieces {
+                scratch.fill(self.padding);
+                for (at, to) in values.chunks_exact_mut(plane).enumerate() {
+                    convolve(part * per_part + at, to, scratch);
+                }
+            }
+        });
     }
 }

@@ -3,7 +3,8 @@
 use super::bytes::{
     ConvTarget, PackedFilters, QuantizedConv, pack_filters, packed_filters_len, quantized_conv_workspace_len,
 };
-use ort_cpu_gemm::{Cpu, Window};
+use ort_cpu_gemm::integer::Addend;
+use ort_cpu_gemm::{Activation, Cpu, Window};
 use ort_cpu_vector::simd::Isa;
 
 pub(super) fn random_bytes(count: usize, seed: usize) -> Vec<u8> {
@@ -105,6 +106,46 @@ impl Case {
         sums
     }
 
+    /// Checks floats against the sums that they were made from.
+    fn check_numbers(
+        &self,
+        (conv, cpu): (&QuantizedConv<'_>, Cpu),
+        sums: &[i32],
+        factors: &[f32],
+        workspace: &mut [u8],
+    ) {
+        let what = format!("{cpu:?} {:?} {:?}", self.window(), self.counts);
+        let bias: Vec<f32> = (0..factors.len()).map(|filter| filter as f32 - 1.5).collect();
+        let others: Vec<f32> = (0..sums.len()).map(|at| (at % 17) as f32 * 0.25 - 2.0).collect();
+        for (bias, addend, activation) in [
+            (&bias[..], Addend::None, Some(Activation::Relu)),
+            (&[], Addend::Matrix(&others), None),
+            (&bias, Addend::Matrix(&others), Some(Activation::Abs)),
+            (&bias, Addend::Old, None),
+        ] {
+            let is_old = matches!(addend, Addend::Old);
+            let mut found = if is_old { others.clone() } else { vec![f32::NAN; sums.len()] };
+            let target = ConvTarget::Numbers { values: &mut found, factors, bias, addend, activation };
+            let outcome = conv.run(cpu, target, workspace);
+            if is_old && self.counts[2] == 1 {
+                assert!(outcome.is_err(), "{what}");
+                continue;
+            }
+            outcome.unwrap();
+            for (at, number) in found.iter().enumerate() {
+                let filter = at / self.window().output_len() % factors.len();
+                let value = sums[at] as f32 * factors[filter] + bias.get(filter).copied().unwrap_or(0.0);
+                let sum = value + if matches!(addend, Addend::None) { 0.0 } else { others[at] };
+                let expected = match activation {
+                    None => sum,
+                    Some(Activation::Relu) => sum.max(0.0),
+                    Some(_) => sum.abs(),
+                };
+                assert_eq!(*number, expected, "{what} at {at}: {addend:?} {activation:?}");
+            }
+        }
+    }
+
     fn check(&self, signed: [bool; 2], image_zero: i32, filter_zeros: &[i32]) {
         let ([batch, groups, channels, of_group], window) = (self.counts, self.window());
         let (filters, positions) = (groups * of_group, window.kernel_len());
@@ -140,6 +181,7 @@ impl Case {
                 let mut found = vec![1; sums.len()];
                 conv.run(cpu, ConvTarget::Accumulators(&mut found), workspace).unwrap();
                 assert_eq!(found, sums, "{what}");
+                self.check_numbers((&conv, cpu), &sums, &factors, workspace);
                 for (zero, signed) in [(7, false), (-3, true)] {
                     let mut found = vec![1; sums.len()];
                     let target =

@@ -12,7 +12,7 @@ use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_pla
 use ort_cpu_vector::simd::Isa;
 
 /// Returns the activation as the micro-kernel evaluates it in registers, or `None` if it cannot.
-fn in_registers(activation: Activation) -> Option<RegisterActivation> {
+pub(super) fn in_registers(activation: Activation) -> Option<RegisterActivation> {
     Some(match activation {
         Activation::Relu => RegisterActivation::Clip { low: 0.0, high: f32::INFINITY },
         Activation::Clip { min, max } => RegisterActivation::Clip { low: min, high: max },

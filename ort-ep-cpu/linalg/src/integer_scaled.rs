@@ -15,7 +15,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::integer::{QuantizedInputs, QuantizedOperands, parts, zero_points};
 use ort_cpu_gemm::Cpu;
-use ort_cpu_gemm::integer::{Factors, Target};
+use ort_cpu_gemm::integer::{Factors, Scaling, Target};
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
@@ -156,7 +156,8 @@ impl Executable for Dynamic {
         let zeros = [&zero[..], &rhs_zeros];
         let inputs = QuantizedInputs { lhs: quantized, signed: false, matmuls: &matmuls, zeros, bias: &[] };
         self.0.run(cx, &inputs, workspace, |_| {
-            Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
+            let scaling = Scaling { column_bias: bias, ..Scaling::new(factors) };
+            Ok(Target::Numbers { values: numbers()?, scaling })
         })
     }
 }
@@ -184,7 +185,8 @@ impl Executable for ToFloat {
         let (lhs, zeros) = (a.bytes()?, [&zeros[0][..], &zeros[1]]);
         let inputs = QuantizedInputs { lhs, signed: !is_unsigned(a), matmuls: &matmuls, zeros, bias: &[] };
         self.0.run(cx, &inputs, workspace, |_| {
-            Ok(Target::Numbers { values: numbers()?, factors, bias, add: false })
+            let scaling = Scaling { column_bias: bias, ..Scaling::new(factors) };
+            Ok(Target::Numbers { values: numbers()?, scaling })
         })
     }
 }
@@ -246,7 +248,7 @@ impl Executable for QGemm {
         }
         let mut numbers = parts(output.as_mut_slice::<f32>()?, &matmuls);
         self.sides.run(cx, &inputs, workspace, |_| {
-            Ok(Target::Numbers { values: numbers()?, factors, bias: &[], add: false })
+            Ok(Target::Numbers { values: numbers()?, scaling: Scaling::new(factors) })
         })
     }
 }

@@ -16,8 +16,8 @@ use crate::matrix::{GemmTarget, Matrix};
 use crate::refused;
 use ort_cpu_gemm::Cpu;
 use ort_cpu_gemm::integer::{
-    Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Target, multiply, multiply_workspace_len, pack_rhs,
-    packed_rhs_len,
+    Addend, Factors, PackedBytes, QuantizedLhs, QuantizedMatmul, Scaling, Target, multiply,
+    multiply_workspace_len, pack_rhs, packed_rhs_len,
 };
 use ort_cpu_kernel::dynamic_quantize::ByteQuantizer;
 use ort_cpu_kernel::packed::Packed;
@@ -208,7 +208,8 @@ impl QuantizedRhs<'_> {
         let lhs = QuantizedLhs { values: quantized, signed: false, rows, zeros: &zero };
         let factors = scaled(quantizer.scale, self.scales, factors);
         let GemmTarget { values, row_stride, add } = target;
-        let target = Target::Numbers { values, factors, bias: &[], add };
+        let addend = if add { Addend::Old } else { Addend::None };
+        let target = Target::Numbers { values, scaling: Scaling { addend, ..Scaling::new(factors) } };
         let matmul = QuantizedMatmul { lhs, rhs, rhs_zeros: self.zeros, bias: &[] };
         multiply(cpu, &matmul, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
     }

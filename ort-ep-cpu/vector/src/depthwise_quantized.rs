@@ -44,6 +44,15 @@ pub struct SourcePlane<'a> {
 pub enum PlaneTarget<'a> {
     /// They are stored as they are.
     Accumulators(&'a mut [i32]),
+    /// They become floats: `sum * factor + bias`.
+    Numbers {
+        /// The plane.
+        values: &'a mut [f32],
+        /// The factor of the filter.
+        factor: f32,
+        /// The bias of the filter.
+        bias: f32,
+    },
     /// They are requantized.
     Quantized(&'a mut [u8], Requantize),
 }
@@ -196,6 +205,24 @@ impl ByteOp for QuantizedPlane<'_> {
                 #[inline(always)]
                 |at, count, sum| lanes.store_i32(to, at, count, sum),
             ),
+            PlaneTarget::Numbers { values, factor, bias } => {
+                let (factor, bias) = (simd.splat(factor), simd.splat(bias));
+                rows(
+                    lanes,
+                    self.window,
+                    self.taps,
+                    self.scratch,
+                    #[inline(always)]
+                    |at, count, sum| {
+                        let value = simd.add(simd.mul(simd.to_f32(sum), factor), bias);
+                        if count == L::Base::LANES {
+                            simd.store(values, at, value);
+                        } else {
+                            simd.store_partial(values, at, count, value);
+                        }
+                    },
+                );
+            }
             PlaneTarget::Quantized(to, Requantize { factor, zero, least, greatest }) => {
                 let (factor, zero) = (simd.splat(factor), simd.splat_i32(zero));
                 let (least, greatest) = (simd.splat(least), simd.splat(greatest));

@@ -264,6 +264,22 @@ const QUANTIZED_GRAPHS: &[(&str, &[&str], Build)] = &[
         let first = quantize(b, x, 0.011, 100, true)?;
         quantize(b, first, 0.007, 130, false)
     }),
+    ("a quantized bias", &["qdq_conv_bias"], |b, x| {
+        let shape = b.constant(Tensor::from_vec(&[3], vec![1_i64, 4, 6])?);
+        let x = b.node("Reshape", &[x, shape], &[])?;
+        let x = quantize(b, x, 0.011, 100, true)?;
+        let scale = b.constant(Tensor::scalar(0.02_f32)?);
+        let zero = b.constant(Tensor::scalar(0_i8)?);
+        let weight = b.constant(integers(DType::I8, &[5, 4, 3])?);
+        let weight = b.node("DequantizeLinear", &[weight, scale, zero], &[])?;
+        // Tools write a zero point for each filter.
+        let steps = b.constant(Tensor::from_vec(&[5], vec![900, -2000, 0, 31, 4000])?);
+        let scales = b.constant(Tensor::from_vec(&[5], vec![0.02_f32 * 0.011; 5])?);
+        let zeros = b.constant(Tensor::from_vec(&[5], vec![0; 5])?);
+        let bias = b.node("DequantizeLinear", &[steps, scales, zeros], &axis(0))?;
+        let y = b.node("Conv", &[x, weight, bias], &[])?;
+        quantize(b, y, 0.05, 90, false)
+    }),
     ("the greatest", &["dequantized_arg"], |b, x| {
         let first = quantize(b, x, 0.3, 100, true)?;
         b.node("ArgMax", &[first], &axis(1))
@@ -340,6 +356,127 @@ fn a_matmul_of_quantized_values_stays_one() -> Result<()> {
         compare(&actual[0].1, &expected[0].1, tolerance).within(|| format!("{rule} {weight:?}"))?;
     }
     Ok(())
+}
+
+/// Convolutions of quantized values with a float result: the plan has no dequantized image and no
+/// dequantized filters, whatever reads the result.
+#[test]
+fn a_convolution_of_quantized_values_stays_one() -> Result<()> {
+    type Behind = fn(&mut GraphBuilder, ValueId) -> Result<ValueId>;
+    let floats: Behind = |_, y| Ok(y);
+    let rectified: Behind = |b, y| b.node("Relu", &[y], &[]);
+    let joined: Behind = |b, y| {
+        let residual = b.input("r", DType::F32, &["2", "16", "20", "20"]);
+        let sum = b.node("Add", &[y, residual], &[])?;
+        b.node("HardSwish", &[sum], &[])
+    };
+    let cases: [(&str, Behind); 3] = [("floats", floats), ("rectified", rectified), ("joined", joined)];
+    for (group, per_channel, (name, behind)) in [1_i64, 4, 16]
+        .into_iter()
+        .flat_map(|group| [false, true].map(|per_channel| (group, per_channel)))
+        .flat_map(|(group, per_channel)| cases.map(|case| (group, per_channel, case)))
+    {
+        let what = format!("{name}, group {group}, per channel: {per_channel}");
+        let graph = |level: Level| -> Result<(usize, Vec<(String, Value)>)> {
+            let mut b = GraphBuilder::new(name);
+            let x = b.input("x", DType::F32, &["2", "16", "20", "20"]);
+            let x = quantize(&mut b, x, 0.01, 100, true)?;
+            let weight = integers(DType::I8, &[16, 16 / group as usize, 3, 3])?;
+            let shape: &[usize] = if per_channel { &[16] } else { &[] };
+            let count = shape.iter().product();
+            let scales = (0..count).map(|at| (spread(at, 50) + 1) as f32 / 2048.0).collect();
+            let inputs = [
+                Some(b.constant(weight)),
+                Some(b.constant(Tensor::from_vec(shape, scales)?)),
+                Some(b.constant(integers(DType::I8, shape)?)),
+            ];
+            let weight = b.add(("", "DequantizeLinear"), &inputs, &axis(0), 1, Vec::new())?[0];
+            let bias = b.constant(Tensor::from_vec(&[16], (0..16).map(|at| at as f32 - 7.5).collect())?);
+            let attrs = [("pads", Attribute::Ints(vec![1; 4])), ("group", Attribute::Int(group))];
+            let y = b.node("Conv", &[x, weight, bias], &attrs)?;
+            let output = behind(&mut b, y)?;
+            planned(b, output, level)
+        };
+        let (bytes, actual) = graph(Level::All)?;
+        let (without, expected) = graph(Level::Disabled)?;
+        // The image as bytes and its windows, the result, and the terms of the filters.
+        let elements = 2 * 16 * 20 * 20;
+        let most = elements + elements * 4 + (24 << 10);
+        assert!(bytes <= most, "{what}: {bytes} bytes are planned, more than {most}");
+        assert!(without > bytes + elements, "{what}: {without} bytes are planned without rules");
+        // Sums of 144 products of up to 1.5 times 6.
+        let tolerance = Tolerance { relative: 1e-5, absolute: 1e-3 };
+        compare(&actual[0].1, &expected[0].1, tolerance).within(|| what)?;
+    }
+    Ok(())
+}
+
+/// A layer of an encoder over embeddings as tools quantize it: a table and matrices of 8 bits, and
+/// every value between operators quantized and dequantized.
+struct Encoder {
+    b: GraphBuilder,
+}
+
+impl Encoder {
+    /// A constant matrix, with a single scale.
+    fn weight(&mut self, rows: usize, columns: usize) -> Result<ValueId> {
+        let shape = [rows, columns];
+        let weight = Weight { dtype: DType::I8, shape, scales: &[], axis: 1, block: 0, has_zeros: true };
+        weight.floats(&mut self.b)
+    }
+
+    fn quantize(&mut self, x: ValueId) -> Result<ValueId> {
+        quantize(&mut self.b, x, 0.02, 100, true)
+    }
+
+    fn node(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId> {
+        let y = self.b.node(op, inputs, &[])?;
+        self.quantize(y)
+    }
+
+    /// A matmul with a constant matrix, plus a vector.
+    fn linear(&mut self, x: ValueId, [rows, columns]: [usize; 2]) -> Result<ValueId> {
+        let weight = self.weight(rows, columns)?;
+        let bias = self.b.constant(Tensor::from_vec(&[columns], vec![0.25_f32; columns])?);
+        let product = self.b.node("MatMul", &[x, weight], &[])?;
+        self.node("Add", &[product, bias])
+    }
+
+    fn build(mut self) -> Result<(GraphBuilder, ValueId)> {
+        const WIDTH: usize = 128;
+        let ids = self.b.input("ids", DType::I64, &["1", "16"]);
+        let table = self.weight(4096, WIDTH)?;
+        let x = self.b.node("Gather", &[table, ids], &axis(0))?;
+        let x = self.quantize(x)?;
+        let [q, k, v] = [(); 3].map(|()| self.linear(x, [WIDTH, WIDTH]));
+        let (q, k, v) = (q?, k?, v?);
+        let keys = self.b.node("Transpose", &[k], &[("perm", Attribute::Ints(vec![0, 2, 1]))])?;
+        let scores = self.node("MatMul", &[q, keys])?;
+        let weights = self.node("Softmax", &[scores])?;
+        let heads = self.node("MatMul", &[weights, v])?;
+        let attention = self.linear(heads, [WIDTH, WIDTH])?;
+        let x = self.node("Add", &[x, attention])?;
+        let inner = self.linear(x, [WIDTH, 4 * WIDTH])?;
+        let inner = self.node("Relu", &[inner])?;
+        let outer = self.linear(inner, [4 * WIDTH, WIDTH])?;
+        let y = self.b.node("Add", &[x, outer], &[])?;
+        Ok((self.b, y))
+    }
+}
+
+/// The plan has no dequantized constant: neither the table of 2 MiB nor a matrix.
+#[test]
+fn a_quantized_encoder_has_no_dequantized_constant() -> Result<()> {
+    let run = |level: Level| -> Result<(usize, Vec<(String, Value)>)> {
+        let (b, output) = Encoder { b: GraphBuilder::new("encoder") }.build()?;
+        planned(b, output, level)
+    };
+    let ((bytes, actual), (without, expected)) = (run(Level::All)?, run(Level::Disabled)?);
+    assert!(bytes < 4 * 128 * 128, "{bytes} bytes are planned, as many as the least matrix has");
+    assert!(without >= 4 * 4096 * 128, "{without} bytes are planned without rules");
+    // A quantized value that rounds the other way is 0.02 away, and others follow from it.
+    let tolerance = Tolerance { relative: 0.0, absolute: 0.1 };
+    compare(&actual[0].1, &expected[0].1, tolerance)
 }
 
 #[test]

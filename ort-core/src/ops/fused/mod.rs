@@ -5,6 +5,7 @@
 
 pub mod activation;
 mod elementwise;
+mod integer_conv;
 mod matmul;
 pub(super) mod nhwc;
 mod pointwise_depthwise;

@@ -24,7 +24,7 @@ pub use multiply::{QuantizedLhs, QuantizedMatmul, multiply, multiply_workspace_l
 pub use nhwc::NhwcWindows;
 pub use pack::{PackedBytes, pack_filters_last, pack_rhs, packed_rhs_len};
 
-use super::{Cpu, GemmError};
+use super::{Activation, Cpu, GemmError};
 
 /// Rows of bytes, each a whole number of groups of four. Rows are at equal strides, or in strips
 /// that are. A strip holds the windows of one image row.
@@ -153,16 +153,12 @@ pub enum Factors<'a> {
 pub enum Target<'a> {
     /// They are stored as they are.
     Accumulators(&'a mut [i32]),
-    /// `sum * factor + bias`. If `add` is set, the old value is added too.
+    /// They become floats.
     Numbers {
         /// The result.
         values: &'a mut [f32],
-        /// The factors of the accumulators.
-        factors: Factors<'a>,
-        /// One per column, or none.
-        bias: &'a [f32],
-        /// Whether the old values are added.
-        add: bool,
+        /// How accumulators become floats.
+        scaling: Scaling<'a>,
     },
     /// Requantized: `sum * factor` rounded half to even, plus `zero`, saturated to the range of
     /// bytes.
@@ -176,6 +172,39 @@ pub enum Target<'a> {
         /// Whether the result is signed.
         signed: bool,
     },
+}
+
+/// How accumulators become floats: `activation(sum * factor + bias + addend)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaling<'a> {
+    /// The factors of the accumulators.
+    pub factors: Factors<'a>,
+    /// One per row, or none.
+    pub row_bias: &'a [f32],
+    /// One per column, or none.
+    pub column_bias: &'a [f32],
+    /// What is added to each element.
+    pub addend: Addend<'a>,
+    /// The function at the end.
+    pub activation: Option<Activation>,
+}
+
+impl<'a> Scaling<'a> {
+    /// `sum * factor`.
+    pub fn new(factors: Factors<'a>) -> Scaling<'a> {
+        Scaling { factors, row_bias: &[], column_bias: &[], addend: Addend::None, activation: None }
+    }
+}
+
+/// An addend of each element of a float result.
+#[derive(Clone, Copy, Debug)]
+pub enum Addend<'a> {
+    /// There is none.
+    None,
+    /// The old value of the element.
+    Old,
+    /// A matrix with the row stride of the result.
+    Matrix(&'a [f32]),
 }
 
 /// Whether all factors are less than 1, so that `sum * factor` always fits in 32 bits.

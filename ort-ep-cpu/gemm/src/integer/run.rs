@@ -2,7 +2,7 @@
 
 use super::super::kernels::{ByteKernel, execute_bytes};
 use super::super::{Cpu, GemmError};
-use super::{Factors, IntegerGemm, Target};
+use super::{Addend, Factors, IntegerGemm, Target};
 
 impl IntegerGemm<'_> {
     /// Computes the GEMM, with the same bits on any number of threads and any instruction set.
@@ -32,17 +32,26 @@ impl IntegerGemm<'_> {
             0 => 0,
             _ => (rows - 1).saturating_mul(self.row_stride).saturating_add(results),
         };
-        let (len, factors, bias) = match &target {
-            Target::Accumulators(accumulators) => (accumulators.len(), Factors::One(1.0), 0),
-            Target::Numbers { values, factors, bias, .. } => (values.len(), *factors, bias.len()),
-            Target::Quantized { values, factors, .. } => (values.len(), *factors, 0),
+        let (len, factors, biases) = match &target {
+            Target::Accumulators(accumulators) => (accumulators.len(), Factors::One(1.0), [0, 0]),
+            Target::Numbers { values, scaling } => {
+                (values.len(), scaling.factors, [scaling.row_bias.len(), scaling.column_bias.len()])
+            }
+            Target::Quantized { values, factors, .. } => (values.len(), *factors, [0, 0]),
         };
         if len < needed {
             return Err(GemmError::TooShort { what: "a result", needed, len });
         }
+        if let Target::Numbers { scaling, .. } = &target
+            && let Addend::Matrix(addend) = scaling.addend
+            && addend.len() < needed
+        {
+            return Err(GemmError::TooShort { what: "an addend", needed, len: addend.len() });
+        }
         let terms = &self.terms;
-        let of_rows = [terms.rows.len(), terms.outer[0].0.len(), terms.outer[1].0.len()];
-        let of_columns = [terms.columns.len(), terms.outer[0].1.len(), terms.outer[1].1.len(), bias];
+        let [row_bias, column_bias] = biases;
+        let of_rows = [terms.rows.len(), terms.outer[0].0.len(), terms.outer[1].0.len(), row_bias];
+        let of_columns = [terms.columns.len(), terms.outer[0].1.len(), terms.outer[1].1.len(), column_bias];
         let (row_factors, column_factors) = match factors {
             Factors::One(_) => (rows, columns),
             Factors::Rows(factors) => (factors.len(), columns),

@@ -86,11 +86,38 @@ impl Case {
                 let factors: Vec<f32> = (0..columns).map(|column| 0.001 * (1 + column % 7) as f32).collect();
                 let added: Vec<f32> = (0..columns).map(|column| column as f32 - 2.5).collect();
                 let mut numbers = vec![3.0; rows * columns];
-                let all = Factors::Columns(&factors);
-                run(Target::Numbers { values: &mut numbers, factors: all, bias: &added, add: true });
-                for (at, number) in numbers.iter().enumerate() {
-                    let expected = 3.0 + (sums[at] as f32 * factors[at % columns] + added[at % columns]);
-                    assert_eq!(number.to_bits(), expected.to_bits(), "{what} number {at}");
+                let by_row: Vec<f32> = (0..rows).map(|row| 0.25 * row as f32 - 1.5).collect();
+                let others: Vec<f32> = (0..rows * columns).map(|at| (at % 13) as f32 - 6.0).collect();
+                for (addend, activation) in [
+                    (Addend::Old, None),
+                    (Addend::None, Some(Activation::Relu)),
+                    (Addend::Matrix(&others), Some(Activation::Clip { min: -1.5, max: 6.0 })),
+                    // It runs on the finished tile, not in registers.
+                    (Addend::Old, Some(Activation::Abs)),
+                ] {
+                    numbers.fill(3.0);
+                    let factors_of = Factors::Columns(&factors);
+                    let (row_bias, column_bias): (&[f32], &[f32]) =
+                        if activation.is_none() { (&[], &added) } else { (&by_row, &[]) };
+                    let scaling = Scaling { factors: factors_of, row_bias, column_bias, addend, activation };
+                    run(Target::Numbers { values: &mut numbers, scaling });
+                    for (at, number) in numbers.iter().enumerate() {
+                        let (row, column) = (at / columns, at % columns);
+                        let bias = row_bias.get(row).or(column_bias.get(column)).unwrap();
+                        let value = sums[at] as f32 * factors[column] + bias;
+                        let sum = match addend {
+                            Addend::None => value,
+                            Addend::Old => 3.0 + value,
+                            Addend::Matrix(others) => others[at] + value,
+                        };
+                        let expected = match activation {
+                            None => sum,
+                            Some(Activation::Relu) => sum.max(0.0),
+                            Some(Activation::Clip { min, max }) => sum.clamp(min, max),
+                            Some(_) => sum.abs(),
+                        };
+                        assert_eq!(*number, expected, "{what} number {at} {addend:?} {activation:?}");
+                    }
                 }
 
                 for (zero, signed) in

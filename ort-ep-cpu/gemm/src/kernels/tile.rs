@@ -216,7 +216,7 @@ fn each<V: Copy, const ROWS: usize, const VECTORS: usize>(
 
 /// Applies the activation. NaN stays NaN.
 #[inline(always)]
-fn end<S: Simd, const ROWS: usize, const VECTORS: usize>(
+pub(super) fn end<S: Simd, const ROWS: usize, const VECTORS: usize>(
     s: S,
     sums: &mut [[S::F32; VECTORS]; ROWS],
     activation: RegisterActivation,

@@ -34,13 +34,13 @@ cpu_kernels![
 ];
 
 /// Returns whether the image has one or two spatial axes.
-fn is_plane(node: &NodeView<'_>) -> bool {
+pub(super) fn is_plane(node: &NodeView<'_>) -> bool {
     // The output has the same rank, if the image's is not known.
     matches!(node.rank(0).or(node.output_type(0).shape().map(<[_]>::len)), Some(3 | 4))
 }
 
 /// A convolution over planes. Constant filters are packed once, others in each run.
-struct Planes {
+pub(super) struct Planes {
     attrs: Attributes,
     groups: usize,
     /// The index of the input that holds the filters.
@@ -68,7 +68,8 @@ fn packed_shape(weight: &[usize]) -> Result<[usize; 3]> {
 }
 
 impl Planes {
-    fn new(cx: &mut CompileCx<'_>, place: usize) -> Result<Planes> {
+    /// Packs the filters at input `place`, if they are constant.
+    pub(super) fn new(cx: &mut CompileCx<'_>, place: usize) -> Result<Planes> {
         let (attrs, groups) = (cx.attrs().clone(), groups_of(cx)?);
         let Some(weight) = cx.constant(place) else {
             return Ok(Planes { attrs, groups, place, packed: None });
@@ -108,7 +109,7 @@ impl Planes {
     }
 
     /// Returns the bytes of workspace.
-    fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+    pub(super) fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let sizes = self.sizes(shapes.input(0), shapes.input(self.place))?;
         let cpu = Cpu::with_threads(shapes.threads);
         let conv = quantized_conv_workspace_len(cpu, sizes.window, sizes.shape).map_err(refused)?;
@@ -116,7 +117,7 @@ impl Planes {
     }
 
     /// Runs the convolution with these zero points of the image and the filters.
-    fn run(
+    pub(super) fn run(
         &self,
         cx: &RunCx<'_>,
         zeros: [Option<TensorView<'_>>; 2],
@@ -235,23 +236,24 @@ impl<'a> ConvScales<'a> {
     }
 }
 
-struct ReferenceConv {
+pub(super) struct ReferenceConv {
     attrs: Attributes,
     groups: usize,
 }
 
-fn reference(cx: &CompileCx<'_>) -> Result<ReferenceConv> {
+/// Returns the reference convolution of a node.
+pub(super) fn reference(cx: &CompileCx<'_>) -> Result<ReferenceConv> {
     Ok(ReferenceConv { attrs: cx.attrs().clone(), groups: groups_of(cx)? })
 }
 
 /// An operand with its zero points: one for all, or one for each filter.
-struct Side<'a> {
+pub(super) struct Side<'a> {
     quantized: TensorView<'a>,
     zeros: Vec<i32>,
 }
 
 impl<'a> Side<'a> {
-    fn new(quantized: TensorView<'a>, zeros: Option<TensorView<'a>>) -> Result<Side<'a>> {
+    pub(super) fn new(quantized: TensorView<'a>, zeros: Option<TensorView<'a>>) -> Result<Side<'a>> {
         Ok(Side { quantized, zeros: Side::zeros(zeros)? })
     }
 
@@ -276,7 +278,7 @@ fn number(byte: u8, signed: bool) -> i32 {
 }
 
 /// Computes the accumulators of the convolution, plane by plane.
-fn accumulate(
+pub(super) fn accumulate(
     threads: usize,
     reference: &ReferenceConv,
     [x, w]: [&Side<'_>; 2],

@@ -14,6 +14,7 @@ mod conv;
 mod conv_depthwise;
 mod conv_gradients;
 mod conv_integer;
+mod conv_integer_to_float;
 mod conv_nhwc;
 mod conv_reference;
 mod conv_separable;

@@ -16,3 +16,4 @@ mod lrn;
 pub(super) mod row;
 mod skip;
 mod softmax;
+mod softmax_quantized;

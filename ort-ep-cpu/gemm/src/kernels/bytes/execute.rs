@@ -2,12 +2,16 @@
 
 use std::ops::Range;
 
+use super::super::RegisterActivation;
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
 use super::tile::{Requantization, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
-use crate::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
+use crate::epilogue::in_registers;
+use crate::integer::{Addend, ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::Pool;
+use ort_cpu_vector::elementwise::{Unary, unary_in_place};
+use ort_cpu_vector::simd::Isa;
 
 /// Multiply-adds that are worth a thread of their own: waking one costs some microseconds.
 const WORTH_A_THREAD: usize = 1 << 20;
@@ -23,15 +27,28 @@ const UNITS_OF_A_ROW: usize = 256;
 #[derive(Clone, Copy)]
 enum Start {
     Sums(*mut i32),
-    Numbers(*mut f32, bool),
-    Quantized { to: *mut u8, zero: i32, signed: bool, least: f32, greatest: f32 },
+    /// The result, its addend or null, and the activations in registers and on finished tiles.
+    Numbers {
+        to: *mut f32,
+        addend: *const f32,
+        activation: RegisterActivation,
+        late: Option<Unary>,
+    },
+    Quantized {
+        to: *mut u8,
+        zero: i32,
+        signed: bool,
+        least: f32,
+        greatest: f32,
+    },
 }
 
 struct Job<'a> {
     kernel: &'static ByteKernel,
     gemm: &'a IntegerGemm<'a>,
     factors: Factors<'a>,
-    bias: &'a [f32],
+    row_bias: &'a [f32],
+    column_bias: &'a [f32],
     start: Start,
     /// Panels. The last one may be wider than the others by one vector.
     panels: usize,
@@ -55,16 +72,27 @@ pub(crate) fn execute(
     if rows == 0 || columns == 0 {
         return;
     }
-    let (start, factors, bias) = match target {
-        Target::Accumulators(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), &[][..]),
-        Target::Numbers { values, factors, bias, add } => {
-            (Start::Numbers(values.as_mut_ptr(), add), factors, bias)
+    let (start, factors, [row_bias, column_bias]) = match target {
+        Target::Accumulators(sums) => (Start::Sums(sums.as_mut_ptr()), Factors::One(1.0), [&[][..]; 2]),
+        Target::Numbers { values, scaling } => {
+            let to = values.as_mut_ptr();
+            let addend = match scaling.addend {
+                Addend::None => std::ptr::null(),
+                Addend::Old => to.cast_const(),
+                Addend::Matrix(addend) => addend.as_ptr(),
+            };
+            let activation = scaling.activation.map_or(Some(RegisterActivation::None), in_registers);
+            let late = if activation.is_none() { scaling.activation } else { None };
+            let activation = activation.unwrap_or(RegisterActivation::None);
+            let start = Start::Numbers { to, addend, activation, late };
+            (start, scaling.factors, [scaling.row_bias, scaling.column_bias])
         }
         Target::Quantized { values, factors, zero, signed } => {
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
             // Clamping before the zero point is added keeps the result in the range of bytes.
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
-            (Start::Quantized { to: values.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
+            let start = Start::Quantized { to: values.as_mut_ptr(), zero, signed, least, greatest };
+            (start, factors, [&[][..]; 2])
         }
     };
     let panels = columns.div_ceil(gemm.rhs.width);
@@ -73,7 +101,7 @@ pub(crate) fn execute(
         Factors::Rows(factors) => are_small(&factors[..rows]),
         Factors::Columns(factors) => are_small(&factors[..columns]),
     };
-    let mut job = Job { kernel, gemm, factors, bias, start, panels, is_small };
+    let mut job = Job { kernel, gemm, factors, row_bias, column_bias, start, panels, is_small };
     // The last vector then belongs to the panel before it.
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
@@ -205,7 +233,26 @@ impl Job<'_> {
                         (&sums, &runs[..count]),
                         window_sums,
                     ));
+                    self.activate([row, count_of_rows], &runs[..count]);
                 }
+            }
+        }
+    }
+
+    /// Applies an activation that the epilogue cannot to a finished tile, which is still in cache.
+    ///
+    /// # Safety
+    ///
+    /// As [`Job::run`], for these rows and the columns of `runs`.
+    unsafe fn activate(&self, [row, rows]: [usize; 2], runs: &[Run]) {
+        let Start::Numbers { to, late: Some(function), .. } = self.start else { return };
+        for row in row..row + rows {
+            for run in runs {
+                let to = to.wrapping_add(row * self.gemm.row_stride + run.to);
+                // SAFETY: the caller guarantees that the result holds these columns of the row, and
+                // that no other thread uses them.
+                let values = unsafe { std::slice::from_raw_parts_mut(to, run.len) };
+                unary_in_place(Isa::current(), function, values);
             }
         }
     }
@@ -275,9 +322,14 @@ impl Job<'_> {
         };
         let output = match self.start {
             Start::Sums(to) => Output::Sums(to.wrapping_add(place)),
-            Start::Numbers(to, add) => {
-                Output::Numbers { to: to.wrapping_add(place), factors, bias: behind(self.bias, column), add }
-            }
+            Start::Numbers { to, addend, activation, .. } => Output::Numbers {
+                to: to.wrapping_add(place),
+                factors,
+                row_bias: behind(self.row_bias, row),
+                column_bias: behind(self.column_bias, column),
+                addend: if addend.is_null() { addend } else { addend.wrapping_add(place) },
+                activation,
+            },
             Start::Quantized { to, zero, least, greatest, .. } => {
                 Output::Quantized { to: to.wrapping_add(place), factors, zero, least, greatest }
             }

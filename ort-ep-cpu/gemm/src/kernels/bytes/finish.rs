@@ -1,6 +1,8 @@
 //! The 8-bit epilogue: subtracts zero points from the accumulators of a tile, then stores them as
 //! `i32`, as `f32`, or requantized.
 
+use super::super::RegisterActivation;
+use super::super::tile::end;
 use ort_cpu_vector::simd::Simd;
 use ort_cpu_vector::simd::bytes::{ByteLanes, Lanes, Numbers};
 
@@ -27,12 +29,15 @@ pub(super) enum Factors {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Output {
     Sums(*mut i32),
-    /// `sum * factor`, plus a bias for each column. If `add` is set, the old value is added too.
+    /// `activation(sum * factor + bias + addend)`. The addend has the places of the result, and may
+    /// be its old values.
     Numbers {
         to: *mut f32,
         factors: Factors,
-        bias: *const f32,
-        add: bool,
+        row_bias: *const f32,
+        column_bias: *const f32,
+        addend: *const f32,
+        activation: RegisterActivation,
     },
     /// Requantized values: `round(clamp(sum * factor, least, greatest)) + zero`.
     Quantized {
@@ -208,14 +213,20 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
         }
         match call.output {
             Output::Sums(to) => store(simd, to.add(place).cast(), count, simd.from_bits(sum)),
-            Output::Numbers { to, factors, bias, add } => {
+            Output::Numbers { to, factors, row_bias, column_bias, addend, activation } => {
                 let mut value = scaled(lanes, sum, factors, row, [column, count]);
-                if !bias.is_null() {
-                    value = simd.add(value, load(simd, bias.add(column), count));
+                if !row_bias.is_null() {
+                    value = simd.add(value, simd.splat(*row_bias.add(row)));
                 }
-                if add {
-                    value = simd.add(load(simd, to.add(place), count), value);
+                if !column_bias.is_null() {
+                    value = simd.add(value, load(simd, column_bias.add(column), count));
                 }
+                if !addend.is_null() {
+                    value = simd.add(load(simd, addend.add(place), count), value);
+                }
+                let mut values = [[value]];
+                end(simd, &mut values, activation);
+                let [[value]] = values;
                 store(simd, to.add(place), count, value);
             }
             Output::Quantized { to, factors, zero, least, greatest, .. } => {
