@@ -11,7 +11,7 @@ use numpy::npyffi::{
     npy_intp,
 };
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
-use ort_runtime::tensor::SmolStr;
+use ort_runtime::tensor::CompactString;
 use ort_runtime::{Buffer, DType, DeviceId, SharedBuffer, Tensor, exact_bytes};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::ffi;
@@ -142,16 +142,16 @@ fn strings_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     let flat = base.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
     let has_objects = array.dtype().kind() == b'O';
     let text = |element: Bound<'_, PyAny>| match element.cast::<PyBytes>() {
-        Ok(bytes) if !has_objects => Ok(SmolStr::new(text_of_bytes(bytes)?)),
-        _ => Ok(SmolStr::new(element.str()?.to_str()?)),
+        Ok(bytes) if !has_objects => Ok(CompactString::new(text_of_bytes(bytes)?)),
+        _ => Ok(CompactString::new(element.str()?.to_str()?)),
     };
-    let texts: PyResult<Vec<SmolStr>> = flat.cast::<PyList>()?.iter().map(text).collect();
+    let texts: PyResult<Vec<CompactString>> = flat.cast::<PyList>()?.iter().map(text).collect();
     Tensor::from_strings(&shape, texts?).or_raise(py)
 }
 
 /// Reads the texts of an array where they lie, if it is a plain one of `str` objects or of numpy's
 /// fixed-size texts. Anything else, and what is not valid Unicode, is left to the slower way.
-fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<SmolStr>>> {
+fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<CompactString>>> {
     let descr = array.dtype();
     if !array.is_exact_instance_of::<PyUntypedArray>()
         || !array.is_c_contiguous()
@@ -168,7 +168,7 @@ fn texts_in_place(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<Smol
 }
 
 /// Reads a plain array of objects, if all are `str`.
-fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<SmolStr>>> {
+fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<CompactString>>> {
     let (py, count) = (array.py(), array.len());
     let objects = data_of(array).cast::<*mut ffi::PyObject>();
     let mut texts = Vec::with_capacity(count);
@@ -177,13 +177,13 @@ fn texts_of_objects(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Vec<Sm
         // `str` runs no code of Python's and keeps the interpreter's lock, so they stay there.
         let object = unsafe { Bound::from_borrowed_ptr_or_opt(py, objects.add(place).read()) };
         let Some(Ok(text)) = object.map(Bound::cast_into::<PyString>) else { return Ok(None) };
-        texts.push(SmolStr::new(text.to_str()?));
+        texts.push(CompactString::new(text.to_str()?));
     }
     Ok(Some(texts))
 }
 
 /// Reads a plain array of texts of `width` characters, which are padded with zeros.
-fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Option<Vec<SmolStr>> {
+fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Option<Vec<CompactString>> {
     if width == 0 {
         return None;
     }
@@ -197,7 +197,7 @@ fn texts_of_characters(array: &Bound<'_, PyUntypedArray>, width: usize) -> Optio
         for character in padded.iter().take(used) {
             buffer.push(char::from_u32(*character)?);
         }
-        Some(SmolStr::new(&buffer))
+        Some(CompactString::new(&buffer))
     };
     characters.chunks_exact(width).map(text).collect()
 }
@@ -229,7 +229,11 @@ pub(crate) fn array_of<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<
 }
 
 /// Returns an array of `str` objects, which are made in its memory.
-fn objects_of<'py>(py: Python<'py>, shape: &[usize], strings: &[SmolStr]) -> PyResult<Bound<'py, PyAny>> {
+fn objects_of<'py>(
+    py: Python<'py>,
+    shape: &[usize],
+    strings: &[CompactString],
+) -> PyResult<Bound<'py, PyAny>> {
     let mut dims = dims_of(shape)?;
     // SAFETY: the descriptor is handed over, and the shape has `dims.len()` sizes. numpy allocates
     // the memory, and fills that of objects with nulls.

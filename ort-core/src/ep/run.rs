@@ -10,8 +10,8 @@ use super::dynamic::{ValueMemory, ask_heap};
 use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
 use crate::dtype::{DType, Element};
 use crate::tensor::{
-    DeviceRange, Shape, SmolStr, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
-    heap_bytes,
+    CompactString, DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count,
+    element_count, heap_bytes,
 };
 use crate::{Result, ensure, error};
 
@@ -286,13 +286,13 @@ impl<'a> RunCx<'a> {
     ///
     /// The iterator does not yield as many strings as the shape has elements, or the budget is too
     /// small.
-    pub fn strings<S: Into<SmolStr>>(
+    pub fn strings<S: Into<CompactString>>(
         &self,
         shape: &[usize],
         texts: impl IntoIterator<Item = S>,
     ) -> Result<Tensor> {
         let count = element_count(shape)?;
-        let mut held = self.reserve(count.saturating_mul(size_of::<SmolStr>()))?;
+        let mut held = self.reserve(count.saturating_mul(size_of::<CompactString>()))?;
         let mut elements = Vec::new();
         let reserved = elements.try_reserve_exact(count);
         reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
@@ -318,13 +318,17 @@ impl<'a> RunCx<'a> {
             }
             elements.push(text);
         }
-        held.shrink_to(count.saturating_mul(size_of::<SmolStr>()).saturating_add(bytes));
+        held.shrink_to(count.saturating_mul(size_of::<CompactString>()).saturating_add(bytes));
         Tensor::from_held_strings(shape, elements, Some(held))
     }
 
     /// Reserves the bytes of one string. A refusal also counts all strings that follow, so that one
     /// raise of the limit is enough.
-    fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = SmolStr>) -> Result<Reservation> {
+    fn reserve_texts(
+        &self,
+        bytes: usize,
+        rest: &mut impl Iterator<Item = CompactString>,
+    ) -> Result<Reservation> {
         self.reserve(bytes).or_else(|_| {
             let rest = rest.fold(0, |sum: usize, text| sum.saturating_add(heap_bytes(&text)));
             self.reserve(bytes.saturating_add(rest))

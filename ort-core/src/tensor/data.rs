@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use compact_str::CompactString;
 use ort_alloc::{Reservation, SharedBuffer};
-use smol_str::SmolStr;
 
 /// The storage of a tensor's elements.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum Data {
 /// Strings that tensors share, with the reservation that charges their bytes to a run's budget.
 #[derive(Debug)]
 pub(crate) struct Texts {
-    pub(super) texts: Vec<SmolStr>,
+    pub(super) texts: Vec<CompactString>,
     pub(super) _held: Option<Reservation>,
 }
 
@@ -29,19 +29,18 @@ impl Texts {
         self.texts.len()
     }
 
-    pub(crate) fn part(&self, range: &Range<usize>) -> &[SmolStr] {
+    pub(crate) fn part(&self, range: &Range<usize>) -> &[CompactString] {
         // `from_held_strings` and `slice` keep the range inside the list, so the fallback is never
         // taken.
         self.texts.get(range.clone()).unwrap_or(&[])
     }
 }
 
-/// The heap bytes of a string besides the `SmolStr` itself: the text with two counters of 8 bytes,
-/// as malloc rounds them, to multiples of 16 bytes with a header of 8. Strings that share a text
-/// count it each.
-pub(crate) fn heap_bytes(text: &SmolStr) -> usize {
+/// The heap bytes of a string besides the `CompactString` itself. It models malloc: multiples of 16
+/// bytes with a header of 8, at least 32.
+pub(crate) fn heap_bytes(text: &CompactString) -> usize {
     match text.is_heap_allocated() {
-        true => text.len().saturating_add(24).next_multiple_of(16),
+        true => text.capacity().saturating_add(8).next_multiple_of(16).max(32),
         false => 0,
     }
 }

@@ -12,11 +12,11 @@ mod value_view;
 mod view;
 
 pub use buffer::TensorBuffer;
+pub use compact_str::CompactString;
 pub use compare::{Tolerance, compare};
 pub(crate) use data::{Data, heap_bytes};
 pub use shape::{Shape, byte_count, element_count};
 pub(crate) use shape::{element_byte_range, in_words, saturating_product};
-pub use smol_str::SmolStr;
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
 pub use value_view::ValueView;
 pub use view::{DeviceRange, TensorMut, TensorView};
@@ -126,10 +126,10 @@ impl Tensor {
         Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
     }
 
-    /// Creates a string tensor. Strings of up to 23 bytes are kept where they stand, without memory
-    /// of their own, and copies of longer ones share it.
-    pub fn from_strings<S: Into<SmolStr>>(shape: &[usize], elements: Vec<S>) -> Result<Tensor> {
-        // The conversion of a list of `SmolStr` is none.
+    /// Creates a string tensor. Strings of up to 24 bytes are kept where they stand, without memory
+    /// of their own. A longer `String` keeps its memory.
+    pub fn from_strings<S: Into<CompactString>>(shape: &[usize], elements: Vec<S>) -> Result<Tensor> {
+        // The conversion of a list of `CompactString` is none.
         let elements = elements.into_iter().map(Into::into).collect();
         Tensor::from_held_strings(shape, elements, None)
     }
@@ -138,7 +138,7 @@ impl Tensor {
     /// against a budget for as long as they live.
     pub(crate) fn from_held_strings(
         shape: &[usize],
-        elements: Vec<SmolStr>,
+        elements: Vec<CompactString>,
         held: Option<Reservation>,
     ) -> Result<Tensor> {
         let expected = element_count(shape)?;
@@ -179,13 +179,13 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Returns the size of the elements in bytes. A string counts 24 bytes, and if it is longer
-    /// than 23, its text, too.
+    /// Returns the size of the elements in bytes. A string counts 24 bytes, and its memory if it is
+    /// longer.
     pub fn byte_count(&self) -> usize {
         match &self.data {
             Data::Host(bytes) => bytes.len(),
             Data::Strings(texts, range) => {
-                texts.part(range).iter().map(|text| size_of::<SmolStr>() + heap_bytes(text)).sum()
+                texts.part(range).iter().map(|text| size_of::<CompactString>() + heap_bytes(text)).sum()
             }
             Data::Device(..) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
         }
@@ -206,7 +206,7 @@ impl Tensor {
     }
 
     /// Returns the elements of a string tensor.
-    pub fn strings(&self) -> Result<&[SmolStr]> {
+    pub fn strings(&self) -> Result<&[CompactString]> {
         match &self.data {
             Data::Strings(texts, range) => Ok(texts.part(range)),
             _ => Err(error!(InvalidArgument, "a {} tensor holds no strings", self.dtype.name())),

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use compact_str::CompactString;
 use ort_alloc::{DeviceId, SharedBuffer};
-use smol_str::SmolStr;
 
 use super::data::{Data, Texts};
 use super::shape::{element_byte_range, element_count};
@@ -26,7 +26,7 @@ pub struct TensorView<'a> {
 enum ViewData<'a> {
     Host(&'a [u8]),
     /// Strings, and the list that they are a part of, if it is known.
-    Strings(&'a [SmolStr], Option<&'a Arc<Texts>>),
+    Strings(&'a [CompactString], Option<&'a Arc<Texts>>),
     Device(DeviceRange<'a>),
 }
 
@@ -53,7 +53,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Creates a view of strings.
-    pub fn of_strings(shape: &'a [usize], strings: &'a [SmolStr]) -> TensorView<'a> {
+    pub fn of_strings(shape: &'a [usize], strings: &'a [CompactString]) -> TensorView<'a> {
         TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings, None) }
     }
 
@@ -203,7 +203,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Returns the elements of a string tensor.
-    pub fn strings(&self) -> Result<&'a [SmolStr]> {
+    pub fn strings(&self) -> Result<&'a [CompactString]> {
         match self.data {
             ViewData::Strings(strings, _) => Ok(strings),
             _ => Err(error!(InvalidArgument, "expected strings, got {}", self.dtype.name())),

@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunC
 use ort_core::ir::Attributes;
 use ort_core::seeded::HashMap;
 use ort_core::spec::ONNX_ML;
-use ort_core::tensor::{SmolStr, Tensor, TensorView};
+use ort_core::tensor::{CompactString, Tensor, TensorView};
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_kernel::cpu_kernels;
@@ -26,7 +26,7 @@ enum Key {
     Int(i64),
     /// The bits of a canonical `f64`: all NaNs are equal, and so are both zeros.
     Float(u64),
-    Text(SmolStr),
+    Text(CompactString),
 }
 
 fn float_key(value: f64) -> Key {

@@ -5,7 +5,7 @@ use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
 use ort_core::spec::ONNX_ML;
-use ort_core::tensor::{MapKeys, MapValue, SequenceValue, SmolStr, Tensor, Value, ValueView};
+use ort_core::tensor::{CompactString, MapKeys, MapValue, SequenceValue, Tensor, Value, ValueView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::scores::Labels;
@@ -157,7 +157,8 @@ fn cast(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>], to: DType) ->
     let columns = places.len();
     let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is not a number");
     if let Ok(texts) = values.strings() {
-        let text = |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(SmolStr::as_str);
+        let text =
+            |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(CompactString::as_str);
         let places = || spending(UNITS_OF_A_TEXT, places);
         return match to {
             DType::String => {

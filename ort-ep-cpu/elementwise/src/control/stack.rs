@@ -3,7 +3,7 @@
 use ort_alloc::Reservation;
 use ort_core::dtype::{DType, packed};
 use ort_core::ep::{NewTensor, RunCx};
-use ort_core::tensor::{Shape, SmolStr, Tensor, TensorView, byte_count, element_count};
+use ort_core::tensor::{CompactString, Shape, Tensor, TensorView, byte_count, element_count};
 use ort_core::{Result, ensure, error};
 
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut, spend_text, spending};
@@ -27,7 +27,7 @@ enum Items {
         memory: NewTensor,
         capacity: usize,
     },
-    Strings(Vec<SmolStr>),
+    Strings(Vec<CompactString>),
     /// Packed elements, one to a byte until all are there, because a tensor rarely ends at a whole
     /// byte.
     Unpacked(Vec<u8>),
@@ -78,7 +78,8 @@ impl Stack {
         let strings = tensor.strings()?;
         let texts = spending(2, strings).fold(0, |sum: usize, text| sum.saturating_add(text.len() + 32));
         // Twice the headers, because the vector may double when it grows.
-        self.held.push(cx.reserve(texts.saturating_add((strings.len() + 1) * 2 * size_of::<SmolStr>()))?);
+        self.held
+            .push(cx.reserve(texts.saturating_add((strings.len() + 1) * 2 * size_of::<CompactString>()))?);
         if !matches!(self.items, Items::Strings(_)) {
             self.items = Items::Strings(Vec::new());
         }

@@ -7,7 +7,7 @@ use num_traits::AsPrimitive;
 use ort_core::dtype::text::{format_elements, parse_elements};
 use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert};
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, OutputsFrom, RunCx};
-use ort_core::tensor::SmolStr;
+use ort_core::tensor::CompactString;
 use ort_core::{Result, error, for_each_type};
 
 use super::identity::copy;
@@ -190,7 +190,7 @@ fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-fn parse(strings: &[SmolStr], to: DType, target: &mut [u8]) -> Result<()> {
+fn parse(strings: &[CompactString], to: DType, target: &mut [u8]) -> Result<()> {
     parse_elements(strings, to, target, CastOptions::default())
         .map_err(|error| error!(RuntimeException, "{error}"))
 }

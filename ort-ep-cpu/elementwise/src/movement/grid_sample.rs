@@ -4,7 +4,7 @@ use num_complex::Complex;
 use num_traits::{Float, NumCast, Zero};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
-use ort_core::tensor::{SmolStr, TensorView};
+use ort_core::tensor::{CompactString, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use ort_cpu_kernel::cpu_kernels;
@@ -293,7 +293,7 @@ impl GridSample {
             // Nearest mode has one tap per position, so a tap is an element.
             let text = |&(place, _): &(usize, f32)| texts.get(plane * pixels + place).cloned();
             let texts = combined.iter().map(|tap| if tap.0 == NONE { None } else { text(tap) });
-            texts.map(Option::unwrap_or_default).collect::<Vec<SmolStr>>()
+            texts.map(Option::unwrap_or_default).collect::<Vec<CompactString>>()
         });
         let picked = cx.strings(&shape, picked)?;
         cx.set(0, picked)

@@ -37,7 +37,7 @@ mod unique;
 use ort_core::ep::{CompileCx, Executable, IoShapes, NodeView, RunCx};
 use ort_core::ir::Node;
 use ort_core::spec::{InputFacts, infer_concrete};
-use ort_core::tensor::{Shape, SmolStr, TensorView};
+use ort_core::tensor::{CompactString, Shape, TensorView};
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
@@ -346,7 +346,7 @@ impl Executable for MovingStrings {
         // The strings themselves are counted when `cx.strings` clones them.
         let _tables = cx.reserve(bytes)?;
         // A place counts through the strings of all operands, in the order of the operands.
-        let mut strings: Vec<&SmolStr> = Vec::with_capacity(moved);
+        let mut strings: Vec<&CompactString> = Vec::with_capacity(moved);
         let mut places: Vec<Vec<Place>> = Vec::new();
         for index in self.movement.operands(cx.input_count()) {
             let elements = inputs.get(index).copied().flatten().map(|view| view.strings()).transpose()?;

@@ -7,7 +7,7 @@ use num_complex::Complex;
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::ops::tensor::geometry::normalize_axis;
-use ort_core::tensor::{SmolStr, Tensor, TensorView};
+use ort_core::tensor::{CompactString, Tensor, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use ort_cpu_kernel::cpu_kernels;
@@ -93,15 +93,15 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     let dtype = view.dtype();
     if dtype == DType::String {
         let strings = view.strings()?;
-        let compare = |a: &SmolStr, b: &SmolStr| {
+        let compare = |a: &CompactString, b: &CompactString| {
             spend_text(if a.len() < b.len() { a } else { b });
             a.cmp(b)
         };
-        let mut sorted: Vec<&SmolStr> = spending(1, strings).collect();
+        let mut sorted: Vec<&CompactString> = spending(1, strings).collect();
         // Ranks compare like the strings, and fit the same tables as numbers.
         sorted.sort_unstable_by(|a, b| compare(a, b));
         sorted.dedup_by(|a, b| compare(a, b).is_eq());
-        let rank = |text: &SmolStr| sorted.partition_point(|other| compare(other, text).is_lt());
+        let rank = |text: &CompactString| sorted.partition_point(|other| compare(other, text).is_lt());
         return Ok(strings.iter().map(|text| rank(text) as u128).collect());
     }
     if dtype == DType::Bool {
@@ -221,7 +221,7 @@ impl Executable for Unique {
             Some(axis) => normalize_axis(axis, shape.len()).map_or(0, |axis| shape[axis]),
         };
         // One key per element, and for strings also one reference.
-        let reference = if self.are_texts { size_of::<&SmolStr>() } else { 0 };
+        let reference = if self.are_texts { size_of::<&CompactString>() } else { 0 };
         let keys = elements(shape).saturating_mul(size_of::<u128>() + reference);
         Ok(tables(keys.saturating_add(items.saturating_mul(ROW_BYTES))))
     }

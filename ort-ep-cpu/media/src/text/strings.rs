@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
-use ort_core::tensor::{Shape, SmolStr};
+use ort_core::tensor::{CompactString, Shape};
 use ort_core::{Result, ensure, error, unknown_name};
 use regex::Regex;
 
@@ -105,7 +105,10 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
     let (left, right) = (a.strings()?, b.strings()?);
     let joined = (0..count).map(|index| {
         let parts = [&left[at(index, &a_strides)], &right[at(index, &b_strides)]];
-        parts.into_iter().map(SmolStr::as_str).collect::<SmolStr>()
+        // Of the length at once: growing would take more memory meanwhile.
+        let mut joined = CompactString::with_capacity(parts[0].len() + parts[1].len());
+        parts.into_iter().for_each(|part| joined.push_str(part));
+        joined
     });
     let joined = cx.strings(&shape, joined)?;
     cx.set(0, joined)
