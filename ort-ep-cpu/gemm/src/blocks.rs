@@ -338,7 +338,7 @@ impl<'a> Blocks<'a> {
     /// Whether [`Blocks::multiply_few_bytes`] accepts this many rows of A.
     pub fn takes_bytes(&self, rows: usize) -> bool {
         let plain = !matches!(self.zeros, Zeros::Numbers(_)) && matches!(self.scales, Numbers::F32(_));
-        self.takes(rows) && self.layout.bits == 4 && plain
+        self.takes(rows) && matches!(self.layout.bits, 4 | 8) && plain
     }
 
     /// Returns the `f32` elements of scratch per row of A that [`Blocks::multiply_few_bytes`]
@@ -370,8 +370,7 @@ impl<'a> Blocks<'a> {
         check("the rows on the left", Some(rows * self.k), lhs.len())?;
         check("the memory of the rows on the left", Some(rows * len), memory.len())?;
         check("a result", Some(rows * self.columns), to.len())?;
-        let block = self.layout.block;
-        let [numbers_len, scales_len] = side_lens(block, self.blocks());
+        let [numbers_len, scales_len] = side_lens(self.layout.block, self.blocks());
         let mut sides = [Side { numbers: &[], scales: &[], sums: &[] }; FEW];
         for ((side, memory), from) in
             sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(lhs.chunks(self.k))
@@ -380,14 +379,14 @@ impl<'a> Blocks<'a> {
             let (of_blocks, numbers) = memory.split_at_mut(2 * scales_len);
             let (scales, sums) = of_blocks.split_at_mut(scales_len);
             let numbers = &mut bytemuck::cast_slice_mut(numbers)[..numbers_len];
-            quantize(cpu.isa, block, from, numbers, scales, sums);
+            quantize(cpu.isa, self.layout, from, numbers, scales, sums);
             *side = Side { numbers, scales, sums };
         }
-        let row = self.blocks().div_ceil(2);
+        let row = (self.blocks() * self.layout.bits).div_ceil(8);
         let least = (WORTH_A_TASK / (rows * self.k)).next_multiple_of(TILE[0]).max(TILE[0]);
         for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, results| {
             let columns = Columns {
-                block,
+                layout: self.layout,
                 blocks: self.blocks(),
                 quantized: &self.quantized[first * self.blocks() * self.layout.bytes()..],
                 scales: &scales[first * self.blocks() * 4..],
