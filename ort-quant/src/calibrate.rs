@@ -321,7 +321,7 @@ impl HessianCalibration {
     ///
     /// As [`Session::run`].
     pub fn run(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
-        session.run_with(inputs, &RunOptions { observer: Some(self), ..RunOptions::default() })
+        self.run_with(session, inputs, &RunOptions::default())
     }
 
     /// [`Self::run`] with options, whose observer is replaced.

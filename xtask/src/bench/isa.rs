@@ -25,8 +25,8 @@ impl Isa {
     }
 
     /// The environment variables that limit ours and oneDNN, which OpenVINO calls. MLAS, the kernel
-    /// library of ONNX Runtime, asks the processor alone. OpenVINO calls it, too, for matrices that
-    /// are constant: on a processor with more, models of matmuls compare only with themselves.
+    /// library of ONNX Runtime, asks the processor alone, and OpenVINO calls it, too, for matmuls
+    /// with constant matrices.
     pub(super) fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Isa::Native => &[],
