@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ort_runtime::ir::ValueType;
+use ort_runtime::onnxruntime::{self, TERMINATED, running_text};
 use ort_runtime::{
     DeviceId, ErrorKind, InputSource, IoBinding, OutputTarget, RunOptions, Session, Value, ValueSpec,
 };
@@ -17,11 +18,10 @@ use crate::bound::{at_pointer, buffer_of, lasting_value_of, value_and_memory};
 use crate::cancel::{detached, enter, interruptibly};
 use crate::convert::{any_value_of, object_of};
 use crate::device::{memory_of, require_host};
-use crate::error::{OrRaise, exception, raised, text_of};
-use crate::mismatch;
+use crate::error::{OrRaise, exception, raised};
 use crate::ort_value::{HostTensor, NOT_COMPUTED, OrtValue};
 use crate::ort_value_vector::OrtValueVector;
-use crate::session::{InferenceSession, TERMINATED};
+use crate::session::InferenceSession;
 
 /// The memory that the runs of one session read and write.
 #[pyclass(module = "ort_runtime.capi.onnxruntime_pybind11_state")]
@@ -134,7 +134,7 @@ impl SessionIOBinding {
                 return raised(py, &error);
             }
             let text = match error.nodes().next() {
-                Some(_) => text_of(&error),
+                Some(_) => running_text(&error),
                 None => error.message().to_owned(),
             };
             exception(py, error.kind(), &format!("Error in execution: {text}"))
@@ -271,7 +271,7 @@ impl SessionIOBinding {
             Some(memory) => self.lent.insert(spec.name.clone(), memory),
             None => self.lent.remove(&spec.name),
         };
-        match mismatch::of_value(&spec.name, &spec.ty, &value) {
+        match onnxruntime::of_value(&spec.name, &spec.ty, &value) {
             Some(problem) => {
                 self.misfits.insert(spec.name.clone(), problem);
                 Ok(())
@@ -291,7 +291,7 @@ impl SessionIOBinding {
         let built = self.owner.get().built(py)?;
         let spec = built.outputs().iter().find(|spec| spec.name == name);
         let problem =
-            spec.and_then(|spec| mismatch::of_tensor("output", name, &spec.ty, host.dtype, &host.shape));
+            spec.and_then(|spec| onnxruntime::of_tensor("output", name, &spec.ty, host.dtype, &host.shape));
         if let Some(problem) = problem {
             self.misfits.insert(name.to_owned(), problem);
             // The memory that it was bound to before is no longer the binding's.

@@ -9,6 +9,7 @@ use numpy::PyUntypedArray;
 use ort_runtime::ep::{CancelToken as Token, Precision};
 use ort_runtime::ir::Graph;
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
+use ort_runtime::onnxruntime::working_folder;
 use ort_runtime::rewrite::{self, Level};
 use ort_runtime::{
     ArenaDevice, Budget, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
@@ -107,12 +108,7 @@ impl AsRef<[u8]> for Borrowed {
 fn in_folder(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Source> {
     let folder = match entries(options)?.remove("session.model_external_initializers_file_folder_path") {
         Some(folder) => Some(PathBuf::from(folder)),
-        // Without a working directory that can be opened, only a model with external data fails.
-        // The root folder is none: a service that runs there would lend a model every file.
-        None if source.path().is_none() => {
-            let folder = std::env::current_dir().and_then(|folder| folder.canonicalize()).ok();
-            folder.filter(|folder| folder.parent().is_some())
-        }
+        None if source.path().is_none() => working_folder(),
         None => None,
     };
     Ok(match folder {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::onnx::{Location, Source};
+use ort_runtime::onnxruntime::CPU;
 use ort_runtime::{Error, ErrorKind, Model, open_devices};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -14,7 +15,6 @@ use crate::build::{self, Settings};
 use crate::cancel::{enter, interruptibly};
 use crate::error::OrRaise;
 use crate::ort_value::OrtValue;
-use crate::providers::CPU;
 
 /// Returns what `ort check` finds in a model at a path or in bytes, a line each.
 pub(crate) fn check(py: Python<'_>, model: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {

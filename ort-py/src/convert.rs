@@ -2,6 +2,7 @@
 
 use numpy::PyUntypedArray;
 use ort_runtime::ir::ValueType;
+use ort_runtime::onnxruntime;
 use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Tensor, Value};
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -14,7 +15,6 @@ use pyo3::types::{
 use crate::arrays::{self, array_of, tensor_of};
 use crate::dtypes;
 use crate::error::{OrRaise, exception};
-use crate::mismatch;
 use crate::ort_value::OrtValue;
 
 /// Reads what a caller gives for an input of this type, and checks that it fits. `None` stands for
@@ -24,7 +24,7 @@ use crate::ort_value::OrtValue;
 /// of the model's type.
 pub(crate) fn value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
     let value = any_value_of(name, ty, given)?;
-    match mismatch::of_value(name, ty, &value) {
+    match onnxruntime::of_value(name, ty, &value) {
         None => Ok(value),
         Some(text) => Err(exception(given.py(), ErrorKind::InvalidArgument, &text)),
     }

@@ -18,7 +18,6 @@ mod dtypes;
 mod error;
 mod log;
 mod metadata;
-mod mismatch;
 mod ort_value;
 mod ort_value_vector;
 mod plan;
@@ -33,9 +32,6 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyList};
-
-/// The version of onnxruntime whose interface the package has.
-const INTERFACE_VERSION: &str = "1.31.1";
 
 #[pymodule(gil_used = false)]
 mod onnxruntime_pybind11_state {
@@ -178,7 +174,7 @@ mod onnxruntime_pybind11_state {
     /// Returns the version of onnxruntime whose interface the package has. Programs compare it.
     #[pyfunction]
     fn get_version_string() -> &'static str {
-        INTERFACE_VERSION
+        ort_runtime::onnxruntime::INTERFACE_VERSION
     }
 
     /// Returns the version of the runtime itself.

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use ort_runtime::dim::Dim;
 use ort_runtime::ir::{Graph, Node, ValueType};
 use ort_runtime::onnx::{DeclaredShapes, DeclaredSize};
+use ort_runtime::onnxruntime::{CPU, name_of};
 use ort_runtime::{Model, Session, ValueSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -13,7 +14,6 @@ use pyo3::types::{PyDict, PyList};
 use crate::build::Settings;
 use crate::cancel::detached;
 use crate::error::OrRaise;
-use crate::providers::{CPU, name_of};
 
 /// Writes a type as onnxruntime does: `tensor(float)`, `seq(map(string,tensor(float)))`.
 pub(crate) fn type_text(ty: &ValueType) -> String {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ort_runtime::onnxruntime::name_of;
 use ort_runtime::tensor::byte_count;
 use ort_runtime::{EventTensor, Profile, ProfileEvent};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::dtypes::type_name;
-use crate::providers::name_of;
 
 /// Collects events from the building of a session on.
 pub(crate) struct Profiling {

@@ -1,11 +1,11 @@
 //! Operator schemas and kernels, as the objects of the package's `_schemas` module.
 
+use ort_runtime::onnxruntime::CPU;
 use ort_runtime::spec::{Arity, AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyType};
 
 use crate::error::OrRaise;
-use crate::providers::CPU;
 
 /// What stands for any number of inputs or outputs, and for no last opset.
 const MANY: usize = i32::MAX as usize;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
+use ort_runtime::onnxruntime::{CPU, TERMINATED};
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -27,10 +28,7 @@ use crate::ort_value::{OrtValue, sizes_of};
 use crate::ort_value_vector::OrtValueVector;
 use crate::plan::Plan;
 use crate::profile::Profiling;
-use crate::providers::{self, CPU};
-
-/// What ends a run whose `RunOptions.terminate` was set.
-pub(crate) const TERMINATED: &str = "Exiting due to terminate flag being set to true.";
+use crate::providers;
 
 /// A loaded model, and the session once it is built.
 #[pyclass(frozen, weakref, module = "ort_runtime.capi.onnxruntime_pybind11_state")]

@@ -40,6 +40,8 @@ use ort_ep_cuda as _;
 #[cfg(feature = "wgpu")]
 use ort_ep_wgpu as _;
 
+pub mod onnxruntime;
+
 pub use ort_alloc::{
     ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, MappedFile, SharedBuffer,
     Stats as AllocatorStats, dlpack, exact_bytes, fail_writes_beyond_file_size_limit, fork,

@@ -1,15 +1,13 @@
-//! What is wrong with a value for an input or output, in onnxruntime's words, which programs match.
+//! Values that do not fit an input or output.
 
 use std::fmt::Write;
 
-use ort_runtime::ir::ValueType;
-use ort_runtime::tensor::MapKeys;
-use ort_runtime::{DType, Tensor, Value};
-
-use crate::metadata::type_text;
+use ort_core::dtype::DType;
+use ort_core::ir::ValueType;
+use ort_core::tensor::{MapKeys, Tensor, Value};
 
 /// Says why a value does not fit an input; `None` if it does.
-pub(crate) fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<String> {
+pub fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<String> {
     match (ty, value) {
         (ValueType::Tensor(_), Value::Tensor(tensor)) => {
             of_tensor("input", name, ty, tensor.dtype(), tensor.shape())
@@ -39,16 +37,10 @@ pub(crate) fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<Stri
 }
 
 /// Says why a tensor of this type and shape does not fit an input or output (`what`).
-pub(crate) fn of_tensor(
-    what: &str,
-    name: &str,
-    ty: &ValueType,
-    dtype: DType,
-    shape: &[usize],
-) -> Option<String> {
+pub fn of_tensor(what: &str, name: &str, ty: &ValueType, dtype: DType, shape: &[usize]) -> Option<String> {
     let ValueType::Tensor(expected) = ty else { return None };
     if expected.dtype != dtype {
-        let [actual, expected] = [dtype, expected.dtype].map(crate::dtypes::type_name);
+        let [actual, expected] = [dtype, expected.dtype].map(DType::name);
         return Some(format!(
             "Unexpected {what} data type. Actual: (tensor({actual})) , expected: (tensor({expected}))"
         ));
@@ -78,6 +70,6 @@ pub(crate) fn of_tensor(
 
 fn type_mismatch(what: &str, actual: &ValueType, expected: &ValueType) -> String {
     // Types that are no tensors are in doubled parentheses.
-    let (actual, expected) = (type_text(actual), type_text(expected));
+    let (actual, expected) = (actual.onnx_name(), expected.onnx_name());
     format!("Unexpected {what} data type. Actual: (({actual})) , expected: (({expected}))")
 }
