@@ -9,6 +9,7 @@ mod allocators;
 mod arm;
 mod artifacts;
 mod bench;
+mod capi;
 mod cargo_tests;
 mod chart;
 mod compare;
@@ -106,6 +107,8 @@ enum Command {
     Allocators(allocators::AllocatorsOptions),
     /// Check the style rules that no compiler checks.
     Tidy,
+    /// Build the C API library, check it, run its clients and time its calls.
+    Capi,
     /// Time ours and other runtimes in turn on the same models.
     Bench(bench::BenchOptions),
     /// Time ours and ONNX Runtime in turn on tree ensembles fitted by scikit-learn.
@@ -139,6 +142,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),
         Command::Allocators(options) => allocators::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),
+        Command::Capi => capi::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
         Command::Trees(options) => trees::run(&workspace, &options),
         Command::TrainReference => train_reference::run(&workspace),

@@ -10,6 +10,7 @@ use super::source::{Finding, Repository, SourceFile, report};
 const CRATES: &[&str] = &[
     "ort-alloc/",
     "ort-build/",
+    "ort-capi/",
     "ort-cli/",
     "ort-core/",
     "ort-ep-cpu/",

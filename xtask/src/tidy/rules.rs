@@ -44,6 +44,7 @@ const COMMENT_WIDTH: usize = 100;
 /// The allow-list of unsafe code: folders or files, from the root.
 const UNSAFE_PLACES: &[&str] = &[
     "ort-alloc/",
+    "ort-capi/",
     "ort-core/src/ep/abi/",
     "ort-core/src/ep/dylib/",
     "ort-ep-cpu/gemm/src/kernels/",

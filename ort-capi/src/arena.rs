@@ -1,0 +1,110 @@
+//! `OrtArenaCfg` and `OrtThreadingOptions`.
+
+use ort_runtime::{ArenaConfig, SessionOptions};
+
+use crate::entry::{Array, InMut, Object, Out, Released, Text, entries, kinds};
+use crate::status::{Outcome, invalid};
+
+/// How an arena grows.
+pub(crate) struct Arena(pub(crate) ArenaConfig);
+
+/// Settings of pools of threads. All sessions of a process share one pool, so they have no effect.
+pub(crate) struct ThreadingOptions;
+
+kinds! {
+    Arena => "OrtArenaCfg", b"OrtArena";
+    ThreadingOptions => "OrtThreadingOptions", b"OrtThrea";
+}
+
+/// Keys of arenas that only CUDA reads.
+const CUDA_KEYS: [&str; 3] =
+    ["use_cuda_mempool", "cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink"];
+
+/// Reads settings; -1 stands for the default.
+fn arena_of<'a>(settings: impl IntoIterator<Item = (&'a str, i64)>) -> Outcome<Arena> {
+    let mut options = SessionOptions::default();
+    for (key, value) in settings {
+        if CUDA_KEYS.contains(&key) {
+            continue;
+        }
+        if !crate::config_keys::ARENA_KEYS.contains(&key) {
+            return invalid(format!(
+                "Invalid key found: {key}; the keys are {}",
+                crate::config_keys::ARENA_KEYS.join(", ")
+            ));
+        }
+        // 0 bytes stand for no limit, as in ONNX Runtime.
+        let value = if key == "max_mem" { value.max(0) } else { value };
+        options.add_session_config_entry(key, &value.to_string())?;
+    }
+    Ok(Arena(options.arena))
+}
+
+entries! {
+    /// 156
+    fn CreateArenaCfg(max_mem: usize, strategy: i32, initial_chunk: i32, max_dead: i32, out: Out<*mut Object<Arena>>) {
+        let out = out.place()?;
+        out.put(Object::give(arena_of([
+            // The largest number stands for no limit.
+            ("max_mem", i64::try_from(max_mem).unwrap_or(0)),
+            ("arena_extend_strategy", strategy.into()),
+            ("initial_chunk_size_bytes", initial_chunk.into()),
+            ("max_dead_bytes_per_chunk", max_dead.into()),
+        ])?));
+        Ok(())
+    }
+
+    /// 164
+    fn CreateArenaCfgV2(keys: Array<Text>, values: Array<usize>, count: usize, out: Out<*mut Object<Arena>>) {
+        let out = out.place()?;
+        let keys = keys.get(count, "the array of keys")?;
+        let values = values.get(count, "the array of values")?;
+        let mut settings = Vec::with_capacity(count);
+        for (key, value) in keys.iter().zip(values) {
+            // Callers pass -1 as the largest number.
+            settings.push((key.get("a key")?, i64::try_from(*value).unwrap_or(-1)));
+        }
+        out.put(Object::give(arena_of(settings)?));
+        Ok(())
+    }
+
+    /// 157
+    fn ReleaseArenaCfg(arena: Released<Arena>) -> (), else (), {
+        arena.release();
+    }
+
+    /// 121
+    fn CreateThreadingOptions(out: Out<*mut Object<ThreadingOptions>>) {
+        out.place()?.put(Object::give(ThreadingOptions));
+        Ok(())
+    }
+
+    /// 122
+    fn ReleaseThreadingOptions(options: Released<ThreadingOptions>) -> (), else (), {
+        options.release();
+    }
+
+    /// 147
+    fn SetGlobalIntraOpNumThreads(options: InMut<ThreadingOptions>, _number: i32) {
+        options.get().map(drop)
+    }
+
+    /// 148
+    fn SetGlobalInterOpNumThreads(options: InMut<ThreadingOptions>, _number: i32) {
+        options.get().map(drop)
+    }
+
+    /// 149
+    fn SetGlobalSpinControl(options: InMut<ThreadingOptions>, spins: i32) {
+        options.get()?;
+        match spins {
+            0 | 1 => Ok(()),
+            _ => invalid(format!("Received invalid value for allow_spinning. Valid values are 0 or 1, got {spins}")),
+        }
+    }
+
+    /// 155
+    fn SetGlobalDenormalAsZero(options: InMut<ThreadingOptions>) {
+        options.get().map(drop)
+    }
+}

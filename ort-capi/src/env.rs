@@ -1,0 +1,191 @@
+//! `OrtEnv`: the one environment of the process.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ort_runtime::ArenaConfig;
+use ort_runtime::fork::Mutex;
+use ort_sys::{OrtAllocator, OrtLoggingFunction};
+
+use crate::allocator::Allocator;
+use crate::arena::{Arena, ThreadingOptions};
+use crate::entry::{Array, In, Object, Out, Text, entries, kinds};
+use crate::log::{self, Sink};
+use crate::memory_info::MemoryInfo;
+use crate::status::{Outcome, invalid};
+
+/// The environment. Sessions keep alive what they need, and so outlive it.
+pub(crate) struct Env {
+    references: AtomicUsize,
+    /// The memory of registered allocators, and their arenas.
+    allocators: Mutex<Vec<Registered>>,
+}
+
+struct Registered {
+    info: MemoryInfo,
+    arena: Option<ArenaConfig>,
+}
+
+kinds! {
+    Env => "OrtEnv", b"OrtEnv\0\0";
+}
+
+static ENV: Object<Env> =
+    Object::new(Env { references: AtomicUsize::new(0), allocators: Mutex::new(Vec::new()) });
+
+/// The arena of a registered allocator, for sessions that ask for it.
+pub(crate) fn registered_arena() -> Option<ArenaConfig> {
+    ENV.inner.allocators.lock().iter().find_map(|registered| registered.arena.clone())
+}
+
+/// Makes the environment, or shares the one that there is. It takes any level: a client of ours
+/// ends its process if this fails.
+fn create(level: i32, sink: Option<Sink>) -> *mut Object<Env> {
+    if ENV.inner.references.fetch_add(1, Ordering::AcqRel) == 0 {
+        log::set_severity(level);
+        log::set_sink(sink);
+        log::install();
+    }
+    (&raw const ENV).cast_mut()
+}
+
+/// Registers memory of the CPU; again replaces.
+fn register(env: &Env, info: &MemoryInfo, arena: Option<ArenaConfig>) -> Outcome {
+    if !info.is_host() {
+        return invalid("only allocators of the CPU can be registered");
+    }
+    let mut allocators = env.allocators.lock();
+    allocators.retain(|known| !known.info.is_same_memory(info));
+    allocators.push(Registered { info: info.clone(), arena });
+    Ok(())
+}
+
+/// What the library is.
+const BUILD_INFO: &CStr = match CStr::from_bytes_with_nul(
+    concat!("ort-runtime ", env!("CARGO_PKG_VERSION"), ", with the C API of ONNX Runtime 1.31.1\0")
+        .as_bytes(),
+) {
+    Ok(text) => text,
+    Err(_) => c"ort-runtime",
+};
+
+entries! {
+    /// 3
+    fn CreateEnv(level: i32, id: Text, out: Out<*mut Object<Env>>) {
+        let out = out.place()?;
+        id.or_empty("the log id")?;
+        out.put(create(level, None));
+        Ok(())
+    }
+
+    /// 4
+    fn CreateEnvWithCustomLogger(function: Option<OrtLoggingFunction>, parameter: *mut c_void, level: i32, id: Text, out: Out<*mut Object<Env>>) {
+        let out = out.place()?;
+        id.or_empty("the log id")?;
+        let Some(function) = function else { return invalid("the logging function is null") };
+        out.put(create(level, Some(Sink::new(function, parameter))));
+        Ok(())
+    }
+
+    /// 119
+    fn CreateEnvWithGlobalThreadPools(level: i32, id: Text, options: In<ThreadingOptions>, out: Out<*mut Object<Env>>) {
+        let out = out.place()?;
+        id.or_empty("the log id")?;
+        options.get()?;
+        out.put(create(level, None));
+        Ok(())
+    }
+
+    /// 151
+    fn CreateEnvWithCustomLoggerAndGlobalThreadPools(function: Option<OrtLoggingFunction>, parameter: *mut c_void, level: i32, id: Text, options: In<ThreadingOptions>, out: Out<*mut Object<Env>>) {
+        let out = out.place()?;
+        id.or_empty("the log id")?;
+        options.get()?;
+        let Some(function) = function else { return invalid("the logging function is null") };
+        out.put(create(level, Some(Sink::new(function, parameter))));
+        Ok(())
+    }
+
+    /// 92
+    fn ReleaseEnv(env: In<Env>) -> (), else (), {
+        let Ok(env) = env.get() else { return };
+        let before = env.references.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1));
+        if before == Ok(1) {
+            env.allocators.lock().clear();
+            log::set_sink(None);
+            ort_runtime::release_idle_memory();
+        }
+    }
+
+    /// 5. There is no telemetry.
+    fn EnableTelemetryEvents(env: In<Env>) {
+        env.get().map(drop)
+    }
+
+    /// 6
+    fn DisableTelemetryEvents(env: In<Env>) {
+        env.get().map(drop)
+    }
+
+    /// 145
+    fn SetLanguageProjection(env: In<Env>, _projection: i32) {
+        env.get().map(drop)
+    }
+
+    /// 226
+    fn UpdateEnvWithCustomLogLevel(env: In<Env>, level: i32) {
+        env.get()?;
+        log::set_severity(level);
+        Ok(())
+    }
+
+    /// 144
+    fn CreateAndRegisterAllocator(env: In<Env>, info: In<MemoryInfo>, arena: In<Arena>) {
+        let arena = arena.optional()?.map(|arena| arena.0.clone());
+        register(env.get()?, info.get()?, arena)
+    }
+
+    /// 259
+    fn CreateAndRegisterAllocatorV2(env: In<Env>, provider: Text, info: In<MemoryInfo>, arena: In<Arena>, keys: Array<Text>, values: Array<Text>, count: usize) {
+        let provider = provider.get("the provider")?;
+        keys.get(count, "the array of keys")?;
+        values.get(count, "the array of values")?;
+        if provider != ort_runtime::onnxruntime::CPU {
+            return invalid(format!("{provider} is not implemented in CreateAndRegisterAllocatorV2()"));
+        }
+        let arena = arena.optional()?.map(|arena| arena.0.clone());
+        register(env.get()?, info.get()?, arena)
+    }
+
+    /// 176
+    fn RegisterAllocator(env: In<Env>, allocator: Allocator) {
+        let info = allocator.info()?;
+        register(env.get()?, info.get()?, None)
+    }
+
+    /// 177
+    fn UnregisterAllocator(env: In<Env>, info: In<MemoryInfo>) {
+        let (env, info) = (env.get()?, info.get()?);
+        let mut allocators = env.allocators.lock();
+        let before = allocators.len();
+        allocators.retain(|known| !known.info.is_same_memory(info));
+        match allocators.len() < before {
+            true => Ok(()),
+            false => invalid("No allocator for this device has been registered for sharing."),
+        }
+    }
+
+    /// 376
+    fn GetSharedAllocator(env: In<Env>, info: In<MemoryInfo>, out: Out<*mut OrtAllocator>) {
+        let out = out.place()?;
+        env.get()?;
+        let host = info.get()?.is_host();
+        out.put(if host { crate::allocator::default_allocator() } else { std::ptr::null_mut() });
+        Ok(())
+    }
+
+    /// 254
+    fn GetBuildInfoString() -> *const c_char, else BUILD_INFO.as_ptr(), {
+        BUILD_INFO.as_ptr()
+    }
+}

@@ -1,0 +1,12 @@
+//! The built library, loaded and driven through its table as clients do.
+//!
+//! What ONNX Runtime says and computes is in `tests/data`, recorded by `record.py`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may panic")]
+
+mod errors;
+mod layout;
+mod library;
+mod nulls;
+mod options;
+mod runs;
+mod values;
