@@ -34,6 +34,10 @@ rules! { "attention", Extended;
             "q=f32[6,5,8] k=f32[7,6,8] t.perm=[1,2,0]",
             "q=f32[2,2,3,5,8] k=f32[2,2,3,7,8] t.perm=[0,1,2,4,3]",
         ];
+    /// Keys that are transposed before a reshape splits their batch into heads are split first, so
+    /// that the transposition meets the MatMul. Exporters write this around attention.
+    split_turned_keys: "r@Reshape(Transpose(k; perm=[0,2,1]), _)" if splits_batch => Build(turn_split_keys),
+        ["k=f32[6,7,8] _0=[2,3,8,7]"];
     /// A factor on the transposed keys becomes `alpha` of FusedMatMul.
     transposed_keys_times: "MatMul(q, Mul(t@Transpose(k), #factor))" if scales_turned_keys => Build(scale_turned),
         [
@@ -159,6 +163,25 @@ fn has_scale(found: &Found<'_>) -> bool {
 
 fn scales_turned_keys(found: &Found<'_>) -> bool {
     turns_keys(found) && has_scale(found)
+}
+
+/// Whether a reshape splits the first of three axes into two.
+fn splits_batch(found: &Found<'_>) -> bool {
+    let (Some([_, keys, size]), Some([_, heads, own_size, own_keys])) =
+        (found.shape("k"), found.output_shape())
+    else {
+        return false;
+    };
+    heads.as_constant().is_some_and(|heads| heads > 0) && [keys, size] == [own_keys, own_size]
+}
+
+fn turn_split_keys(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let sizes = patch.found().output_shape().map(|shape| [0, 1].map(|axis| shape.get(axis)?.as_constant()));
+    let Some([batch, Some(heads)]) = sizes else { return Ok(None) };
+    let keys = patch.value("k")?;
+    let split = reshape_front(patch, keys, &[batch.unwrap_or(-1), heads], 1)?;
+    let perm = [("perm", Attribute::Ints(vec![0, 1, 3, 2]))];
+    Ok(Some(vec![patch.node("Transpose", &[split], &perm)?]))
 }
 
 /// Multiplies with keys whose transposition leaves the last axis in its place.
