@@ -465,6 +465,11 @@ fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     Ok(())
 }
 
+/// Operators whose inputs and outputs are all batched along their first axis.
+pub(super) fn items_first(cx: &mut BatchCx<'_>) -> BatchResult {
+    rows(cx, &[])
+}
+
 /// Refuses an attention mask that is neither shared nor batched along the first of four axes.
 fn mask(cx: &BatchCx<'_>, index: usize) -> BatchResult {
     if cx.fact(index).is_none() {

@@ -5,6 +5,7 @@
 
 pub mod activation;
 mod elementwise;
+mod grid_attention;
 mod integer_conv;
 mod matmul;
 pub(super) mod nhwc;

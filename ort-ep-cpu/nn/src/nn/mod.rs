@@ -22,6 +22,7 @@ mod conv_transpose;
 mod deform_conv;
 mod flex_attention;
 mod gates;
+mod grid_attention;
 mod gru;
 mod linear_attention;
 mod lstm;
