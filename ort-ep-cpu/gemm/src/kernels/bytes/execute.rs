@@ -6,6 +6,7 @@ use super::super::RegisterActivation;
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
 use super::tile::{Requantization, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
+use crate::cpu::ROWS_PER_READ;
 use crate::epilogue::in_registers;
 use crate::integer::{Addend, ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
 use ort_cpu_threads::interrupt::spend;
@@ -106,7 +107,7 @@ pub(crate) fn execute(
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
     let (tiles, panels) = (rows.div_ceil(height), job.panels);
-    let work = rows.saturating_mul(columns).saturating_mul(gemm.lhs.groups * 4);
+    let work = rows.max(ROWS_PER_READ).saturating_mul(columns).saturating_mul(gemm.lhs.groups * 4);
     let threads = threads.min(work / WORTH_A_THREAD + 1).max(1);
     let [row_parts, column_parts] = match threads {
         1 => [1, 1],
