@@ -45,6 +45,7 @@ mod joined;
 mod largest_batch;
 mod least_limit;
 mod load_options;
+mod lookup_tables;
 mod loop_invariant;
 mod lowering;
 mod many_inputs;

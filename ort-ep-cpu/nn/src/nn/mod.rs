@@ -13,6 +13,7 @@ mod causal_conv;
 mod conv;
 mod conv_depthwise;
 mod conv_gradients;
+mod conv_half;
 mod conv_integer;
 mod conv_integer_to_float;
 mod conv_nhwc;
