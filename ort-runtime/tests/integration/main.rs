@@ -25,6 +25,7 @@ mod control_flow;
 mod conv_gradients;
 mod counter_dropout;
 mod data_dependent_memory;
+mod deferred_weights;
 mod dynamic_memory;
 mod elementwise_chains;
 mod fused;
