@@ -117,7 +117,16 @@ impl Budget {
     ///
     /// [`AllocError::BudgetExceeded`] if fewer bytes are available; then nothing is set aside.
     pub fn advance(self: &Arc<Self>, bytes: usize) -> Result<Advance, AllocError> {
-        self.commit(Category::Dynamic, bytes)?;
+        self.advance_for(Category::Dynamic, bytes)
+    }
+
+    /// [`advance`](Self::advance) for bytes of a category, which only a refusal names.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance`](Self::advance).
+    pub fn advance_for(self: &Arc<Self>, category: Category, bytes: usize) -> Result<Advance, AllocError> {
+        self.commit(category, bytes)?;
         let drawn = Drawn { bytes: 0, set_aside: bytes };
         let budget = Self::make(None, Some(Arc::clone(self)), Some(Mutex::new(drawn)));
         budget.committed.store(bytes, Ordering::Relaxed);

@@ -64,6 +64,7 @@ mod columns;
 mod decoded;
 mod elements;
 mod feedback;
+mod float8;
 mod gptq;
 mod grid;
 mod hessian;
@@ -95,7 +96,7 @@ pub use model::{
     BlockOptions, Blocks, ChannelPruner, DynamicOptions, ErrorSearch, FileSize, HalfOptions, HalfType, Layer,
     MeasureWeight, MixedWeight, MixedWeights, Mode, NodePattern, Outcome, OutputErrors, Precision,
     PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization, Quantizer, Smoothed, Smoothing,
-    StaticFormat, StaticOptions, TunedWeights, Written,
+    StaticFormat, StaticOptions, StaticType, TunedWeights, Written,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};

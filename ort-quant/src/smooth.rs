@@ -26,7 +26,7 @@ const SCALES: (f64, f64) = (1e-5, 1e5);
 
 /// The codes of an input and of a symmetric weight.
 const INPUT_STEPS: f64 = 255.0;
-const WEIGHT_STEPS: f64 = 254.0;
+const WEIGHT_STEPS: f32 = 254.0;
 
 /// A weight of `rows` x `columns` elements in row-major order.
 pub(crate) struct Matrix<'m> {
@@ -120,12 +120,21 @@ impl Candidates {
             }
         });
         for ((noise, scales), maxima) in self.noises.iter_mut().zip(&self.scales).zip(maxima) {
-            let pairs = self.input.mean_squares.iter().zip(scales);
-            let power: f64 = pairs.map(|(square, scale)| square / f64::from(*scale).powi(2)).sum();
             let greatest = maxima.iter().copied().fold(0.0, f32::max);
             let of = |most: f32| if per_tensor { greatest } else { most };
-            let steps = maxima.iter().map(|most| 2.0 * f64::from(of(*most)) / WEIGHT_STEPS);
-            *noise += power * steps.map(uniform_noise).sum::<f64>();
+            let steps: Vec<f32> = maxima.iter().map(|most| 2.0 * of(*most) / WEIGHT_STEPS).collect();
+            let pairs = self.input.mean_squares.iter().zip(scales);
+            let powers: Vec<f64> = pairs.map(|(square, scale)| square / f64::from(*scale).powi(2)).collect();
+            // The rounding itself: of large scales, most elements are below a step.
+            matrix.each(|input, output, value| {
+                if let (Some(scale), Some(power), Some(step)) =
+                    (scales.get(input), powers.get(input), steps.get(output))
+                    && *step > 0.0
+                {
+                    let error = f64::from(value * scale - nearest(value * scale / step) * step);
+                    *noise += power * error * error;
+                }
+            });
         }
     }
 
@@ -156,13 +165,23 @@ fn scales_of(alpha: f64, ranges: &[(f32, f32)], maxima: &[f32]) -> Vec<f32> {
 /// The noise that the codes of the input bring to the products.
 fn input_noise(input: &Input, scales: &[f32], squares: &[f64]) -> f64 {
     let (mut low, mut high, mut power) = (0.0_f64, 0.0_f64, 0.0);
-    for (((channel_low, channel_high), scale), squares) in input.ranges.iter().zip(scales).zip(squares) {
-        let scale = f64::from(*scale);
-        low = low.min(f64::from(*channel_low) / scale);
-        high = high.max(f64::from(*channel_high) / scale);
-        power += squares * scale * scale;
+    for ((channel_low, channel_high), scale) in input.ranges.iter().zip(scales) {
+        low = low.min(f64::from(*channel_low) / f64::from(*scale));
+        high = high.max(f64::from(*channel_high) / f64::from(*scale));
     }
-    power * uniform_noise((high - low) / INPUT_STEPS)
+    let rounding = uniform_noise((high - low) / INPUT_STEPS);
+    for ((square, scale), squares) in input.mean_squares.iter().zip(scales).zip(squares) {
+        let scale = f64::from(*scale).powi(2);
+        // A channel that becomes zero loses no more than what it is.
+        power += squares * scale * rounding.min(square / scale);
+    }
+    power
+}
+
+/// The nearest integer of a number below 2^22, by what an addition rounds away.
+fn nearest(value: f32) -> f32 {
+    const PLACES: f32 = 12_582_912.0;
+    (value + PLACES) - PLACES
 }
 
 /// The mean square of the rounding to multiples of a step.

@@ -52,8 +52,11 @@ impl Variants {
         self.0.path().join(format!("{head}.onnx"))
     }
 
+    /// A session that has run, and so has packed its weights.
     fn session(&self, head: usize) -> Result<Session> {
-        Session::builder(&Model::load(self.file(head))?).threads(2).build()
+        let session = Session::builder(&Model::load(self.file(head))?).threads(2).build()?;
+        bits(&session)?;
+        Ok(session)
     }
 
     /// The output of the variant while its weights are not shared.

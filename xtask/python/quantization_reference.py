@@ -5,6 +5,7 @@ usage: python quantization_reference.py ort-quant/tests/data
 Needs NumPy and onnxruntime 1.31.1 with onnx.
 
   linear.json   cases: type, symmetric, reduced, half, shape, axis, data, and scales, zero_points and codes
+  float8.json   cases: shape, axis, data, and scales and codes of E4M3FN
   ranges.json   cases: the name of a set of numbers that `numbers` makes, and its ranges by each rule
   layers.onnx   a model with a layer of each kind, and what quantize_dynamic makes of it: layers_per_tensor.onnx and
                 layers_per_channel.onnx
@@ -19,6 +20,7 @@ import json
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -41,6 +43,31 @@ TYPES = {
     "int16": QuantType.QInt16,
     "uint16": QuantType.QUInt16,
 }
+
+
+def float8_cases():
+    """By ml_dtypes: the largest magnitude of a channel becomes 448, the largest number of E4M3FN."""
+    random = np.random.default_rng(36)
+    tensors = [
+        np.zeros((2, 3)),
+        np.array([[1e-40, 0.0]]),
+        np.array([[448.0, -448.0, 17.0, 0.001953125, 0.0009765625, 0.00293]]),
+        random.standard_normal((3, 7, 2)),
+        random.standard_normal((4, 5)) * np.array([[1e-6], [1.0], [1e4], [0.0]]),
+    ]
+    for data in (tensor.astype(single) for tensor in tensors):
+        for axis in (None, *range(data.ndim)):
+            over = None if axis is None else tuple(other for other in range(data.ndim) if other != axis)
+            scales = np.abs(data).max(axis=over, keepdims=True) / single(448)
+            scales[scales < np.finfo(single).tiny] = 1
+            codes = (data / scales).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+            yield {
+                "shape": data.shape,
+                "axis": axis,
+                "data": data.flatten().tolist(),
+                "scales": scales.flatten().tolist(),
+                "codes": codes.flatten().tolist(),
+            }
 
 
 def linear_cases():
@@ -318,5 +345,6 @@ def write(path, cases):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     write(folder / "linear.json", linear_cases())
+    write(folder / "float8.json", float8_cases())
     write(folder / "ranges.json", range_cases())
     write_models(folder)

@@ -29,6 +29,7 @@ mod ops;
 mod package;
 mod python;
 mod python_package;
+mod quantize_bench;
 mod quick;
 mod reference;
 mod shared_build;
@@ -111,6 +112,8 @@ enum Command {
     Capi,
     /// Time ours and other runtimes in turn on the same models.
     Bench(bench::BenchOptions),
+    /// Measure quantized models against the bars of accuracy, memory and time.
+    QuantizeBench(quantize_bench::QuantizeBenchOptions),
     /// Time ours and ONNX Runtime in turn on tree ensembles fitted by scikit-learn.
     Trees(trees::TreesOptions),
     /// Write the reference models and results of the training tests to ort-train/tests/data.
@@ -144,6 +147,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Tidy => tidy::run(&workspace),
         Command::Capi => capi::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
+        Command::QuantizeBench(options) => quantize_bench::run(&workspace, &options),
         Command::Trees(options) => trees::run(&workspace, &options),
         Command::TrainReference => train_reference::run(&workspace),
     }

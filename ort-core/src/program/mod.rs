@@ -6,6 +6,7 @@
 
 mod build;
 mod copies;
+mod deferred;
 mod placed;
 mod reason;
 mod updates;
@@ -23,6 +24,7 @@ use crate::{Error, ErrorKind, Result};
 
 pub(crate) use build::{BuildCx, ConstantStreaming, aligned};
 pub(crate) use copies::ConstantCopies;
+pub(crate) use deferred::DeferredKernel;
 pub use placed::Partition;
 pub(crate) use placed::{Body, Captured, ControlFlowPlacement};
 pub use reason::{Cluster, Reason};
@@ -66,6 +68,8 @@ pub(crate) struct Slot {
 pub(crate) enum Work {
     /// Runs a kernel.
     Kernel(Box<dyn Executable>),
+    /// Runs a kernel whose weights are packed before its first run.
+    Deferred(DeferredKernel),
     /// Runs a kernel whose packed weights may have to be packed first.
     Streamed(StreamedKernel),
     /// Copies a value between host and device memory.
@@ -77,6 +81,7 @@ impl Work {
     pub(crate) fn kernel(&self) -> Option<&dyn Executable> {
         match self {
             Work::Kernel(kernel) => Some(&**kernel),
+            Work::Deferred(kernel) => Some(kernel.any()),
             Work::Streamed(kernel) => Some(&*kernel.counted),
             Work::Copy => None,
         }

@@ -16,6 +16,7 @@ mod qdq;
 mod qdq_movement;
 mod quantized_weights;
 mod separable;
+mod tables;
 
 use crate::rewrite::RuleSet;
 
@@ -33,5 +34,6 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &qdq_movement::RULES,
     &integer_conv::RULES,
     &quantized_weights::RULES,
+    &tables::RULES,
     &layout::RULES,
 ];

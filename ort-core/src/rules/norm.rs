@@ -18,6 +18,9 @@ rules! { "norm", Extended;
     /// RMSNormalization, written with Reciprocal instead of the division.
     rms_norm_reciprocal: "Mul(Mul(x, Reciprocal(Sqrt(Add(ReduceMean(Mul(x, x), axes; keepdims=1), #epsilon)))), scale)"
         if is_rms_norm => Build(rms_norm), ["x=f32[2,3,40] axes=[-1] epsilon=f32:0.00001 scale=f32[40]"];
+    /// RMSNormalization, written with a division of 1 instead.
+    rms_norm_quotient: "Mul(Mul(x, Div(1, Sqrt(Add(ReduceMean(Mul(x, x), axes; keepdims=1), #epsilon)))), scale)"
+        if is_rms_norm => Build(rms_norm), ["x=f32[2,3,40] axes=[-1] epsilon=f32:0.00001 scale=f32[40]"];
     /// RMSNormalization of `x - mean(x)`, plus a bias, becomes LayerNormalization.
     layer_norm: "Add(r@RMSNormalization(Sub(x, ReduceMean(x, axes; keepdims=1)), scale; axis=-1; stash_type=1), bias)"
         if is_layer_norm => Build(layer_norm), ["x=f32[2,3,40] axes=[-1] scale=f32[40] bias=f32[40]"];

@@ -230,7 +230,7 @@ fn view_inputs<'v>(
         let is_consumed = matches!(sources.program.slots[slot.index()].origin, Origin::Consumed);
         views.push(match view_of(sources, slot, &mut |_, _| reads.next()) {
             Some(view) => Some(view?),
-            // The kernel packed this weight when it was compiled and does not read it.
+            // The kernel has packed this weight and does not read it.
             None if is_consumed => None,
             None => device_view(sources.plan, devices, slot),
         });
@@ -266,6 +266,11 @@ fn run_work<'a, 'n: 'a>(
             let (node, streaming) = node.zip(env.streaming).ok_or_else(missing)?;
             let (view, device) = (NodeView { graph, node }, &*env.devices[step.device]);
             kernel.run(streaming.keeps(index), || streaming.make(view, device), cx)?;
+        }
+        Work::Deferred(kernel) => {
+            cx.workspace = workspace;
+            let unpacked = || error!(Fail, "a kernel runs before its weights are packed");
+            kernel.packed().ok_or_else(unpacked)?.run(cx)?;
         }
         Work::Kernel(kernel) => {
             match nested {

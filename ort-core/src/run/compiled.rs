@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use ort_alloc::{Budget, TrimOnDrop};
 
+use super::deferred::DeferredWeights;
 use super::streaming::Streams;
 use crate::Result;
 use crate::cache::Entry;
@@ -18,8 +19,9 @@ pub(crate) struct Compiled {
     /// Caches the run plans by the sizes of the inputs.
     pub(crate) plans: PlanCaches,
     pub(crate) streams: Streams,
+    pub(crate) deferred: DeferredWeights,
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    /// The bytes of packed weights that are never evicted.
+    /// The bytes of weights that were packed by the build.
     pub(crate) packed_bytes: usize,
     /// All bytes of the build that stay in the budget: packed weights that are never evicted,
     /// folded constants, copies.

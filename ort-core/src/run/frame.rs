@@ -15,6 +15,7 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Buffer, Category, DeviceId};
 use smallvec::SmallVec;
 
+use super::deferred::WeightPacking;
 use super::inputs::Given;
 use super::profile::{EventMemory, EventTensor, Seen};
 use super::streaming::{Streaming, WindowCursor};
@@ -51,6 +52,8 @@ pub(crate) struct RunEnv<'a> {
     pub(crate) memory: RunMemory<'a>,
     /// Whether an output of the frame's program may become an output of the run.
     pub(crate) outlives_run: bool,
+    /// Weights that are packed before the first step that needs them.
+    pub(crate) packing: WeightPacking<'a>,
     /// On-demand weight packing; `None` if nothing of the program is streamed.
     pub(crate) streaming: Option<Streaming<'a>>,
 }
@@ -129,6 +132,7 @@ impl<'a> Frame<'a> {
         if let Some(problem) = &self.plan.contradiction {
             return Err(problem.clone());
         }
+        self.env.packing.pack(self.program, self.plan)?;
         self.open_homes()?;
         self.copy_given()?;
         if let Some(observer) = self.env.observer {

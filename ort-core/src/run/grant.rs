@@ -13,6 +13,7 @@ use ort_alloc::{
     Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, exact_bytes, free_memory_bytes,
 };
 
+use super::deferred::WeightPacking;
 use super::frame::{Frame, FrameMemory, RunEnv, Slabs, device_slabs};
 use super::inputs::Given;
 use super::streaming::{AvailableMemory, Streaming, WeightLock, WeightResidency};
@@ -277,6 +278,12 @@ impl Executor {
             poison: self.poison,
             memory,
             outlives_run: true,
+            packing: WeightPacking {
+                weights: &self.compiled.deferred,
+                devices: &self.compiled.devices,
+                control: &control,
+                files: &self.files,
+            },
             streaming,
         };
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;

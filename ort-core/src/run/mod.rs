@@ -7,6 +7,7 @@
 
 mod call;
 pub(crate) mod compiled;
+pub(crate) mod deferred;
 pub(crate) mod frame;
 pub(crate) mod grant;
 pub(crate) mod idle_memory;

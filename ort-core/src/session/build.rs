@@ -22,6 +22,7 @@ use crate::ir::Graph;
 use crate::onnx::{Location, MESSAGE_LIMIT, Weights, data_file, save, save_located};
 use crate::plan::{BoundValues, SlabLimits, resolve_bound};
 use crate::rewrite::Report;
+use crate::run::deferred::DeferredWeights;
 use crate::run::grant::MemoryDemand;
 use crate::run::streaming::{Streams, Windows};
 use crate::run::{CacheUse, Compiled, Executor, SessionIdleMemory};
@@ -238,7 +239,7 @@ impl SessionBuilder {
         // Devices may still compile in the background. Wait for them, because runs need the
         // results.
         devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
-        let Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
+        let Built { program, plans, packed_bytes, deferred_bytes, cached_bytes, rewrites, owner, .. } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         // Compiling has read the mapped weights; drop their pages until a run reads them.
         self.model.release_all();
@@ -248,6 +249,7 @@ impl SessionBuilder {
             nodes,
             copies,
             packed_bytes,
+            deferred_bytes,
             cached_bytes,
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
@@ -255,11 +257,13 @@ impl SessionBuilder {
         let windows = Windows::of(&program, &devices)?;
         let streams = Streams::of(&program, (self.precision, &owner), windows);
         // Small programs do not trim the heap: folding builds hundreds of them.
-        let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
+        let trims =
+            !streams.is_empty() || packed_bytes.saturating_add(deferred_bytes) >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
-        let constant_bytes = budget.in_use();
+        let constant_bytes = budget.in_use().saturating_add(deferred_bytes);
         Ok(Compiled {
+            deferred: DeferredWeights::of(&program, self.precision, &owner),
             program,
             plans,
             streams,

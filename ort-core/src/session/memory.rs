@@ -8,6 +8,8 @@ use rustc_hash::FxHashSet;
 
 use super::Session;
 use crate::ep::SharedBytes;
+use crate::plan::RunPlan;
+use crate::run::deferred::DeferredBytes;
 use crate::tensor::Tensor;
 
 /// The memory of a session by purpose, in bytes. Memory that sessions with equal settings on one
@@ -21,7 +23,8 @@ pub struct MemoryUse {
     /// Constants in memory of their own: weights of models that are not mapped, folded constants,
     /// and aligned copies.
     pub weights_copied: usize,
-    /// Packed weights in memory of this process.
+    /// Packed weights in memory of this process. A run packs those that it needs and that no run
+    /// has packed before; until then they count as mapped.
     pub packed: usize,
     /// The part of `packed` that sessions on other models, or with other settings, hold as well.
     /// Equal bytes exist once in the process, and each session counts them.
@@ -80,12 +83,14 @@ pub(super) struct ConstantBytes {
 }
 
 impl ConstantBytes {
-    /// Sums the constants that these sessions on one model hold now.
-    pub(super) fn of(sessions: &[&Session]) -> ConstantBytes {
+    /// Sums the constants that these sessions on one model hold now. With a plan, the first of them
+    /// holds what it holds during a run with that plan.
+    pub(super) fn of(sessions: &[&Session], mut plan: Option<&RunPlan>) -> ConstantBytes {
         let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
         for session in sessions {
-            sum.add_read(session, &mut counted);
-            sum.packed += session.packed_now();
+            let deferred = DeferredBytes::of(&session.executor.compiled.program, plan.take());
+            sum.add_read(session, deferred.in_file, &mut counted);
+            sum.packed += session.packed_beside(deferred.packed);
             sum.on_devices += session.device_constants_now();
         }
         // Each owner counts a shared packed weight, so duplicates among these sessions are
@@ -104,12 +109,16 @@ impl ConstantBytes {
         sum
     }
 
-    /// Adds the constants that runs read, except those in `counted`.
-    fn add_read(&mut self, session: &Session, counted: &mut FxHashSet<(*const u8, usize)>) {
+    /// Adds the constants that runs read, `unpacked` weights included, except those in `counted`.
+    fn add_read(
+        &mut self,
+        session: &Session,
+        unpacked: Vec<&Tensor>,
+        counted: &mut FxHashSet<(*const u8, usize)>,
+    ) {
         let cache = session.executor.compiled.cache.as_ref();
-        for bytes in
-            session.executor.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes())
-        {
+        let constants = session.executor.compiled.program.constants().into_iter().chain(unpacked);
+        for bytes in constants.filter_map(|tensor| tensor.bytes()) {
             // The entry of a compiled model is in the model's mapped file, so the entry is tested
             // first.
             let place = match bytes {
@@ -128,7 +137,7 @@ impl Session {
     /// names.
     pub fn memory(&self) -> MemoryUse {
         let held = |category| self.executor.budget.in_use_of(category);
-        let constants = ConstantBytes::of(&self.parts());
+        let constants = ConstantBytes::of(&self.parts(), None);
         MemoryUse {
             weights: self.model.graph().weight_bytes(),
             weights_mapped: constants.mapped,
@@ -158,10 +167,10 @@ impl Session {
         constants.fold(self.executor.compiled.streams.least_bytes(), usize::saturating_add)
     }
 
-    /// The bytes of this program's packed weights that are in memory now.
-    pub(super) fn packed_now(&self) -> usize {
-        self.executor.compiled.packed_bytes
-            + self.executor.compiled.streams.resident_bytes(&self.executor.compiled.program)
+    /// The bytes of this program's packed weights that are in memory now, beside `deferred` ones.
+    fn packed_beside(&self, deferred: usize) -> usize {
+        let compiled = &self.executor.compiled;
+        compiled.packed_bytes + deferred + compiled.streams.resident_bytes(&compiled.program)
     }
 
     /// The bytes of constants that are in device memory now.

@@ -47,8 +47,10 @@ pub(super) struct Built {
     pub(super) program: Program,
     /// The plan caches of the program and of its subgraphs.
     pub(super) plans: PlanCaches,
-    /// The bytes of packed weights that always stay in memory, without those in the compiled cache.
+    /// The bytes of packed weights in memory, without those in the compiled cache.
     pub(super) packed_bytes: usize,
+    /// The bytes of packed weights that runs pack when they need them.
+    pub(super) deferred_bytes: usize,
     /// The bytes of packed weights in the compiled cache.
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
@@ -161,6 +163,8 @@ impl SessionBuilder {
             // Without a limit all packed weights stay. Those in the cache are mapped and count
             // against no limit.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
+            defers: !is_bounded && matches!(packing, Packing::Now),
+            deferred_bytes: 0,
             windows: if is_bounded { ConstantStreaming::Always } else { ConstantStreaming::OfBounded },
             packing,
             cache_dir: self.cache_dir.as_deref(),
@@ -170,9 +174,10 @@ impl SessionBuilder {
         };
         let mut program = Program::build(graph, placed, &mut cx)?;
         align_defaults(&mut program, &mut cx)?;
-        let BuildCx { programs, packed_bytes, cached_bytes, reserved, .. } = cx;
+        let BuildCx { programs, packed_bytes, deferred_bytes, cached_bytes, reserved, .. } = cx;
         let plans = PlanCaches::new(programs);
-        Ok(Built { program, plans, packed_bytes, cached_bytes, rewrites, owner, _reserved: reserved })
+        let _reserved = reserved;
+        Ok(Built { program, plans, packed_bytes, deferred_bytes, cached_bytes, rewrites, owner, _reserved })
     }
 }
 

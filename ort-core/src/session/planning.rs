@@ -80,15 +80,15 @@ impl Session {
         let (shares, left) = shares.unwrap_or_default();
         let streamed = streams.streamed_bytes(left);
         let parts: Vec<&Session> = std::iter::once(self).chain(other).collect();
-        let now = ConstantBytes::of(&parts);
+        let now = ConstantBytes::of(&parts, Some(plan));
         // Streamable weights count as packed only if they stay packed in this run.
-        let packed = self.executor.compiled.packed_bytes + streams.packed_bytes() - streamed;
+        let resident = streams.resident_bytes(&self.executor.compiled.program);
+        let packed = (now.packed + streams.packed_bytes()).saturating_sub(streamed + resident);
         let on_devices = self.fixed_device_constants() + shares.kept_bytes();
-        let packed_by_other = now.packed.saturating_sub(self.packed_now());
         let on_devices_by_other = now.on_devices.saturating_sub(self.device_constants_now());
         [
             (MemoryKind::WeightsMapped, now.mapped),
-            (MemoryKind::WeightsPacked, packed + packed_by_other),
+            (MemoryKind::WeightsPacked, packed),
             (MemoryKind::WeightsCached, now.cached),
             (MemoryKind::WeightsStreamed, streamed),
             (MemoryKind::DeviceConstants, on_devices + on_devices_by_other),

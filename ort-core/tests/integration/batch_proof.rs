@@ -109,6 +109,7 @@ fn elementwise_operators() -> Result<()> {
         ("Add", &["x n 3", "x m 3"], &[], Err("does not hold an element for each item")),
         ("Add", &["x n 3", "x 4 n 3"], &[], Ok((&[1], 1))),
         ("Add", &["x n 1", "x n"], &[], Err("along different axes")),
+        ("ort-runtime:LookupTable", &["i8 3 n", "codes 256"], &[], Ok((&[1], 1))),
     ])
 }
 

@@ -34,13 +34,13 @@ pub(crate) fn block(sizes: &SdpaSizes, threads: usize) -> [usize; 2] {
 }
 
 /// Returns the `f32` elements of scratch, regardless of the number of keys. `is_half` says that
-/// keys or values are not `f32`.
-pub(crate) fn scratch_len(sizes: &SdpaSizes, cpu: Cpu, is_half: bool) -> usize {
-    cpu.threads.max(1) * part_len(sizes, cpu, is_half)
+/// keys or values are not `f32`, and `grid` has the sizes of a [`GridBias`](super::GridBias), or 0.
+pub(crate) fn scratch_len(sizes: &SdpaSizes, cpu: Cpu, is_half: bool, grid: [usize; 2]) -> usize {
+    cpu.threads.max(1) * part_len(sizes, cpu, is_half, grid)
 }
 
 /// Returns the scratch of one thread.
-pub(crate) fn part_len(sizes: &SdpaSizes, cpu: Cpu, is_half: bool) -> usize {
+pub(crate) fn part_len(sizes: &SdpaSizes, cpu: Cpu, is_half: bool, grid: [usize; 2]) -> usize {
     let SdpaSizes { size, value_size, .. } = *sizes;
     let [heads, queries] = block(sizes, cpu.threads);
     let panels = (heads * queries).div_ceil(WIDTH);
@@ -50,7 +50,11 @@ pub(crate) fn part_len(sizes: &SdpaSizes, cpu: Cpu, is_half: bool) -> usize {
         Some(_) => [size.div_ceil(2), pairs_len(sizes).iter().sum()],
         None => [size, 0],
     };
-    panels * WIDTH * (row + value_size) + scores + 2 * WIDTH * KEYS + (wide + pairs).next_multiple_of(16)
+    let biases = grid[0] + grid[1];
+    panels * WIDTH * (row + value_size + biases)
+        + scores
+        + 2 * WIDTH * KEYS
+        + (wide + pairs).next_multiple_of(16)
 }
 
 /// Returns the bf16 pairs of a block of keys, and of a block of values.

@@ -34,9 +34,20 @@ impl Compute for f64 {
 /// precision. A run may have fewer keys than `sizes`.
 pub fn scratch_len<T: Compute>(sizes: &SdpaSizes, cpu: Cpu, keeps: bool, is_half: bool) -> usize {
     if T::STREAM.is_some() && !keeps {
-        return blocks::scratch_len(sizes, cpu, is_half);
+        return blocks::scratch_len(sizes, cpu, is_half, [0; 2]);
     }
     score_rows::scratch_len::<T>(sizes, cpu.threads)
+}
+
+/// Returns the elements of scratch that [`Attention::run`] needs for a [`GridBias`] over a grid of
+/// these rows and columns, and scores that nothing reads. `is_half` is that of [`scratch_len`].
+///
+/// [`GridBias`]: crate::GridBias
+pub fn grid_scratch_len<T: Compute>(sizes: &SdpaSizes, cpu: Cpu, is_half: bool, grid: [usize; 2]) -> usize {
+    match T::STREAM {
+        Some(_) => blocks::scratch_len(sizes, cpu, is_half, grid),
+        None => score_rows::scratch_len::<T>(sizes, cpu.threads),
+    }
 }
 
 impl<T: Compute> Attention<'_, T> {
@@ -78,7 +89,8 @@ impl<T: Compute> Attention<'_, T> {
         scratch: &mut [T],
     ) -> Result<()> {
         let is_half = self.keys.elements.is_half() || self.values.elements.is_half();
-        let part_len = blocks::part_len(&self.sizes, cpu, is_half);
+        let grid = self.mask.and_then(|mask| mask.grid()).map_or([0; 2], |bias| bias.grid());
+        let part_len = blocks::part_len(&self.sizes, cpu, is_half, grid);
         let is_enough = scratch.len() >= cpu.threads * part_len;
         ensure!(is_enough, Fail, "the scratch of an attention is too short");
         let block = blocks::block(&self.sizes, cpu.threads);

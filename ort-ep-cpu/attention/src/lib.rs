@@ -40,6 +40,7 @@ mod compute;
 mod failure;
 mod few;
 mod gradient;
+mod grid;
 mod panels;
 mod query_block;
 mod rows;
@@ -50,8 +51,9 @@ mod streaming;
 mod tests;
 
 pub use attention::Attention;
-pub use compute::{Compute, StreamBlock, scratch_len};
+pub use compute::{Compute, StreamBlock, grid_scratch_len, scratch_len};
 pub use gradient::{Gradients, training_scratch_len};
+pub use grid::GridBias;
 pub use ort_core::ops::nn::attention::problem::{ScoreStage, SdpaSizes};
 pub use rows::{Elements, Rows};
 pub use scores::{HiddenKeys, KeptScores, ScoreMask, Scores, WeightMap};

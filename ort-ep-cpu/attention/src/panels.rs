@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::attention::Attention;
 use super::blocks::{KEYS, PANELS, pairs_len};
+use super::grid::GridBias;
 use super::query_block::QueryBlock;
 use super::rows::Strip;
 use super::scores::ScoreMask;
@@ -12,7 +13,7 @@ use ort_cpu_gemm::{Cpu, Pairing};
 use ort_cpu_threads::interrupt::spend;
 use ort_cpu_threads::parallel::RowBlock;
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
-use ort_cpu_vector::simd::attention::{Change, Product, Seen, WIDTH, change, multiply, weigh};
+use ort_cpu_vector::simd::attention::{Change, GridPanel, Product, Seen, WIDTH, change, multiply, weigh};
 use ort_cpu_vector::simd::{Isa, transpose_tiles};
 
 /// A block of queries in panels.
@@ -25,6 +26,8 @@ pub(crate) struct Panels<'a, 'b> {
     places: QueryBlock,
     /// Queries of a panel.
     width: usize,
+    /// The mask, if it is a bias over a grid of keys.
+    grid: Option<GridBias<'a>>,
 }
 
 /// Queries that are processed together, one per lane.
@@ -45,12 +48,22 @@ struct KeyBlock<'a> {
     values: Strip<'a>,
 }
 
+/// What a panel keeps for all blocks of keys, a query per lane.
+#[derive(Clone, Copy)]
+struct Sides<'a> {
+    /// The queries.
+    packed: &'a [f32],
+    /// The biases of the rows of a grid, then those of its columns.
+    biases: &'a [f32],
+}
+
 impl<'a, 'b> Panels<'a, 'b> {
     pub(crate) fn new(attention: &'a Attention<'a>, cpu: Cpu, block: RowBlock<'b, f32>) -> Panels<'a, 'b> {
         let places = QueryBlock::new(&block);
         let panels = places.len().div_ceil(WIDTH).max(1);
         let width = places.len().div_ceil(panels).next_multiple_of(16).min(WIDTH);
-        Panels { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width }
+        let grid = attention.mask.and_then(|mask| mask.grid());
+        Panels { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width, grid }
     }
 
     /// Returns the elements that hold `steps` k steps.
@@ -65,6 +78,8 @@ impl<'a, 'b> Panels<'a, 'b> {
         let (results, rest) = rest.split_at_mut(count * WIDTH * value_size);
         let (scores, rest) = rest.split_at_mut(WIDTH * KEYS.max(value_size).max(size));
         let (added, rest) = rest.split_at_mut(2 * WIDTH * KEYS);
+        let biases_len = WIDTH * self.grid.map_or(0, |bias| bias.grid().iter().sum());
+        let (biases, rest) = rest.split_at_mut(count * biases_len);
         let [of_keys, of_values] = self.pairs.map_or([0; 2], |_| pairs_len(&self.attention.sizes));
         let (pairs_of_keys, rest) = rest.split_at_mut(of_keys);
         let (pairs_of_values, rest) = rest.split_at_mut(of_values);
@@ -78,6 +93,7 @@ impl<'a, 'b> Panels<'a, 'b> {
             let packed = &mut packed[index * WIDTH * row..][..WIDTH * row];
             let copies = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
             let new = self.panel(index, packed, scores, copies);
+            self.turn_biases(new.rows.clone(), &mut biases[index * biases_len..][..biases_len]);
             all = all.start.min(new.any.start)..all.end.max(new.any.end);
             *panel = Some(new);
         }
@@ -105,7 +121,8 @@ impl<'a, 'b> Panels<'a, 'b> {
                 let span = span.start..span.end.min(panel.any.end);
                 let packed = &packed[index * WIDTH * row..][..WIDTH * row];
                 let results = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
-                self.step(panel, KeyBlock { span, keys, values }, packed, results, (scores, added));
+                let sides = Sides { packed, biases: &biases[index * biases_len..][..biases_len] };
+                self.step(panel, KeyBlock { span, keys, values }, sides, results, (scores, added));
             }
         }
         for (index, panel) in panels.iter().flatten().enumerate() {
@@ -170,12 +187,28 @@ impl<'a, 'b> Panels<'a, 'b> {
         unary_in_place(self.isa, Unary::Affine { scale: self.attention.factor(), shift: 0.0 }, to);
     }
 
+    /// Writes the biases of a grid of keys transposed.
+    fn turn_biases(&self, rows: Range<usize>, to: &mut [f32]) {
+        let Some(bias) = self.grid else { return };
+        let mut row = rows.start;
+        while row < rows.end {
+            let place = self.places.at(row);
+            let count = (self.places.queries.end - place[2]).min(rows.end - row);
+            let mut rest = &mut *to;
+            for (from, size) in bias.from(place) {
+                let part = rest.split_off_mut(..WIDTH * size).unwrap_or_default();
+                turn(self.isa, [count, size], (from, size), (&mut part[row - rows.start..], WIDTH));
+            }
+            row += count;
+        }
+    }
+
     /// Processes a block of keys and values for a panel.
     fn step(
         &self,
         panel: &mut Panel,
         KeyBlock { span, keys, values }: KeyBlock<'_>,
-        packed: &[f32],
+        Sides { packed, biases }: Sides<'_>,
         results: &mut [f32],
         (scores, added): (&mut [f32], &mut [f32]),
     ) {
@@ -183,7 +216,10 @@ impl<'a, 'b> Panels<'a, 'b> {
         let (count, columns) = (span.len(), panel.rows.len());
         let (by_row, by_key) = added.split_at_mut(WIDTH * KEYS);
         let mut changes = Change { softcap: self.attention.softcap, ..Change::default() };
-        if let Some(mask) = self.attention.mask {
+        if let Some([height, width]) = self.grid.map(|bias| bias.grid()) {
+            let (rows, columns) = biases.split_at(WIDTH * height);
+            changes.by_grid = Some(GridPanel { rows, columns, width, first: span.start });
+        } else if let Some(mask) = self.attention.mask {
             // Heads that share a panel may have masks of their own.
             let is_by_row = mask.is_by_query() || self.places.heads.len() > 1;
             let rows = if is_by_row { panel.rows.clone() } else { panel.rows.start..panel.rows.start + 1 };

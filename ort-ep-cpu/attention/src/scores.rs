@@ -5,6 +5,8 @@ use std::ops::Range;
 use ort_core::ops::nn::attention::problem::ScoreStage;
 use ort_cpu_matmul::real::Real;
 
+use super::grid::GridBias;
+
 /// A change of the scores before the softmax, such as a mask or a bias.
 pub trait ScoreMask<T: Real>: Sync {
     /// Whether it differs between the queries of one head.
@@ -20,8 +22,28 @@ pub trait ScoreMask<T: Real>: Sync {
         self.apply(place, keys, added);
     }
 
+    /// Returns the bias that this is, if it is one over a grid of keys. Panels of queries then add
+    /// it without writing it out for each key.
+    fn grid(&self) -> Option<GridBias<'_, T>> {
+        None
+    }
+
     /// Clears the gradients of scores that it replaced. A mask that only adds replaces none.
     fn clear_gradients(&self, _place: [usize; 3], _gradients: &mut [T]) {}
+}
+
+impl<T: Real> ScoreMask<T> for GridBias<'_, T> {
+    fn is_by_query(&self) -> bool {
+        true
+    }
+
+    fn apply(&self, place: [usize; 3], keys: Range<usize>, scores: &mut [T]) {
+        self.add(place, keys, scores);
+    }
+
+    fn grid(&self) -> Option<GridBias<'_, T>> {
+        Some(*self)
+    }
 }
 
 /// What becomes of keys that a query does not see by its position.

@@ -34,6 +34,10 @@ enum Kind {
     ByQuery,
     /// Some queries see no key by their position.
     Nothing,
+    /// Biases of the rows and columns of a grid of keys, or of that grid turned.
+    Grid {
+        is_turned: bool,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -60,8 +64,44 @@ impl Case {
             Kind::ByKey => ((key + head) % 7) as f32 / 4.0 - batch as f32,
             Kind::ByQuery if query % 5 == 3 || key % 4 == head % 4 => f32::NEG_INFINITY,
             Kind::ByQuery => ((query * 3 + key) % 11) as f32 / 8.0,
+            Kind::Grid { .. } => {
+                let columns = self.grid()[1];
+                let place = [batch, head, query];
+                self.bias(place, 0, key / columns) + self.bias(place, 1, key % columns)
+            }
             _ => 0.0,
         }
+    }
+
+    /// Returns the rows and columns of the most square grid of keys.
+    fn grid(&self) -> [usize; 2] {
+        let keys = self.sizes.keys;
+        let least = (1..=keys.isqrt()).rfind(|rows| keys.is_multiple_of(*rows)).unwrap_or(1);
+        if self.kind == (Kind::Grid { is_turned: true }) {
+            [keys / least, least]
+        } else {
+            [least, keys / least]
+        }
+    }
+
+    /// Returns the bias of a row (side 0) or a column (side 1) of the grid. Some rows are hidden.
+    fn bias(&self, [batch, head, query]: [usize; 3], side: usize, place: usize) -> f32 {
+        match side == 0 && place % 5 == 4 {
+            true => f32::NEG_INFINITY,
+            false => ((query * 3 + place * (2 + side) + head * 5 + batch) % 11) as f32 / 8.0,
+        }
+    }
+
+    /// Returns the biases of all rows of the grid, and those of all its columns.
+    fn biases(&self) -> [Vec<f32>; 2] {
+        let SdpaSizes { batch, heads, queries, .. } = self.sizes;
+        [0, 1].map(|side| {
+            let places = (0..batch * heads * queries * self.grid()[side]).map(|at| {
+                let (row, place) = (at / self.grid()[side], at % self.grid()[side]);
+                self.bias([row / queries / heads, row / queries % heads, row % queries], side, place)
+            });
+            places.collect()
+        })
     }
 
     fn visible(&self, query: usize) -> Range<usize> {
@@ -130,10 +170,18 @@ impl Case {
     ) -> Vec<f32> {
         let sizes = self.sizes;
         let visible = |[_, query]: [usize; 2]| self.visible(query);
-        let attention = self.attention(inputs, (keys, values), f64::from(scale), &visible);
+        let mut attention = self.attention(inputs, (keys, values), f64::from(scale), &visible);
         let is_half = keys.is_half() || values.is_half();
+        let mut len = scratch_len::<f32>(&sizes, cpu, false, is_half);
+        let (biases, bias);
+        if matches!(self.kind, Kind::Grid { .. }) {
+            len = grid_scratch_len::<f32>(&sizes, cpu, is_half, self.grid());
+            biases = self.biases();
+            bias = GridBias::new(&sizes, self.grid(), [&biases[0], &biases[1]]).unwrap();
+            attention.mask = Some(&bias);
+        }
         // Stale scratch must not matter.
-        let mut scratch = vec![f32::NAN; scratch_len::<f32>(&sizes, cpu, false, is_half)];
+        let mut scratch = vec![f32::NAN; len];
         let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
         let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
         attention.run(cpu, (&mut to, strides), Scores::Unread, &mut scratch).unwrap();
@@ -160,7 +208,7 @@ impl Case {
             elements,
             strides: self.strides(heads, rows, size),
         };
-        let has_mask = matches!(self.kind, Kind::ByQuery | Kind::ByKey);
+        let has_mask = matches!(self.kind, Kind::ByQuery | Kind::ByKey | Kind::Grid { .. });
         Attention {
             sizes,
             queries: Some(rows(Elements::Full(&inputs[0]), sizes.heads, sizes.queries, sizes.size)),
@@ -242,7 +290,7 @@ impl Case {
 
 impl<T: Compute> ScoreMask<T> for Case {
     fn is_by_query(&self) -> bool {
-        self.kind == Kind::ByQuery
+        self.kind != Kind::ByKey
     }
 
     fn apply(&self, place: [usize; 3], keys: Range<usize>, scores: &mut [T]) {
@@ -309,6 +357,8 @@ fn cases() -> Vec<Case> {
         Kind::ByKey,
         Kind::ByQuery,
         Kind::Nothing,
+        Kind::Grid { is_turned: false },
+        Kind::Grid { is_turned: true },
     ];
     let mut cases = Vec::new();
     for [batch, heads, key_heads, queries, keys, size, value_size] in shapes {
@@ -549,6 +599,18 @@ fn no_keys_at_all_give_zero() {
         attention.run(cpu, (&mut to, [0, 0, 1]), Scores::Unread, &mut scratch).unwrap();
         assert!(to[..queries].iter().all(|got| *got == 0.0), "{to:?}");
     }
+}
+
+#[test]
+fn a_bias_that_is_not_one_of_the_grid_is_refused() {
+    let sizes = SdpaSizes { batch: 1, heads: 2, key_heads: 2, queries: 3, keys: 12, size: 5, value_size: 6 };
+    let values = [0.0; 64];
+    let is_bias = |grid, rows: usize, columns: usize| {
+        GridBias::new(&sizes, grid, [&values[..rows], &values[..columns]]).is_ok()
+    };
+    assert!(is_bias([3, 4], 18, 24) && is_bias([2, 6], 12, 36));
+    assert!(!is_bias([3, 4], 24, 18) && !is_bias([3, 4], 17, 24) && !is_bias([3, 4], 18, 25));
+    assert!(!is_bias([4, 4], 24, 24) && !is_bias([usize::MAX, 2], 18, 24));
 }
 
 #[test]

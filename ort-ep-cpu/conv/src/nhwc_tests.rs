@@ -90,6 +90,8 @@ fn convolutions_of_many_shapes() {
         Case { counts: [1, 64, 1, 1], input: [6, 6], kernel: [4, 3], pad: [2, 0], ..PLAIN },
         Case { counts: [1, 97, 1, 1], input: [15, 9], kernel: [3, 3], stride: [2, 2], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 33, 1, 1], input: [10, 11], kernel: [5, 5], stride: [2, 1], pad: [2, 2], ..PLAIN },
+        Case { counts: [2, 70, 1, 1], input: [6, 9], kernel: [5, 5], pad: [2, 2], ..PLAIN },
+        Case { counts: [1, 64, 1, 1], input: [1, 2], kernel: [5, 5], pad: [2, 2], ..PLAIN },
         Case { counts: [1, 4, 1, 1], input: [8, 8], kernel: [3, 3], dilation: [2, 2], pad: [2, 2], ..PLAIN },
         Case { counts: [1, 4, 1, 1], input: [9, 16], kernel: [2, 6], stride: [1, 3], pad: [1, 2], ..PLAIN },
     ] {

@@ -1,6 +1,7 @@
 //! Cache blocking (MC, KC and NC in BLIS terms) and the split of a GEMM into tasks.
 
 use super::blocks::STEPS_ALIGNED;
+use super::cpu::ROWS_PER_READ;
 use super::kernels::{Grid, Kernel, SlotLens};
 use super::{Cpu, RhsSource};
 
@@ -98,7 +99,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         false if source == RhsSource::Rows => at_once,
         false => panels,
     };
-    let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
+    let work = m.max(ROWS_PER_READ).saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
     // A thread needs enough work to repay its wake-up, and a tile to work on.
     let threads = cpu.threads.min(work / WORTH_A_THREAD).clamp(1, tiles * panels * count.max(1));
     // A batch with a GEMM for each thread needs no split inside a GEMM.

@@ -3,6 +3,10 @@
 use ort_core::ep::Precision;
 use ort_cpu_vector::simd::isa::Isa;
 
+/// The rows of A below which a GEMM takes no less time: it waits for B, which comes from L3 or DRAM
+/// and not from L2. The number of threads depends on this time.
+pub(crate) const ROWS_PER_READ: usize = 4;
+
 /// What to compute with: the instruction set, the number of threads including the calling one, and
 /// the precision of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,9 +182,38 @@ fn to_f32<T: Narrow>(isa: Isa, from: &[T], to: &mut [f32]) {
 }
 
 /// A type that kernels widen to `float`.
-trait Narrow: Sized {
+pub trait Narrow: Sized {
+    /// Widens values.
     fn to_f32(isa: Isa, from: &[Self], to: &mut [f32]);
+    /// Rounds values to this type.
     fn from_f32(isa: Isa, from: &[f32], to: &mut [Self]);
+
+    /// Returns values in `float`, with `scratch` as their memory if they are widened.
+    fn widened<'a>(isa: Isa, from: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        let wide = &mut scratch[..from.len()];
+        Self::to_f32(isa, from, wide);
+        wide
+    }
+
+    /// Returns the values of scratch that [`in_f32`](Self::in_f32) takes.
+    fn scratch_len(from: usize, to: usize) -> usize {
+        from.saturating_add(to)
+    }
+
+    /// Calls `compute` with `from` widened, and rounds its result to `to`.
+    fn in_f32(
+        isa: Isa,
+        from: &[Self],
+        to: &mut [Self],
+        scratch: &mut [f32],
+        compute: impl FnOnce(&[f32], &mut [f32]),
+    ) {
+        let (wide, result) = scratch.split_at_mut(from.len());
+        let result = &mut result[..to.len()];
+        Self::to_f32(isa, from, wide);
+        compute(wide, result);
+        Self::from_f32(isa, result, to);
+    }
 }
 
 macro_rules! narrow_types {
@@ -201,14 +230,31 @@ macro_rules! narrow_types {
     )*};
 }
 
-fn copy(_: Isa, from: &[f32], to: &mut [f32]) {
-    to.copy_from_slice(from);
-}
-
 narrow_types! {
     half::f16, convert::f32_from_f16, convert::f16_from_f32;
     half::bf16, convert::f32_from_bf16, convert::bf16_from_f32;
     i8, convert::f32_from_i8, convert::i8_from_f32;
     u8, convert::f32_from_u8, convert::u8_from_f32;
-    f32, copy, copy;
+}
+
+impl Narrow for f32 {
+    fn to_f32(_: Isa, from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn from_f32(_: Isa, from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn widened<'a>(_: Isa, from: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
+        from
+    }
+
+    fn scratch_len(_: usize, _: usize) -> usize {
+        0
+    }
+
+    fn in_f32(_: Isa, from: &[f32], to: &mut [f32], _: &mut [f32], compute: impl FnOnce(&[f32], &mut [f32])) {
+        compute(from, to);
+    }
 }

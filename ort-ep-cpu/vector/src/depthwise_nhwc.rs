@@ -226,7 +226,13 @@ impl Rows<'_> {
             let work = conv.window.output[2] * kernel[1] * kernel[2];
             let rows = rows.map(|(at, to)| Row { conv, row: self.first + at, to });
             let rows = rows.inspect(|_| spend(work));
-            if is_three && is_plain && stride <= 2 {
+            let is_five = kernel[1..] == [5, 5] && conv.window.dilation[2] == 1;
+            if is_five && is_plain && stride == 1 {
+                rows.for_each(
+                    #[inline(always)]
+                    |mut row| row.scatter_five(&block),
+                );
+            } else if is_three && is_plain && stride <= 2 {
                 let weights = [0, 1, 2].map(|tap| Row::weights(&block, tap));
                 match stride {
                     1 => rows.for_each(
@@ -390,6 +396,29 @@ impl Row<'_> {
             let accumulators = Self::add(lanes, accumulators, &third, &weights[2]);
             self.store::<L, true>(block, x, accumulators);
             first = third;
+        }
+    }
+
+    /// Handles kernels of 5 by 5 at stride 1: each column is interleaved once and added to the five
+    /// windows that contain it.
+    #[inline(always)]
+    fn scatter_five<L: ByteLanes>(&mut self, block: &Block<'_, L>) {
+        let outside = [self.conv.of_image[1]; 4 * MAX_LANES];
+        let taps = [0, 1, 2, 3].map(|tap| self.tap_row(tap, block.first, &outside));
+        // Weights of the other three rows of this group are 0, so any bytes will do.
+        let last = [self.tap_row(4, block.first, &outside); 4];
+        let mut windows = [block.terms; 5];
+        for column in 0..self.conv.window.output[2] + 4 {
+            let four = self.column::<L, true>(block, &taps, true, column);
+            let fifth = self.column::<L, true>(block, &last, false, column);
+            for (tap, window) in windows.iter_mut().enumerate() {
+                *window = Self::add(block.lanes, *window, &four, &Self::weights(block, 2 * tap));
+                *window = Self::add(block.lanes, *window, &fifth, &Self::weights(block, 2 * tap + 1));
+            }
+            if let Some(x) = column.checked_sub(4) {
+                self.store::<L, true>(block, x, windows[4]);
+            }
+            windows = [block.terms, windows[0], windows[1], windows[2], windows[3]];
         }
     }
 

@@ -185,6 +185,9 @@ pub(super) fn products(
     Ok(products)
 }
 
+/// The weights of a block of a table, at least: 8 bits are as accurate with fewer scales.
+const TABLE_BLOCK: usize = 128;
+
 fn blocks_of(options: &BlockOptions) -> BlockQuantizer {
     let BlockOptions { bits, block_size, is_symmetric, .. } = *options;
     BlockQuantizer { k: 0, n: 1, block_size, bits, is_symmetric, layout: BlockLayout::MatMulNBits }
@@ -227,6 +230,9 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
         if place == 0 {
             // A row of a table is read as it is.
             (blocks.bits, blocks.is_symmetric) = (Bits::Eight, true);
+            if k.is_multiple_of(TABLE_BLOCK) {
+                blocks.block_size = blocks.block_size.max(TABLE_BLOCK);
+            }
         }
         let scheme = Scheme { blocks, method: options.method };
         let (before, shape) = (weight.bytes(), weight.shape);

@@ -109,14 +109,15 @@ impl Draft {
         self.initializers.push(tensor);
     }
 
-    /// Moves the weights of a body to the model's graph, where bodies can read them. They get new
-    /// names, because those of a body may be in use in another one.
-    pub(super) fn take_weights(&mut self, graph: &mut GraphProto) {
+    /// Moves the weights of a body, those of at least `least_rank` axes, to the model's graph,
+    /// where bodies can read them. They get new names, because those of a body may be in use in
+    /// another one.
+    pub(super) fn take_weights(&mut self, graph: &mut GraphProto, least_rank: usize) {
         let bound = graph.input.iter().chain(&graph.output).map(|value| value.name().to_string());
         let bound: BTreeSet<String> = bound.collect();
+        let mut renamed = Vec::new();
         for tensor in std::mem::take(&mut graph.initializer) {
-            let is_float = [DType::F32, DType::F16].map(DType::onnx_code).contains(&tensor.data_type());
-            if !is_float || tensor.dims.len() < 2 || bound.contains(tensor.name()) {
+            if !is_weight(&tensor, least_rank) || bound.contains(tensor.name()) {
                 graph.initializer.push(tensor);
                 continue;
             }
@@ -124,6 +125,20 @@ impl Draft {
             rename_reads(&mut graph.node, tensor.name(), &name);
             self.moved.insert(name.clone());
             self.add_constant(TensorProto { name: Some(name), ..tensor });
+        }
+        for node in std::mem::take(&mut graph.node) {
+            match constant_weight(&node, least_rank).filter(|(output, _)| !bound.contains(*output)) {
+                Some((output, tensor)) => {
+                    let name = self.value_name(output);
+                    renamed.push((output.to_string(), name.clone()));
+                    self.moved.insert(name.clone());
+                    self.add_constant(TensorProto { name: Some(name), ..tensor.clone() });
+                }
+                None => graph.node.push(node),
+            }
+        }
+        for (from, to) in renamed {
+            rename_reads(&mut graph.node, &from, &to);
         }
     }
 
@@ -179,6 +194,22 @@ impl Draft {
             imports.push(OperatorSetIdProto { domain, version });
         }
     }
+}
+
+/// Whether a tensor is floating point and has at least `least_rank` axes.
+fn is_weight(tensor: &TensorProto, least_rank: usize) -> bool {
+    let is_float = [DType::F32, DType::F16].map(DType::onnx_code).contains(&tensor.data_type());
+    is_float && tensor.dims.len() >= least_rank
+}
+
+/// The output and the tensor of a `Constant` node that is a weight.
+fn constant_weight(node: &NodeProto, least_rank: usize) -> Option<(&str, &TensorProto)> {
+    if node.op_type() != "Constant" || !matches!(node.domain(), "" | "ai.onnx") {
+        return None;
+    }
+    let tensor = node.attribute.iter().find_map(|attribute| attribute.t.as_deref())?;
+    let tensor = Some(tensor).filter(|tensor| is_weight(tensor, least_rank))?;
+    Some((node.output.first()?, tensor))
 }
 
 /// Takes a name that is not in use.
@@ -250,6 +281,12 @@ pub(super) fn rename_reads(nodes: &mut [NodeProto], from: &str, to: &str) {
 /// The bodies of a node.
 pub(super) fn subgraphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
     node.attribute.iter().flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs))
+}
+
+/// The bodies of a node, to change them.
+pub(super) fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> {
+    let attributes = node.attribute.iter_mut();
+    attributes.flat_map(|attribute| attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs))
 }
 
 /// Creates a node.

@@ -3,7 +3,9 @@
 //! Each value has one type: that of 16 bits if the node that computes it allows that, and float32
 //! otherwise. Where a reader needs the other type there is a Cast, one for each value. Names of
 //! casts are those of onnxruntime.transformers.float16; unlike its, the nodes are in topological
-//! order. Inputs and outputs of the model stay float32 unless asked otherwise.
+//! order. Inputs and outputs of the model stay float32 unless asked otherwise, and those of bodies
+//! always do. With the ranges of values, nodes whose values come near the end of float16 stay in
+//! float32.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +18,13 @@ use ort_core::spec::{Arity, OpSpec, Param, Registry};
 use ort_core::tensor::Tensor;
 use ort_core::{Result, Within};
 
-use super::draft::{Part, integer, node, reads, rename_reads, subgraphs};
+use super::draft::{Part, integer, node, reads, rename_reads, subgraphs, subgraphs_mut};
 use super::half_type::HalfType;
 use super::options::{HalfOptions, Quantizer};
+use super::variances;
 use super::weights::{Form, Job, nearest_bfloat, nearest_half};
 use super::work::{Outcome, Work, is_standard, title};
+use crate::range::ValueRange;
 
 /// Operators that stay in float32: their results are ids or positions, they have no types of 16
 /// bits in older operator sets, or their sums and constants leave the range of float16.
@@ -63,6 +67,31 @@ const BLOCKED: [&str; 36] = [
     "Bernoulli",
 ];
 
+/// Values of samples may be this many times smaller than those of other inputs.
+const MARGIN: f64 = 4.0;
+
+/// The float32 values whose ranges say which nodes have to stay in float32.
+pub(super) fn activations(work: &Work, nodes: &[NodeProto]) -> BTreeSet<String> {
+    let names = nodes.iter().flat_map(|node| node.input.iter().chain(&node.output));
+    names.filter(|name| work.is_single(name) && work.draft.constant(name).is_none()).cloned().collect()
+}
+
+/// What is known of constants, across the graphs of a model: bodies read those around them.
+#[derive(Default)]
+pub(super) struct SharedConstants {
+    /// Those that have 16 bits now.
+    halves: BTreeSet<String>,
+    /// What the copy in 16 bits of one that stays is called.
+    copies: BTreeMap<String, String>,
+    /// Those that a graph reads in float32.
+    read_as_single: BTreeSet<String>,
+    /// Those with finite elements beyond float16, with whether all of these are negative, as in
+    /// masks.
+    large: BTreeMap<String, bool>,
+    /// How many constants were searched for such elements.
+    searched: usize,
+}
+
 /// How a node takes part.
 enum Role {
     /// It computes in 16 bits.
@@ -99,60 +128,74 @@ struct Conversion<'n> {
     constants: BTreeMap<usize, Vec<Converted>>,
 }
 
+/// Rewrites a graph. The bodies in it were rewritten before.
 pub(super) fn rewrite(
     work: &mut Work,
     nodes: &[NodeProto],
     (options, source): (&HalfOptions, &Source),
-    quantizer: &Quantizer,
+    (quantizer, shared): (&Quantizer, &mut SharedConstants),
 ) -> Result<()> {
     let gone = constants_to_initializers(work, nodes);
-    let large = match options.ty {
-        HalfType::Float16 => large_constants(work, source)?,
-        // It has the range of float32.
-        HalfType::BFloat16 => BTreeMap::new(),
+    // bfloat16 has the range of float32.
+    if options.ty == HalfType::Float16 {
+        shared.search(work, source)?;
+    }
+    let variances = match options.ty {
+        HalfType::Float16 => variances::nodes(nodes),
+        // Whoever takes it has accepted few digits.
+        HalfType::BFloat16 => BTreeSet::new(),
     };
     let roles: Vec<Role> = nodes
         .iter()
         .enumerate()
-        .map(|(index, node)| match gone.contains(&index) {
-            true => Ok(Role::Gone),
-            false => role(work, (index, node), (&large, options.ty), quantizer),
+        .map(|(index, node)| match (gone.contains(&index), variances.contains(&index)) {
+            (true, _) => Ok(Role::Gone),
+            (false, true) => Ok(Role::Single { reason: variances::REASON.to_string() }),
+            (false, false) => role(work, (index, node), (&shared.large, options), quantizer),
         })
         .collect::<Result<_>>()?;
     let graph = work.draft.message.graph.clone().unwrap_or_default();
-    let inputs = graph.input.iter().enumerate().map(|(place, input)| (input.name(), place)).collect();
-    let (halves, casts) = (BTreeSet::new(), BTreeMap::new());
+    let inputs = graph.input.iter().enumerate().map(|(place, input)| (input.name(), place));
+    let inputs = inputs.filter(|_| !work.is_inside).collect();
+    let (halves, casts) = (shared.halves.clone(), shared.copies.clone());
     let (inner, constants) = (BTreeMap::new(), BTreeMap::new());
     let mut conversion = Conversion { ty: options.ty, halves, casts, inner, inputs, constants };
-    if options.converts_io {
+    let converts_io = options.converts_io && !work.is_inside;
+    if converts_io {
         conversion.convert_inputs(work);
     }
-    conversion.convert_constants(work, nodes, &roles)?;
+    conversion.convert_constants(work, (nodes, &roles), shared)?;
+    let outputs: Vec<String> = match work.is_inside {
+        true => work.outputs.iter().cloned().collect(),
+        false => graph.output.iter().map(|output| output.name().to_string()).collect(),
+    };
     let outputs: BTreeMap<&str, usize> =
-        graph.output.iter().enumerate().map(|(place, output)| (output.name(), place)).collect();
+        outputs.iter().enumerate().map(|(place, output)| (output.as_str(), place)).collect();
+    let casts_outputs = if converts_io { BTreeMap::new() } else { outputs };
     for (node, role) in nodes.iter().zip(&roles) {
         let place = || format!("node '{}' ({})", title(node), node.op_type());
-        conversion.convert(work, node, role, (&outputs, options)).within(place)?;
+        conversion.convert(work, node, role, &casts_outputs).within(place)?;
     }
     for (index, (node, role)) in nodes.iter().zip(&roles).enumerate() {
         conversion.note(work, (index, node), role);
     }
-    if options.converts_io {
+    if converts_io {
         conversion.convert_outputs(work);
     }
+    shared.note_reads(work);
     // What they said of types is not true any more, and readers find out themselves.
     work.draft.message.graph.get_or_insert_default().value_info.clear();
     Ok(())
 }
 
 /// Makes float32 tensors of `Constant` nodes initializers, so that one rule holds for both. Returns
-/// the nodes.
+/// the nodes. Those of bodies were moved with their weights.
 fn constants_to_initializers(work: &mut Work, nodes: &[NodeProto]) -> BTreeSet<usize> {
     let mut gone = BTreeSet::new();
     for (index, node) in nodes.iter().enumerate().filter(|(_, node)| is_standard(node, "Constant")) {
         let tensor = node.attribute.iter().find_map(|attribute| attribute.t.as_deref());
         let (Some(tensor), [output]) = (tensor, &node.output[..]) else { continue };
-        // An output of the model has to be computed by a node.
+        // An output of the graph has to be computed by a node.
         if tensor.data_type() == DType::F32.onnx_code() && !work.outputs.contains(output) {
             work.draft.add_constant(TensorProto { name: Some(output.clone()), ..tensor.clone() });
             gone.insert(index);
@@ -161,27 +204,36 @@ fn constants_to_initializers(work: &mut Work, nodes: &[NodeProto]) -> BTreeSet<u
     gone
 }
 
-/// The constants that have finite elements above the range of float16, with whether all of those
-/// are negative, as in masks.
-fn large_constants(work: &Work, source: &Source) -> Result<BTreeMap<String, bool>> {
-    let mut large = BTreeMap::new();
-    let mut external = source.external_data()?;
-    for proto in &work.draft.initializers {
-        if proto.data_type() != DType::F32.onnx_code() {
-            continue;
-        }
-        let tensor = tensor_from_proto(proto.clone(), &mut external)?;
-        if let Some(is_negative) = beyond_half(&tensor)? {
-            large.insert(proto.name().to_string(), is_negative);
-        }
-        for mapping in source.mapping().into_iter().chain(external.mappings()) {
-            if let Some(range) = tensor.bytes().and_then(|bytes| mapping.range_of(bytes)) {
-                // A hint, so a failure only costs memory.
-                let _ = mapping.release(range);
+impl SharedConstants {
+    /// Looks for elements beyond float16 in the constants that were not searched yet.
+    fn search(&mut self, work: &Work, source: &Source) -> Result<()> {
+        let mut external = source.external_data()?;
+        for proto in work.draft.initializers.iter().skip(self.searched) {
+            if proto.data_type() != DType::F32.onnx_code() {
+                continue;
+            }
+            let tensor = tensor_from_proto(proto.clone(), &mut external)?;
+            if let Some(is_negative) = beyond_half(&tensor)? {
+                self.large.insert(proto.name().to_string(), is_negative);
+            }
+            for mapping in source.mapping().into_iter().chain(external.mappings()) {
+                if let Some(range) = tensor.bytes().and_then(|bytes| mapping.range_of(bytes)) {
+                    // A hint, so a failure only costs memory.
+                    let _ = mapping.release(range);
+                }
             }
         }
+        self.searched = work.draft.initializers.len();
+        Ok(())
     }
-    Ok(large)
+
+    /// Notes which constants the new nodes of a graph read as they are.
+    fn note_reads(&mut self, work: &Work) {
+        let names = work.draft.nodes.iter().flat_map(|node| &node.input);
+        let singles =
+            names.filter(|name| work.draft.constant(name).is_some() && !self.halves.contains(*name));
+        self.read_as_single.extend(singles.cloned());
+    }
 }
 
 /// Whether finite elements are beyond float16: if so, whether all of those are negative.
@@ -193,13 +245,22 @@ fn beyond_half(tensor: &Tensor) -> Result<Option<bool>> {
     Ok(beyond.peek().is_some().then(|| beyond.all(|element| *element < 0.0)))
 }
 
+/// The end of a range that is too near to that of float16.
+fn beyond_range(range: &ValueRange, is_mask: bool) -> Option<f64> {
+    let most = f64::from(f16::MAX) / MARGIN;
+    let is_high = range.high > most;
+    let is_low = range.low < -most && !is_mask;
+    (is_high || is_low).then_some(if is_high { range.high } else { range.low })
+}
+
 fn role(
     work: &Work,
     (index, node): (usize, &NodeProto),
-    (large, ty): (&BTreeMap<String, bool>, HalfType),
+    (large, options): (&BTreeMap<String, bool>, &HalfOptions),
     quantizer: &Quantizer,
 ) -> Result<Role> {
-    let is_single = |name: &String| work.types.dtype(name) == Some(DType::F32);
+    let ty = options.ty;
+    let is_single = |name: &String| work.is_single(name);
     let outer: BTreeSet<String> = subgraphs(node).flat_map(|graph| reads(&graph.node)).collect();
     if !node.input.iter().chain(&node.output).any(is_single) && !outer.iter().any(is_single) {
         return Ok(Role::Other);
@@ -209,7 +270,7 @@ fn role(
         return single(&reason);
     }
     if subgraphs(node).next().is_some() {
-        return single("it has subgraphs");
+        return single("what its bodies read and return stays in float32");
     }
     let domain = if node.domain() == "ai.onnx" { "" } else { node.domain() };
     let spec = Registry::global()?.find(domain, node.op_type());
@@ -222,13 +283,18 @@ fn role(
     if is_standard(node, "Constant") {
         return single("its value is an attribute");
     }
+    // A mask before a softmax means no more than "much less than the others".
+    let is_mask = ["Add", "Where", "Softmax"].iter().any(|operator| is_standard(node, operator));
     for name in &node.input {
-        // A mask before a softmax means no more than "much less than the others".
-        let is_mask = is_standard(node, "Add") || is_standard(node, "Where");
         if let Some(is_negative) = large.get(name)
             && !(*is_negative && is_mask)
         {
             return single(&format!("constant '{name}' is beyond the range of float16"));
+        }
+    }
+    for name in node.input.iter().chain(&node.output) {
+        if let Some(end) = options.ranges.get(name).and_then(|range| beyond_range(range, is_mask)) {
+            return single(&format!("value '{name}' reaches {end:.3e}, near the end of float16, 65504"));
         }
     }
     let has_half = |(names, params): (&[String], &'static [Param])| {
@@ -276,7 +342,12 @@ impl Conversion<'_> {
 
     /// Replaces the constants that only nodes in 16 bits read. One that others read as well becomes
     /// two.
-    fn convert_constants(&mut self, work: &mut Work, nodes: &[NodeProto], roles: &[Role]) -> Result<()> {
+    fn convert_constants(
+        &mut self,
+        work: &mut Work,
+        (nodes, roles): (&[NodeProto], &[Role]),
+        shared: &mut SharedConstants,
+    ) -> Result<()> {
         // The first reader in 16 bits, and whether there are others.
         let mut readers: BTreeMap<&str, (Option<usize>, bool)> = BTreeMap::new();
         // What bodies read, and what the caller does.
@@ -298,12 +369,13 @@ impl Conversion<'_> {
         for proto in work.draft.initializers.clone() {
             let name = proto.name();
             let is_constant = work.draft.constant(name).is_some();
+            let is_done = self.halves.contains(name) || self.casts.contains_key(name);
             let Some((Some(first), others)) = readers.get(name).copied() else { continue };
-            if !is_constant || proto.data_type() != DType::F32.onnx_code() {
+            if !is_constant || is_done || proto.data_type() != DType::F32.onnx_code() {
                 continue;
             }
             let elements: usize = proto.dims.iter().map(|size| *size as usize).product();
-            let keeps = others || captured.contains(name);
+            let keeps = others || captured.contains(name) || shared.read_as_single.contains(name);
             let new = match keeps {
                 true => work.draft.value_name(&format!("{name}_cast_to_{}", self.ty.suffix())),
                 false => name.to_string(),
@@ -335,9 +407,11 @@ impl Conversion<'_> {
             work.draft.parts.push(Part { header, from: Some((job, 0)) });
             if keeps {
                 self.casts.insert(name.to_string(), new.clone());
+                shared.copies.insert(name.to_string(), new.clone());
             } else {
                 work.draft.replace(name);
                 self.halves.insert(name.to_string());
+                shared.halves.insert(name.to_string());
             }
             let before = if keeps { 0 } else { 4 * elements };
             let converted = Converted { name: new, shape, before, after: 2 * elements };
@@ -372,15 +446,14 @@ impl Conversion<'_> {
         work: &mut Work,
         old: &NodeProto,
         role: &Role,
-        (outputs, options): (&BTreeMap<&str, usize>, &HalfOptions),
+        cast_outputs: &BTreeMap<&str, usize>,
     ) -> Result<()> {
         if matches!(role, Role::Gone) {
             return Ok(());
         }
         let mut new = old.clone();
-        let is_single = |work: &Work, name: &str| work.types.dtype(name) == Some(DType::F32);
         for (place, input) in new.input.iter_mut().enumerate() {
-            if !is_single(work, input) {
+            if !work.is_single(input) {
                 continue;
             }
             let is_half = matches!(role, Role::Half(spec) if allows_half(self.ty, spec, spec.inputs, place));
@@ -389,21 +462,24 @@ impl Conversion<'_> {
         }
         // A body reads the values around it by their names, which have to be float32 there.
         for name in subgraphs(old).flat_map(|graph| reads(&graph.node)).collect::<BTreeSet<_>>() {
-            if is_single(work, &name) && (self.halves.contains(&name) || self.inner.contains_key(&name)) {
+            // It was rewritten with constants as they are now.
+            let is_value = work.is_single(&name) && work.draft.constant(&name).is_none();
+            if is_value && (self.halves.contains(&name) || self.inner.contains_key(&name)) {
                 let cast = self.read(work, &name, false);
                 rename_reads(std::slice::from_mut(&mut new), &name, &cast);
             }
         }
+        for body in subgraphs_mut(&mut new) {
+            body.value_info.clear();
+        }
         let mut last = Vec::new();
         if let Role::Half(spec) = role {
             for (place, output) in new.output.iter_mut().enumerate() {
-                if !is_single(work, output) || !allows_half(self.ty, spec, spec.outputs, place) {
+                if !work.is_single(output) || !allows_half(self.ty, spec, spec.outputs, place) {
                     continue;
                 }
                 self.halves.insert(output.clone());
-                let Some(number) = outputs.get(output.as_str()).filter(|_| !options.converts_io) else {
-                    continue;
-                };
+                let Some(number) = cast_outputs.get(output.as_str()) else { continue };
                 // The caller reads float32, the nodes read what was computed.
                 let inner = work.draft.value_name(&format!("graph_output_cast_{number}"));
                 let name = work.draft.node_name(&format!("graph_output_cast{number}"));

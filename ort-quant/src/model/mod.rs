@@ -33,6 +33,7 @@ mod smoothing;
 mod static_qdq;
 mod static_qoperator;
 mod tuned;
+mod variances;
 mod weight_reader;
 mod weights;
 mod work;
@@ -48,10 +49,11 @@ use ort_core::{Error, ErrorKind, Result};
 
 pub use self::channel_pruner::ChannelPruner;
 use self::draft::Draft;
+use self::half_precision::SharedConstants;
 pub use self::half_type::HalfType;
 pub use self::mixed::{MeasureWeight, MixedWeight, MixedWeights};
 pub use self::options::{
-    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions,
+    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions, StaticType,
 };
 pub use self::precision::{Blocks, ErrorSearch, Precision};
 pub use self::pruned::{OutputErrors, PruneOutcome, PrunedLayer, Pruning};
@@ -80,6 +82,9 @@ impl Quantizer {
     /// The model cannot be loaded, an option is invalid, a pattern matches no node, or no node can
     /// be quantized.
     pub fn quantize<'s>(&self, source: &'s Source) -> Result<Quantization<'s>> {
+        if let Mode::Static(options) = &self.mode {
+            options.check()?;
+        }
         let (mut work, nodes) = self.start(source)?;
         let bytes_before = source.bytes().len() + work.draft.external_bytes();
         let read_before = draft::reads(&nodes);
@@ -100,8 +105,12 @@ impl Quantizer {
                     blocks::rewrite(work, nodes, options, self)
                 })?;
             }
-            // Bodies stay in float32.
-            Mode::Half(options) => half_precision::rewrite(&mut work, &nodes, (options, source), self)?,
+            Mode::Half(options) => {
+                let mut shared = SharedConstants::default();
+                each_graph(&mut work, &nodes, &mut |work, nodes| {
+                    half_precision::rewrite(work, nodes, (options, source), (self, &mut shared))
+                })?;
+            }
         }
         let Work { mut draft, layers, .. } = work;
         let is_quantized = |layer: &Layer| matches!(layer.outcome, Outcome::Quantized { .. });
@@ -113,7 +122,7 @@ impl Quantizer {
     }
 
     /// The values whose ranges [`Mode::Static`] needs: the computed inputs of products, and their
-    /// results in the QOperator format.
+    /// results in the QOperator format. Of [`Mode::Half`], all values that float16 may not hold.
     ///
     /// # Errors
     ///
@@ -126,6 +135,10 @@ impl Quantizer {
                 Mode::Static(options) if options.format == StaticFormat::QOperator => {
                     static_qoperator::activations(work, nodes, (options, self))
                 }
+                Mode::Half(HalfOptions { ty: HalfType::Float16, .. }) => {
+                    half_precision::activations(work, nodes)
+                }
+                Mode::Half(_) => BTreeSet::new(),
                 _ => static_qdq::activations(work, nodes, self),
             });
             work.draft.nodes.extend_from_slice(nodes);
@@ -135,7 +148,12 @@ impl Quantizer {
     }
 
     fn start(&self, source: &Source) -> Result<(Work, Vec<NodeProto>)> {
-        start(source, self.mode.least_opset(), self.selection())
+        let (mut work, nodes) = start(source, self.mode.least_opset(), self.selection())?;
+        // Biases are half as large, too; in the other modes they stay.
+        if matches!(self.mode, Mode::Half(_)) {
+            work.least_rank = 0;
+        }
+        Ok((work, nodes))
     }
 }
 
@@ -196,13 +214,11 @@ fn each_graph(work: &mut Work, nodes: &[NodeProto], rewrite: &mut Rewrite<'_>) -
     for node in nodes.iter_mut().filter(|node| draft::subgraphs(node).next().is_some()) {
         let around = (std::mem::take(&mut work.draft.nodes), std::mem::take(&mut work.outputs));
         let was_inside = std::mem::replace(&mut work.is_inside, true);
-        for attribute in &mut node.attribute {
-            for graph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
-                work.draft.take_weights(graph);
-                work.outputs = graph.output.iter().map(|output| output.name().to_string()).collect();
-                each_graph(work, &graph.node, rewrite)?;
-                graph.node = std::mem::take(&mut work.draft.nodes);
-            }
+        for graph in draft::subgraphs_mut(node) {
+            work.draft.take_weights(graph, work.least_rank);
+            work.outputs = graph.output.iter().map(|output| output.name().to_string()).collect();
+            each_graph(work, &graph.node, rewrite)?;
+            graph.node = std::mem::take(&mut work.draft.nodes);
         }
         (work.draft.nodes, work.outputs) = around;
         work.is_inside = was_inside;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ort_core::onnx::proto::NodeProto;
+use ort_core::{Error, ErrorKind, Result};
 
 use super::half_type::HalfType;
 use super::select::{NodePattern, Selection};
@@ -60,11 +61,24 @@ pub enum StaticFormat {
     QOperator,
 }
 
+/// The type of weights and of the inputs of products in a statically quantized model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StaticType {
+    /// Weights int8, inputs uint8.
+    #[default]
+    Int8,
+    /// Both E4M3FN, of which the largest number is 448. Inputs have room for values twice as large
+    /// as those of the samples.
+    Float8,
+}
+
 /// The options of [`Mode::Static`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaticOptions {
     /// Which operators are written.
     pub format: StaticFormat,
+    /// What weights and inputs become.
+    pub ty: StaticType,
     /// The ranges of the values that [`Quantizer::activations`] lists. A layer with a value that
     /// has none stays.
     pub ranges: BTreeMap<String, ValueRange>,
@@ -80,6 +94,15 @@ pub struct StaticOptions {
 }
 
 impl StaticOptions {
+    /// Refuses options that do not go together.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.ty == StaticType::Float8 && self.format == StaticFormat::QOperator {
+            let text = "float8 has no products of codes: the QOperator format is one of integers";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).help("take the QDQ format"));
+        }
+        Ok(())
+    }
+
     /// The grid of the inputs of products.
     pub fn activations(&self) -> GridOptions {
         GridOptions::new(QuantType::UInt8, self.is_symmetric)
@@ -87,12 +110,15 @@ impl StaticOptions {
 }
 
 /// The options of [`Mode::Half`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HalfOptions {
     /// What float32 becomes.
     pub ty: HalfType,
     /// Whether the inputs and outputs of the model have that type, too.
     pub converts_io: bool,
+    /// The ranges of the values that [`Quantizer::activations`] lists, if they are known. Nodes
+    /// with a value above a quarter of the largest number stay in float32.
+    pub ranges: BTreeMap<String, ValueRange>,
 }
 
 /// The options of [`Mode::Blocks`].
@@ -135,6 +161,8 @@ impl Mode {
         match self {
             // DynamicQuantizeLinear.
             Mode::Dynamic(_) => 11,
+            // QuantizeLinear to float8.
+            Mode::Static(StaticOptions { ty: StaticType::Float8, .. }) => 19,
             // DequantizeLinear of channels.
             Mode::Static(_) => 13,
             // Older operator sets have operators with fewer types.

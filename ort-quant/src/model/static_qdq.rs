@@ -11,12 +11,13 @@ use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{Draft, integer, node};
-use super::options::{Quantizer, StaticOptions};
+use super::options::{Quantizer, StaticOptions, StaticType};
 use super::products::{Product, ProductWeight, product};
 use super::smoothed::Smoothing;
 use super::smoothing;
 use super::weights::{BIAS, BiasOf, Form, Job, RowScales};
 use super::work::{Outcome, Work, is_standard};
+use crate::float8::value_scale;
 use crate::integer::{Grid, GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
 use crate::range::ValueRange;
@@ -119,7 +120,11 @@ fn replace(
         let Some(input) = new.input.get_mut(*place) else { continue };
         *input = values.quantized(work, input, options)?;
     }
-    let mut precision = "uint8 inputs".to_string();
+    let (input_type, weight_type) = match options.ty {
+        StaticType::Int8 => ("uint8", "int8"),
+        StaticType::Float8 => ("float8", "float8"),
+    };
+    let mut precision = format!("{input_type} inputs");
     let (mut shape, mut before, mut after, mut codes) = (Vec::new(), 0, 0, String::new());
     if let Some(weight) = &product.weight
         && let Some(input) = new.input.get_mut(WEIGHT)
@@ -133,7 +138,7 @@ fn replace(
         (before, after) = if added == 0 { (0, 0) } else { (weight.before, added) };
         let grouping = if weight.axis.is_some() { "per channel" } else { "per tensor" };
         let smooth = if smoothed.is_some() { ", smoothed" } else { "" };
-        precision = format!("int8, {grouping}, uint8 inputs{smooth}");
+        precision = format!("{weight_type}, {grouping}, {input_type} inputs{smooth}");
     }
     work.note(old, shape, Outcome::Quantized { precision, before, after, codes });
     work.draft.nodes.push(new);
@@ -147,12 +152,15 @@ impl Values {
             return Ok(name.clone());
         }
         let range = self.ranges.get(value).copied().unwrap_or(ValueRange { low: 0.0, high: 0.0 });
-        let grid = options.activations().grid(range.low, range.high)?;
+        let grid = match options.ty {
+            StaticType::Int8 => options.activations().grid(range.low, range.high)?,
+            StaticType::Float8 => Grid { scale: value_scale(range.low, range.high), zero_point: 0 },
+        };
         let given = value;
         let divided = self.divided(work, value);
         let value = divided.as_str();
         let draft = &mut work.draft;
-        let (scale, point) = add_grid(draft, value, &grid);
+        let (scale, point) = add_grid(draft, value, &grid, options.ty);
         let codes = draft.value_name(&format!("{value}_QuantizeLinear_Output"));
         let floats = draft.value_name(&format!("{value}_DequantizeLinear_Output"));
         let name = draft.node_name(&format!("{value}_QuantizeLinear"));
@@ -175,7 +183,11 @@ impl Values {
 }
 
 /// Adds the scale and the zero point of a value. Returns their names.
-pub(super) fn add_grid(draft: &mut Draft, value: &str, grid: &Grid) -> (String, String) {
+pub(super) fn add_grid(draft: &mut Draft, value: &str, grid: &Grid, ty: StaticType) -> (String, String) {
+    let dtype = match ty {
+        StaticType::Int8 => QuantType::UInt8.dtype(),
+        StaticType::Float8 => DType::F8E4M3FN,
+    };
     let scale = draft.value_name(&format!("{value}_scale"));
     let point = draft.value_name(&format!("{value}_zero_point"));
     draft.initializers.push(TensorProto {
@@ -186,7 +198,7 @@ pub(super) fn add_grid(draft: &mut Draft, value: &str, grid: &Grid) -> (String, 
     });
     draft.initializers.push(TensorProto {
         name: Some(point.clone()),
-        data_type: Some(QuantType::UInt8.dtype().onnx_code()),
+        data_type: Some(dtype.onnx_code()),
         int32_data: vec![grid.zero_point],
         ..TensorProto::default()
     });
@@ -234,7 +246,7 @@ pub(super) struct WeightNames {
     pub(super) bias: Option<String>,
 }
 
-/// Adds a weight as int8, and the bytes that it takes.
+/// Adds a weight as int8 or float8, and the bytes that it takes.
 pub(super) fn weight_codes(
     work: &mut Work,
     (name, weight): (&str, &ProductWeight),
@@ -247,10 +259,14 @@ pub(super) fn weight_codes(
     let grid = GridOptions { reduce_range: options.reduce_range, ..GridOptions::new(ty, true) };
     let channels = weight.axis.and_then(|axis| weight.shape.get(axis)).copied();
     let channels: Vec<usize> = channels.into_iter().collect();
+    let (dtype, form) = match options.ty {
+        StaticType::Int8 => (ty.dtype(), Form::Linear(LinearQuantizer { grid, axis: weight.axis })),
+        StaticType::Float8 => (DType::F8E4M3FN, Form::Float8(weight.axis)),
+    };
     let mut results = vec![
         ("_scale", DType::F32, channels.clone()),
-        ("_zero_point", ty.dtype(), channels),
-        ("_quantized", ty.dtype(), weight.shape.clone()),
+        ("_zero_point", dtype, channels),
+        ("_quantized", dtype, weight.shape.clone()),
     ];
     if let Some(bias) = &bias {
         let dims = bias.tensor.dims.iter().map(|size| *size as usize);
@@ -267,7 +283,7 @@ pub(super) fn weight_codes(
         bias,
         importance: None,
         ready: None,
-        form: Form::Linear(LinearQuantizer { grid, axis: weight.axis }),
+        form,
     };
     let (names, added) = work.add_weight(job, &results)?;
     let mut names = names.into_iter();

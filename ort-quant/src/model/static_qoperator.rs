@@ -157,7 +157,7 @@ impl Values {
     fn grid(&self, work: &mut Work, (value, name): (&str, &str), options: &StaticOptions) -> Result<Codes> {
         let range = self.ranges.get(value).copied().unwrap_or(ValueRange { low: 0.0, high: 0.0 });
         let grid = options.activations().grid(range.low, range.high)?;
-        let (scale, zero_point) = add_grid(&mut work.draft, name, &grid);
+        let (scale, zero_point) = add_grid(&mut work.draft, name, &grid, options.ty);
         let codes = work.draft.value_name(&format!("{name}_quantized"));
         Ok(Codes { codes, scale, zero_point, step: grid.scale })
     }

@@ -14,6 +14,7 @@ use super::prune_form::{PruneForm, PrunedElements};
 use super::slice_form::SliceForm;
 use crate::elements::{Elements, RawElements, ScaledElements, each_chunk};
 use crate::feedback::Curvature;
+use crate::float8::{self, Float8Codes};
 use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
@@ -25,6 +26,8 @@ use crate::weight::Weight;
 pub(super) enum Form {
     /// Scales, zero points and codes.
     Linear(LinearQuantizer),
+    /// Scales, zero points, which are 0, and codes in float8. The axis is that of the channels.
+    Float8(Option<usize>),
     /// Codes, scales, and zero points unless they are symmetric.
     Blocks(Scheme),
     /// The elements in 16 bits.
@@ -39,7 +42,7 @@ impl Form {
     /// Which of the results has the codes.
     pub(super) fn codes(&self) -> usize {
         match self {
-            Form::Linear(_) => 2,
+            Form::Linear(_) | Form::Float8(_) => 2,
             Form::Blocks(..) | Form::Half(_) | Form::Pruned(_) | Form::Sliced(_) => 0,
         }
     }
@@ -146,6 +149,10 @@ impl Job {
                 lengths.extend(self.bias.as_ref().map(|bias| 4 * biases(bias)));
                 lengths
             }
+            Form::Float8(axis) => {
+                let channels = axis.map_or(1, |axis| self.shape.get(axis).copied().unwrap_or(1));
+                vec![channels * element, channels, self.shape.iter().product()]
+            }
             Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
             Form::Pruned(_) | Form::Sliced(_) => vec![element * self.shape.iter().product::<usize>()],
             Form::Blocks(scheme) => {
@@ -229,6 +236,11 @@ impl Job {
                 self.linear(quantizer, &ScaledElements { elements, scales, inner })
             }
             (Form::Linear(quantizer), None) => self.linear(quantizer, elements),
+            (Form::Float8(axis), Some(RowScales { axis: scaled, scales, .. })) => {
+                let inner = self.shape.iter().skip(scaled + 1).product();
+                self.float8(*axis, &ScaledElements { elements, scales, inner })
+            }
+            (Form::Float8(axis), None) => self.float8(*axis, elements),
             (Form::Half(ty), _) => Ok(halves(*ty, elements)),
             (Form::Pruned(form), _) => {
                 check_finite(elements)?;
@@ -279,6 +291,17 @@ impl Job {
         }
         let results = vec![scales, zero_points, done.codes];
         Ok(Done { results, noise: done.noise, shift: Shift::default(), zeros: Zeros::default() })
+    }
+
+    /// Quantizes a tensor to float8, with a scale for each channel.
+    fn float8<E: Elements>(&self, axis: Option<usize>, elements: &E) -> Result<Done> {
+        check_finite(elements)?;
+        let channels = axis.map_or(1, |axis| self.shape.get(axis).copied().unwrap_or(1));
+        let inner = axis.map_or(elements.count(), |axis| self.shape.iter().skip(axis + 1).product());
+        let Float8Codes { scales, codes, noise } = float8::encode(elements, (channels, inner));
+        let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+        let results = vec![scales, vec![0; channels], codes];
+        Ok(Done { results, noise, shift: Shift::default(), zeros: Zeros::default() })
     }
 
     /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so

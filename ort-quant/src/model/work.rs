@@ -85,6 +85,8 @@ pub(super) struct Work {
     pub(super) outputs: BTreeSet<String>,
     /// Whether the nodes are those of a body.
     pub(super) is_inside: bool,
+    /// The axes that a weight of a body has at least to be moved out of it.
+    pub(super) least_rank: usize,
     /// The names of the results of a weight, and its bytes, by its name and form.
     done: BTreeMap<WeightKey, Vec<String>>,
 }
@@ -117,7 +119,16 @@ impl Work {
         let outputs = draft.message.graph.iter().flat_map(|graph| &graph.output);
         let outputs = outputs.map(|output| output.name().to_string()).collect();
         let (types, layers, done) = (Types::of(model), Vec::new(), BTreeMap::new());
-        Work { draft, types, layers, outputs, is_inside: false, done }
+        Work { draft, types, layers, outputs, is_inside: false, least_rank: 2, done }
+    }
+
+    /// Whether a value is in float32.
+    pub(super) fn is_single(&self, name: &str) -> bool {
+        // Constants that were moved out of a body have names that the model has no types of.
+        match self.draft.constant(name) {
+            Some(proto) => proto.data_type() == DType::F32.onnx_code(),
+            None => self.types.dtype(name) == Some(DType::F32),
+        }
     }
 
     /// The constant weight of this name, or why there is none.

@@ -20,6 +20,13 @@ impl ValueRange {
     }
 }
 
+impl From<Extremes> for ValueRange {
+    /// The range of all elements.
+    fn from(ends: Extremes) -> ValueRange {
+        ValueRange { low: f64::from(ends.low), high: f64::from(ends.high) }
+    }
+}
+
 /// The elements of a value, counted by bins.
 pub(super) struct Counted<'o> {
     pub(super) histogram: &'o Histogram,

@@ -99,6 +99,7 @@ impl Case {
             "FusedGemm",
             "FusedConv",
             "FusedElementwise",
+            "GridAttention",
             "SkipLayerNormalization",
             "SkipSimplifiedLayerNormalization",
         ])?;
@@ -290,6 +291,40 @@ fn norms() -> impl Strategy<Value = Case> {
     )
 }
 
+/// Attention to a grid of keys, by head or by token. Queries of another node give way to results.
+fn grid_attentions() -> impl Strategy<Value = Case> {
+    let heads = (1_usize..3, 1_usize..3, 1_usize..4, any::<bool>());
+    let sizes = (select(vec![1, 4, 5, 49, 130]), [1_usize..16, 1_usize..16], select(vec![1, 16, 40]));
+    (heads, sizes, from()).prop_map(
+        |((batch, key_heads, group, by_token), (queries, [rows, columns], size), from)| {
+            let heads = group * key_heads;
+            let side = |heads: usize, rows: usize, size: usize| match by_token {
+                true => vec![batch, rows, heads * size],
+                false => vec![batch, heads, rows, size],
+            };
+            let keys = rows * columns;
+            let shapes = [
+                side(heads, queries, size),
+                side(key_heads, keys, size),
+                side(key_heads, keys, size),
+                vec![batch, heads, queries, rows],
+                vec![batch, heads, queries, columns],
+            ];
+            let mut attrs = vec![("scale", Attribute::Float(0.7))];
+            if by_token {
+                attrs.push(("q_num_heads", Attribute::Int(heads as i64)));
+                attrs.push(("kv_num_heads", Attribute::Int(key_heads as i64)));
+            }
+            Case {
+                op: ("ort-runtime", "GridAttention"),
+                attrs,
+                operands: shapes.into_iter().map(|shape| Some((shape, from))).collect(),
+                read: &[0],
+            }
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
 
@@ -310,6 +345,11 @@ proptest! {
 
     #[test]
     fn formulas_agree_with_their_parts(case in formulas()) {
+        case.check().map_err(|error| TestCaseError::fail(error.to_string()))?;
+    }
+
+    #[test]
+    fn grid_attentions_agree_with_their_parts(case in grid_attentions()) {
         case.check().map_err(|error| TestCaseError::fail(error.to_string()))?;
     }
 

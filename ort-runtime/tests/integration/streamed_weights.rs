@@ -56,9 +56,9 @@ fn named_limit(problem: &ort_runtime::Error) -> usize {
 fn results_have_the_same_bits_and_nothing_passes_the_limit() -> Result<()> {
     let (_folder, model) = mapped()?;
     let whole = Session::builder(&model).threads(1).build()?;
+    let expected = bits(&whole, 5)?;
     let all = whole.memory().packed;
     let plan = whole.plan(&[("rows", 5)])?.planned_bytes;
-    let expected = bits(&whole, 5)?;
     let mut streamed = 0;
     for limit in (plan + 1..=plan + all).rev().step_by(all / 20) {
         let budget = Budget::new(Some(limit));
@@ -97,6 +97,7 @@ fn the_limit_that_a_refusal_names_suffices_and_one_byte_less_does_not() -> Resul
 fn weights_that_had_to_go_are_packed_again_once_there_is_room() -> Result<()> {
     let (_folder, model) = mapped()?;
     let whole = Session::builder(&model).threads(1).build()?;
+    bits(&whole, 1)?;
     let all = whole.memory().packed;
     // Small constants are copied to aligned memory, which is not the packed weights'.
     let limit = all + whole.plan(&[("rows", 2)])?.planned_bytes + 64;

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use ort_runtime::onnx::Weights;
 use ort_runtime::quant::{
     Bits, BlockMethod, BlockOptions, DynamicOptions, GptqOptions, HalfOptions, HalfType, Mode, NodePattern,
-    Quantizer, RangeRule, Smooth, StaticFormat, StaticOptions, TunedWeights,
+    Quantizer, RangeRule, Smooth, StaticFormat, StaticOptions, StaticType, TunedWeights,
 };
 
 use crate::args::{ModelArgs, size};
@@ -47,10 +47,10 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "RULE", default_value = "minmax", value_parser = range_rule)]
     pub(super) ranges: RangeRule,
     /// SmoothQuant (static mode): moves outliers of the inputs of products into their weights.
-    /// ALPHA from 0 to 1 says how much; `auto` finds it for each input.
-    #[arg(long, value_name = "off|auto|ALPHA", default_value = "off", value_parser = smooth,
-        conflicts_with = "calibration")]
-    pub(super) smooth: SmoothArg,
+    /// ALPHA from 0 to 1 says how much; `auto` finds it for each input [default: auto; off with
+    /// --calibration].
+    #[arg(long, value_name = "off|auto|ALPHA", value_parser = smooth, conflicts_with = "calibration")]
+    smooth: Option<SmoothArg>,
     /// Weights per scale, for weights alone: 16, 32, 64, 128 or 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = block_size)]
     block: usize,
@@ -191,6 +191,8 @@ pub(super) enum ModeArg {
     Dynamic,
     /// Weights and the inputs of products have 8 bits, in ranges found with --data.
     Static,
+    /// The same in float8 (E4M3FN), which runtimes without such products compute in float32.
+    Fp8,
     /// Weights and values in float16; inputs and outputs stay float32.
     Fp16,
     /// The same in bfloat16, which has the range of float32 and fewer digits.
@@ -207,6 +209,12 @@ impl QuantizeArgs {
     /// The mode; with a bound and no mode, the one of the fewest bits.
     pub(super) fn mode_or_least(&self) -> ModeArg {
         self.mode.unwrap_or(ModeArg::Int2)
+    }
+
+    /// How inputs are smoothed. The ranges of a file are those of a model that is not.
+    pub(super) fn smoothing(&self) -> SmoothArg {
+        let is_chosen = self.mode == Some(ModeArg::Static) && self.calibration.is_none();
+        self.smooth.unwrap_or(if is_chosen { SmoothArg::By(Smooth::Auto) } else { SmoothArg::Off })
     }
 
     /// Where the weights go.
@@ -229,6 +237,17 @@ impl QuantizeArgs {
     pub(super) fn quantizer(&self, mode: ModeArg) -> Result<Quantizer> {
         self.refuse_stray_flags(mode)?;
         let has_ranges = self.calibration.as_deref().is_some_and(Path::exists);
+        if mode == ModeArg::Fp8 && self.samples.data.is_none() && !has_ranges {
+            wrong_usage!(
+                "--mode fp8 needs --data with samples; without any, take --mode fp16, or int8 for weights alone"
+            );
+        }
+        if mode == ModeArg::Fp8 && matches!(self.ranges, RangeRule::Entropy | RangeRule::SquaredError) {
+            wrong_usage!(
+                "--ranges entropy and mse count on evenly spaced codes, and those of --mode fp8 are not; take \
+                 minmax, average or percentile"
+            );
+        }
         if mode == ModeArg::Static && self.samples.data.is_none() && !has_ranges {
             wrong_usage!(
                 "--mode static needs --data with samples; without any, take --mode dynamic, or int8 or int4 for \
@@ -267,10 +286,11 @@ impl QuantizeArgs {
                 tuned: TunedWeights::default(),
             })
         };
-        let half = |ty| Mode::Half(HalfOptions { ty, converts_io: self.convert_io });
+        let half = |ty| Mode::Half(HalfOptions { ty, converts_io: self.convert_io, ranges: BTreeMap::new() });
         let mode = match mode {
             ModeArg::Dynamic => Mode::Dynamic(DynamicOptions { per_tensor, reduce_range }),
-            ModeArg::Static => Mode::Static(StaticOptions {
+            ModeArg::Static | ModeArg::Fp8 => Mode::Static(StaticOptions {
+                ty: if mode == ModeArg::Fp8 { StaticType::Float8 } else { StaticType::Int8 },
                 format: match self.format {
                     FormatArg::Qdq => StaticFormat::Qdq,
                     FormatArg::Qoperator => StaticFormat::QOperator,
@@ -324,19 +344,20 @@ impl QuantizeArgs {
         let is_dynamic = mode == ModeArg::Dynamic;
         let is_static = mode == ModeArg::Static;
         let is_half = matches!(mode, ModeArg::Fp16 | ModeArg::Bf16);
-        let is_blocks = !is_dynamic && !is_static && !is_half;
+        let is_float8 = mode == ModeArg::Fp8;
+        let is_blocks = !is_dynamic && !is_static && !is_float8 && !is_half;
         let stray = [
-            ("--symmetric", (is_dynamic || is_half) && self.symmetric),
+            ("--symmetric", (is_dynamic || is_float8 || is_half) && self.symmetric),
             ("--no-protect-last", !is_blocks && self.no_protect_last),
             ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
-            ("--portable", (is_blocks || is_half) && self.portable),
+            ("--portable", (is_blocks || is_float8 || is_half) && self.portable),
             ("--method", !is_blocks && self.method != MethodArg::Mse),
             ("--bias-correction", !is_blocks && self.bias_correction),
-            ("--calibration", !is_static && self.calibration.is_some()),
+            ("--calibration", !is_static && !is_float8 && self.calibration.is_some()),
             ("--convert-io", !is_half && self.convert_io),
-            ("--ranges", !is_static && self.ranges != RangeRule::MinMax),
+            ("--ranges", !is_static && !is_float8 && self.ranges != RangeRule::MinMax),
             ("--format", !is_static && self.format != FormatArg::Qdq),
-            ("--smooth", !is_static && self.smooth != SmoothArg::Off),
+            ("--smooth", !is_static && self.smooth.is_some()),
             ("--budget, --budget-run or --error", !is_blocks && self.bound.bound().is_some()),
         ];
         if let Some((flag, _)) = stray.iter().find(|(_, is_stray)| *is_stray) {

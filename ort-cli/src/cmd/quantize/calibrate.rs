@@ -4,8 +4,8 @@
 use anyhow::Result;
 use ort_runtime::onnx::Source;
 use ort_runtime::quant::{
-    Calibration, ChannelCalibration, HessianCalibration, Mode, Quantizer, Smoothing, StaticOptions,
-    read_ranges, write_ranges,
+    Calibration, ChannelCalibration, HalfOptions, HalfType, HessianCalibration, Mode, Quantizer, Smoothing,
+    ValueRange, read_ranges, write_ranges,
 };
 use ort_runtime::{Model, Session};
 
@@ -23,14 +23,15 @@ pub(super) fn calibrate(
         return tune(args, (quantizer, source), (model, inputs)).map(Some);
     }
     let names = match &quantizer.mode {
-        Mode::Static(_) => quantizer.activations(source)?,
+        Mode::Static(_) | Mode::Half(HalfOptions { ty: HalfType::Float16, .. }) => {
+            quantizer.activations(source)?
+        }
         _ => return Ok(None),
     };
     if let Some(path) = args.calibration.as_deref().filter(|path| path.exists()) {
-        static_options(quantizer, |options| {
+        if let Mode::Static(options) = &mut quantizer.mode {
             options.ranges = read_ranges(path)?;
-            Ok(())
-        })?;
+        }
         return Ok(None);
     }
     if !inputs.has_samples() {
@@ -42,23 +43,32 @@ pub(super) fn calibrate(
     inputs.calibrate("calibrating", |sample| calibration.run(&session, sample).map(drop))?;
     let mut report =
         Calibrated { samples: inputs.calibration(), smoothed: smoothing.len(), ..Calibrated::default() };
-    static_options(quantizer, |options| {
-        options.smoothing = smoothing;
-        let grid = options.activations();
-        for (name, observer) in calibration.into_observers() {
-            let counts = observer.counts();
-            if counts.nan + counts.infinite > 0 {
-                report.not_finite.push(name.clone());
+    let observers = calibration.into_observers();
+    for (name, observer) in &observers {
+        let counts = observer.counts();
+        if counts.nan + counts.infinite > 0 {
+            report.not_finite.push(name.clone());
+        }
+    }
+    match &mut quantizer.mode {
+        Mode::Static(options) => {
+            options.smoothing = smoothing;
+            let grid = options.activations();
+            for (name, observer) in observers {
+                if let Some(range) = args.ranges.range(&observer, &grid)? {
+                    options.ranges.insert(name, range);
+                }
             }
-            if let Some(range) = args.ranges.range(&observer, &grid)? {
-                options.ranges.insert(name, range);
+            if let Some(path) = &args.calibration {
+                write_ranges(path, &options.ranges, args.ranges)?;
             }
         }
-        if let Some(path) = &args.calibration {
-            write_ranges(path, &options.ranges, args.ranges)?;
+        Mode::Half(options) => {
+            let extremes = observers.iter().filter_map(|(name, seen)| Some((name, seen.extremes()?)));
+            options.ranges = extremes.map(|(name, ends)| (name.clone(), ValueRange::from(ends))).collect();
         }
-        Ok(())
-    })?;
+        _ => {}
+    }
     Ok(Some(report))
 }
 
@@ -91,18 +101,8 @@ fn smoothing(
     (quantizer, source): (&Quantizer, &Source),
     (session, inputs): (&Session, &Inputs),
 ) -> Result<Smoothing> {
-    let SmoothArg::By(smooth) = args.smooth else { return Ok(Smoothing::new()) };
+    let SmoothArg::By(smooth) = args.smoothing() else { return Ok(Smoothing::new()) };
     let calibration = ChannelCalibration::new(quantizer.smoothable(source)?);
     inputs.calibrate("looking for outliers", |sample| calibration.run(session, sample).map(drop))?;
     Ok(quantizer.smoothing(source, &calibration.into_channels(), smooth)?)
-}
-
-fn static_options(
-    quantizer: &mut Quantizer,
-    change: impl FnOnce(&mut StaticOptions) -> Result<()>,
-) -> Result<()> {
-    match &mut quantizer.mode {
-        Mode::Static(options) => change(options),
-        _ => Ok(()),
-    }
 }

@@ -5,7 +5,9 @@
 
 pub mod activation;
 mod elementwise;
+mod grid_attention;
 mod integer_conv;
+pub(crate) mod lookup_table;
 mod matmul;
 pub(super) mod nhwc;
 mod pointwise_depthwise;

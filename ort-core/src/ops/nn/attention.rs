@@ -101,7 +101,12 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
 ///
 /// A tensor of rank 3 concatenates its heads, and `attribute` counts them. A symbolic width is
 /// taken to divide.
-fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result<[Dim; 4]> {
+pub(in crate::ops) fn split_heads(
+    cx: &InferCx<'_>,
+    name: &str,
+    shape: &[Dim],
+    attribute: &str,
+) -> Result<[Dim; 4]> {
     match shape {
         [batch, heads, sequence, size] => Ok([batch.clone(), heads.clone(), sequence.clone(), size.clone()]),
         [batch, sequence, hidden] => {
@@ -127,9 +132,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(q.len() == k.len() && k.len() == v.len(), InvalidGraph, "Q, K and V must have one rank");
     // Rank 3 is [batch, sequence, heads * size], rank 4 [batch, heads, sequence, size].
     let is_flat = q.len() == 3;
-    let [batch, query_heads, time, _] = heads(cx, "Q", q, "q_num_heads")?;
-    let [_, key_heads, fresh, key_size] = heads(cx, "K", k, "kv_num_heads")?;
-    let [_, value_heads, _, value_size] = heads(cx, "V", v, "kv_num_heads")?;
+    let [batch, query_heads, time, _] = split_heads(cx, "Q", q, "q_num_heads")?;
+    let [_, key_heads, fresh, key_size] = split_heads(cx, "K", k, "kv_num_heads")?;
+    let [_, value_heads, _, value_size] = split_heads(cx, "V", v, "kv_num_heads")?;
     let past = match (past_key, cx.shape(4)) {
         (false, _) => Dim::constant(0),
         (true, Some([_, _, past, _])) => past.clone(),

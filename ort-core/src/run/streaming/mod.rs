@@ -8,4 +8,4 @@ mod residency;
 mod weights;
 
 pub(crate) use constants::{OnDevices, RunWindows, Shares, WindowCursor, Windows};
-pub(crate) use weights::{AvailableMemory, Streaming, Streams, WeightLock, WeightResidency};
+pub(crate) use weights::{AvailableMemory, Streaming, Streams, WeightLock, WeightResidency, compile_packed};

@@ -117,19 +117,28 @@ impl Streaming<'_> {
         }
     }
 
-    /// Compiles the kernel within the free memory, and releases the file pages of the weights it
-    /// packed.
+    /// Compiles the kernel within the free memory.
     fn try_make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         let settings = CompileSettings { threads: self.threads, precision: self.streams.precision };
         let account = Account { budget: self.budget, owner: &self.streams.owner };
-        let mut compile = CompileCx::new(view, device, settings, account, Packing::Now)?;
-        let kernel = guard::compile(device, &mut compile)?;
-        let consumed = compile.consumed;
-        for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
-            view.constant(index).into_iter().for_each(self.release);
-        }
-        Ok(kernel)
+        compile_packed((view, device), settings, account, self.release)
     }
+}
+
+/// Compiles a kernel with its weights packed, and releases the file pages of these weights.
+pub(crate) fn compile_packed(
+    (view, device): (NodeView<'_>, &dyn Device),
+    settings: CompileSettings,
+    account: Account<'_>,
+    release: &dyn Fn(&Tensor),
+) -> Result<Box<dyn Executable>> {
+    let mut compile = CompileCx::new(view, device, settings, account, Packing::Now)?;
+    let kernel = guard::compile(device, &mut compile)?;
+    let consumed = compile.consumed;
+    for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
+        view.constant(index).into_iter().for_each(release);
+    }
+    Ok(kernel)
 }
 
 impl Streams {

@@ -1,12 +1,13 @@
 //! Arithmetic on 8-bit quantized tensors.
 //!
-//! `QLinearAdd` and `QLinearMul` take one pass, `QLinearSigmoid` and `QLinearLeakyRelu` a lookup
-//! table. Nothing is widened in memory, and sums round once. The zero point of the result is added
-//! after rounding, as in `QuantizeLinear`, because an odd one would send ties the other way.
+//! `QLinearAdd` and `QLinearMul` take one pass, `QLinearSigmoid`, `QLinearLeakyRelu` and
+//! `LookupTable` a table of 256 entries. Nothing is widened in memory, and sums round once. The
+//! zero point of the result is added after rounding, as in `QuantizeLinear`, because an odd one
+//! would send ties the other way.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::spec::MICROSOFT;
+use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{elements, output_elements, output_shape, run_in_place, zip};
@@ -15,7 +16,7 @@ use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::quantized_byte::{QuantizedByte, scale, zero};
 use ort_cpu_vector::elementwise::{Unary, unary_in_place};
 use ort_cpu_vector::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
-use ort_cpu_vector::simd::{Isa, Simd};
+use ort_cpu_vector::simd::{Isa, Simd, lookup};
 
 cpu_kernels![
     KernelDef { op: "QLinearAdd", make: |cx| make_binary(cx, Formula::Add), ..ON_BYTES },
@@ -34,6 +35,13 @@ cpu_kernels![
             make_table(cx, Unary::LeakyRelu { alpha })
         },
         ..ON_BYTES
+    },
+    KernelDef {
+        domain: RUNTIME,
+        op: "LookupTable",
+        in_place: &[(0, 0)],
+        make: |_| Ok(Box::new(run_table)),
+        ..KernelDef::BASE
     },
 ];
 
@@ -268,13 +276,19 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
     for_each_type!(
         dtype in [U8, I8],
         T => Ok(Box::new(move |cx: &mut RunCx<'_>| {
-            let table = table::<T>(cx, function)?;
-            run_in_place::<u8>(cx, |block| {
-                block.iter_mut().for_each(|value| *value = bytemuck::cast(table[usize::from(*value)]));
-            })
+            let table: [u8; 256] = bytemuck::cast(table::<T>(cx, function)?);
+            run_in_place::<u8>(cx, |block| lookup(Isa::current(), &table, block))
         })),
         else => Err(error!(NotImplemented, "quantized values of type {} are not supported", dtype.name())),
     )
+}
+
+fn run_table(cx: &mut RunCx<'_>) -> Result<()> {
+    let table = cx.input(1)?.bytes()?;
+    let len = table.len();
+    let table: &[u8; 256] =
+        table.try_into().map_err(|_| error!(InvalidArgument, "a table of {len} bytes, expected 256"))?;
+    run_in_place::<u8>(cx, |block| lookup(Isa::current(), table, block))
 }
 
 /// Returns the result for each quantized value, in the order of the values' bits.

@@ -1,7 +1,7 @@
 //! The elements that movements move: the bytes of an element, or the index of a string.
 
 use ort_cpu_threads::interrupt::{PIECE, pieces, pieces_mut};
-use ort_cpu_vector::simd::{Isa, transpose_tiles};
+use ort_cpu_vector::simd::{Isa, interleave_three_bytes, transpose_byte_tiles, transpose_tiles};
 
 /// An element that can be moved.
 pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
@@ -18,6 +18,12 @@ pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     ) -> (usize, usize) {
         (0, 0)
     }
+
+    /// Interleaves the first elements of three planes with SIMD. Returns how many are done; the
+    /// default does none.
+    fn interleave_three(_planes: [&[Self]; 3], _to: &mut [[Self; 3]]) -> usize {
+        0
+    }
 }
 
 // Byte arrays have an alignment of 1, so weights that are unaligned in a file need no copy. Moves
@@ -30,7 +36,25 @@ macro_rules! byte_cells {
     };
 }
 
-byte_cells!(1 2 8 16);
+byte_cells!(2 8 16);
+
+impl Cell for [u8; 1] {
+    const ZERO: Self = [0];
+
+    fn transpose_tiles(
+        size: (usize, usize),
+        (from, from_stride): (&[Self], usize),
+        (to, to_stride): (&mut [Self], usize),
+    ) -> (usize, usize) {
+        let (from, to) = (from.as_flattened(), to.as_flattened_mut());
+        transpose_byte_tiles(Isa::current(), [size.0, size.1], from, from_stride, to, to_stride)
+    }
+
+    fn interleave_three(planes: [&[Self]; 3], to: &mut [[Self; 3]]) -> usize {
+        let planes = planes.map(|plane| plane.as_flattened());
+        interleave_three_bytes(Isa::current(), planes, bytemuck::cast_slice_mut(to))
+    }
+}
 
 impl Cell for [u8; 4] {
     const ZERO: Self = [0; 4];

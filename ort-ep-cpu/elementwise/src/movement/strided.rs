@@ -105,21 +105,22 @@ pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], t
     }
     // A transpose: the source is contiguous across the rows of the output.
     let is_plane = rank > 1 && step != 1 && order.strides[rank - 2] == 1;
+    let between = if rank > 1 { order.strides[rank - 2] } else { 0 };
     let least_rows = (GRAIN / (row * size_of::<T>()).max(1)).max(if is_plane { TILE } else { 1 });
     for_each_row_chunk_mut(threads, to, row, least_rows, |first, rows| {
         let mut odometer = Odometer::new(&order, first);
-        if !is_plane {
-            for row in rows.chunks_exact_mut(row) {
-                copy_row(from, odometer.place, step, row);
-                odometer.advance(1);
-            }
-            return;
-        }
         let mut rest = rows;
         while !rest.is_empty() {
             let count = odometer.rows_in_plane().min(rest.len() / row);
             let (plane, after) = rest.split_at_mut(count * row);
-            transpose_plane(from, odometer.place, step, plane, row);
+            match is_plane {
+                true => transpose_plane(from, odometer.place, step, plane, row),
+                false => {
+                    for (at, row) in plane.chunks_exact_mut(row).enumerate() {
+                        copy_row(from, odometer.place + at as isize * between, step, row);
+                    }
+                }
+            }
             odometer.advance(count);
             rest = after;
         }
@@ -160,7 +161,10 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         let from = &from[place as usize..];
         match columns {
             2 => return interleave::<T, 2>(from, step, plane),
-            3 => return interleave::<T, 3>(from, step, plane),
+            3 => {
+                let done = interleave_three(from, step, plane);
+                return interleave::<T, 3>(&from[done..], step, &mut plane[3 * done..]);
+            }
             4 => return interleave::<T, 4>(from, step, plane),
             _ => {}
         }
@@ -190,6 +194,13 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         squares(done_rows..rows, first..first + width);
         squares(0..done_rows, first + done_columns..first + width);
     }
+}
+
+/// Writes the first rows of three elements with SIMD, and returns how many.
+fn interleave_three<T: Cell>(from: &[T], step: usize, plane: &mut [T]) -> usize {
+    let (rows, _) = plane.as_chunks_mut::<3>();
+    let planes = [0, 1, 2].map(|at| &from[at * step..][..rows.len()]);
+    T::interleave_three(planes, rows)
 }
 
 /// Writes rows of `N` elements, one from each of `N` planes, which are `step` apart.
@@ -279,6 +290,7 @@ mod tests {
             (vec![2, 40, 3, 8], Strided::transpose(&[2, 40, 3, 8], &[0, 2, 1, 3])),
             (vec![3, 18, 5, 16], Strided::transpose(&[3, 18, 5, 16], &[3, 1, 2, 0])),
             (vec![130, 700], Strided::transpose(&[130, 700], &[1, 0])),
+            (vec![2, 3, 101], Strided::transpose(&[2, 3, 101], &[0, 2, 1])),
             (vec![4, 1, 3], Strided::expand(&[4, 1, 3], &[2, 4, 5, 3])?),
             (vec![3, 1], Strided::expand(&[3, 1], &[3, 9])?),
             (vec![3, 4], Strided::tile(&[3, 4], &[2, 3])),
@@ -294,10 +306,16 @@ mod tests {
             let source: Vec<[u8; 4]> =
                 (0..shape.iter().product::<usize>()).map(|value| (value as u32).to_le_bytes()).collect();
             let expected = order.collect(&source)?;
+            // Bytes have fast paths of their own.
+            let bytes: Vec<[u8; 1]> = source.iter().map(|cell| [cell[0] ^ cell[1]]).collect();
+            let expected_bytes: Vec<[u8; 1]> = expected.iter().map(|cell| [cell[0] ^ cell[1]]).collect();
             for threads in [1, 2] {
                 let mut result = vec![[0xff; 4]; order.count()];
                 copy_strided(&order, &source, &mut result, threads)?;
                 assert_eq!(result, expected, "{shape:?} {order:?}");
+                let mut result = vec![[0xff; 1]; order.count()];
+                copy_strided(&order, &bytes, &mut result, threads)?;
+                assert_eq!(result, expected_bytes, "bytes of {shape:?} {order:?}");
             }
         }
         let order = Strided::transpose(&[2, 3], &[1, 0]);

@@ -63,7 +63,10 @@ impl<'a> ByteRows<'a> {
         [strips, rows, groups]: [usize; 3],
         [stride, strip]: [usize; 2],
     ) -> ByteRows<'a> {
-        ByteRows { bytes, stride, strip: [rows.max(1), strip], rows: strips.saturating_mul(rows), groups }
+        let count = strips.saturating_mul(rows);
+        // Strips that follow one another are one.
+        let strip = if strip == rows.saturating_mul(stride) { [count, 0] } else { [rows, strip] };
+        ByteRows { bytes, stride, strip: [strip[0].max(1), strip[1]], rows: count, groups }
     }
 
     /// Checks that all rows are inside the slice, if the last k step of a row ends `reach` bytes
@@ -85,10 +88,17 @@ impl<'a> ByteRows<'a> {
         }
     }
 
+    /// Whether all rows are at equal strides.
+    pub(crate) fn is_one_strip(&self) -> bool {
+        self.strip[0] >= self.rows
+    }
+
     /// Returns the start offsets of the rows from `row` on.
     pub(crate) fn starts(self, row: usize) -> impl Iterator<Item = usize> {
         let (stride, [in_strip, distance]) = (self.stride, self.strip);
-        let (mut at, mut strip) = (row % in_strip, row / in_strip * distance);
+        // Most images are one strip, which saves two divisions for each tile.
+        let (mut at, mut strip) =
+            if row < in_strip { (row, 0) } else { (row % in_strip, row / in_strip * distance) };
         std::iter::from_fn(move || {
             let start = strip + at * stride;
             at += 1;

@@ -1,9 +1,9 @@
 //! im2col of quantized NHWC images: the windows as the rows of a matmul, without unfolding.
 //!
-//! A row starts at the first pixel of its window. A run of its k steps, the channels of a pixel,
-//! starts at the offset of a kernel position. The image is copied once if there is padding, if
-//! bytes must be shifted to unsigned, or if channels do not fill groups of four. Otherwise it is
-//! read in place.
+//! A row starts at the first pixel of its window. A run of its k steps, the channels of a pixel or
+//! of neighbouring ones, starts at the offset of a kernel position. The image is copied once if
+//! there is padding, if bytes must be shifted to unsigned, or if channels do not fill groups of
+//! four. Otherwise it is read in place.
 
 use super::super::{Cpu, GemmError, Window};
 use super::{ByteColumns, ByteRows, PackedBytes};
@@ -19,8 +19,10 @@ pub struct NhwcWindows {
     plane: [usize; 3],
     /// Whether that image is a copy.
     is_copied: bool,
-    /// The offset of each kernel position in a window, and in a panel of filters.
+    /// The offset of each run in a window, and in a panel of filters.
     starts: Vec<[usize; 2]>,
+    /// Groups of four channels in a run.
+    groups: usize,
 }
 
 impl NhwcWindows {
@@ -62,12 +64,16 @@ impl NhwcWindows {
         if len.saturating_add(of_position.saturating_mul(window.kernel_len())) > isize::MAX as usize {
             return Err(GemmError::Shape("an image is too large"));
         }
-        let starts = (0..window.kernel_len()).map(|at| {
+        // Positions along a kernel row are adjacent in the image and in the filters, so they are
+        // one run: an image of three channels has one group in a position.
+        let in_run = if window.dilation[2] == 1 { window.kernel[2] } else { 1 };
+        let starts = (0..window.kernel_len()).step_by(in_run.max(1)).map(|at| {
             let [y, x] =
                 [at / window.kernel[2] * window.dilation[1], at % window.kernel[2] * window.dilation[2]];
             [(y * plane[1] + x) * plane[2], at * of_position]
         });
-        Ok(NhwcWindows { window, channels, plane, is_copied, starts: starts.collect() })
+        let (starts, groups) = (starts.collect(), groups.saturating_mul(in_run));
+        Ok(NhwcWindows { window, channels, plane, is_copied, starts, groups })
     }
 
     /// Returns the bytes of the copy, 0 if there is none.
@@ -104,7 +110,7 @@ impl NhwcWindows {
         };
         let ([_, pixels, pixel], [_, height, width]) = (self.plane, self.window.output);
         let [_, y, x] = self.window.stride;
-        let groups = self.channels.div_ceil(4) * self.starts.len();
+        let groups = self.groups * self.starts.len();
         Ok(ByteRows::in_strips(bytes, [height, width, groups], [x * pixel, y * pixels * pixel]))
     }
 
@@ -145,7 +151,7 @@ impl NhwcWindows {
 
     /// Returns the packed filters as the columns for these windows.
     pub fn columns<'a>(&'a self, filters: &PackedBytes<'a>) -> ByteColumns<'a> {
-        ByteColumns { starts: &self.starts, groups: self.channels.div_ceil(4), ..filters.operand() }
+        ByteColumns { starts: &self.starts, groups: self.groups, ..filters.operand() }
     }
 }
 

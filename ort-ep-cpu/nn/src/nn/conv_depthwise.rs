@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Shape;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::SmallVec;
 
 use super::conv::groups_of;
@@ -18,7 +18,7 @@ use super::windows_of;
 use ort_cpu_conv::parts_of_image;
 use ort_cpu_kernel::activation::activation_of;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::half_precision::via_f32;
+use ort_cpu_kernel::half_precision::{Narrow, via_f32_except};
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_threads::parallel::StridedRows;
 use ort_cpu_vector::activation::Activation;
@@ -27,13 +27,18 @@ use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::window::Window;
 
+/// The places of the inputs whose type the kernel converts itself.
+const IMAGE: usize = 0;
+const ADDEND: usize = 3;
+
 const DEPTHWISE: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
     // Takes precedence over the GEMM kernel, which has rank 1.
     rank: 2,
     when: is_depthwise,
-    make: |cx| via_f32(cx, make),
+    // Planes of half precision are widened one at a time, while they are in cache.
+    make: |cx| via_f32_except(cx, &[IMAGE, ADDEND], &[0], make),
     ..KernelDef::BASE
 };
 
@@ -52,13 +57,16 @@ struct Depthwise {
     weight: Shape,
     groups: usize,
     activation: Option<Unary>,
+    /// The type of image, addend and result.
+    dtype: DType,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = cx.node.fixed_shape(1).ok_or_else(|| error!(Fail, "the weight's shape is not known"))?;
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let activation = activation_of(cx)?;
-    Ok(Box::new(Depthwise { windows, weight: Shape::from_vec(shape), groups, activation }))
+    let dtype = cx.node.dtype(IMAGE).unwrap_or(DType::F32);
+    Ok(Box::new(Depthwise { windows, weight: Shape::from_vec(shape), groups, activation, dtype }))
 }
 
 /// Converts one or two axes to a window over a plane; one axis makes a plane of height 1.
@@ -125,28 +133,44 @@ impl Depthwise {
 }
 
 impl Cut {
-    /// Returns the scratch of one thread, in values.
-    fn scratch_len(&self) -> usize {
-        let len = self.parts.iter().map(|part| part.plan.scratch_len()).max().unwrap_or(0);
-        len.max(1).next_multiple_of(16)
+    /// Returns the scratch of one thread for images of type `T`, in values: that of the loops, and
+    /// that of the conversion.
+    fn scratch_lens<T: Narrow>(&self) -> [usize; 2] {
+        let plan = self.parts.iter().map(|part| part.plan.scratch_len()).max().unwrap_or(0);
+        let input = self.parts.iter().map(|part| part.input.len()).max().unwrap_or(0);
+        let [from, to] = [input * self.window.input[1], self.rows * self.window.output[1]];
+        // The addend of a plane is widened, too.
+        let wide = T::scratch_len(from, to.saturating_add(T::scratch_len(0, to)));
+        [plan.max(1), wide].map(|len| len.next_multiple_of(16))
     }
 }
 
 impl Executable for Depthwise {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let cut = self.cut(shapes.threads, shapes.input(0))?;
-        bytes_of::<f32>(cut.scratch_len().saturating_mul(shapes.threads.max(1)))
+        let cut = self.cut(shapes.threads, shapes.input(IMAGE))?;
+        let dtype = self.dtype;
+        let lens = for_each_type!(dtype in [F32, F16, BF16], T => cut.scratch_lens::<T>(), else => [0; 2]);
+        bytes_of::<f32>(lens.iter().sum::<usize>().saturating_mul(shapes.threads.max(1)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (threads, workspace) = (cx.threads(), scratch::<f32>(cx.workspace()?)?);
-        let image = cx.input(0)?;
+        let dtype = self.dtype;
+        for_each_type!(dtype in [F32, F16, BF16], T => self.run_as::<T>(cx), else => {
+            Err(error!(NotImplemented, "depthwise convolution of {}", dtype.name()))
+        })
+    }
+}
+
+impl Depthwise {
+    fn run_as<T: Narrow + Element + Send + Sync>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (isa, threads, workspace) = (Isa::current(), cx.threads(), scratch::<f32>(cx.workspace()?)?);
+        let image = cx.input(IMAGE)?;
         let batch = image.shape()[0];
         let cut = self.cut(threads, image.shape())?;
-        let image = image.as_slice::<f32>()?;
+        let image = image.as_slice::<T>()?;
         let weights = cx.input(1)?.as_slice::<f32>()?;
         let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
-        let addend = cx.find_input(3).map(|addend| addend.as_slice::<f32>()).transpose()?;
+        let addend = cx.find_input(ADDEND).map(|addend| addend.as_slice::<T>()).transpose()?;
         let (filters, groups) = (self.weight[0], self.groups);
         ensure!(
             bias.is_none_or(|bias| bias.len() == filters),
@@ -155,7 +179,7 @@ impl Executable for Depthwise {
         );
         let Window { input, output: [height, width], kernel, .. } = cut.window;
         let (plane, taps) = (height * width, kernel[0] * kernel[1]);
-        let result = cx.output(0)?.as_mut_slice::<f32>()?;
+        let result = cx.output(0)?.as_mut_slice::<T>()?;
         ensure!(
             addend.is_none_or(|addend| addend.len() == result.len()),
             InvalidArgument,
@@ -166,11 +190,13 @@ impl Executable for Depthwise {
         let first = if addend.is_some() { Activation::None } else { activation };
         let rows = StridedRows::new(result, [batch, height, filters], [filters * plane, width, plane], width);
         let rows = rows.ok_or_else(|| error!(Fail, "the result is too short"))?;
+        let [plan_len, wide_len] = cut.scratch_lens::<T>();
         rows.for_each_block(
             threads,
             [cut.rows, cut.channels],
-            (workspace, cut.scratch_len()),
+            (workspace, plan_len + wide_len),
             |mut block, scratch| {
+                let (scratch, wide) = scratch.split_at_mut(plan_len);
                 let (batch, [rows, channels]) = (block.outer, block.ranges.clone());
                 let Some(part) = cut.parts.get(rows.start / cut.rows) else { return };
                 for filter in channels {
@@ -180,14 +206,18 @@ impl Executable for Depthwise {
                         [part.input.start * input[1]..part.input.end * input[1]];
                     let bias = bias.map_or(0.0, |bias| bias[filter]);
                     let to = block.adjacent_rows(filter);
-                    part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
-                    if let Some(addend) = addend {
-                        // The addend is added to the plane while it is in cache.
-                        let isa = Isa::current();
-                        let start = (batch * filters + filter) * plane + rows.start * width;
-                        binary_in_place(isa, Binary::Add, to, Operand::Slice(&addend[start..][..to.len()]));
-                        activation.apply_in_place(isa, to);
-                    }
+                    let start = (batch * filters + filter) * plane + rows.start * width;
+                    let addend = addend.map(|addend| &addend[start..][..to.len()]);
+                    let (own, wide) = wide.split_at_mut(T::scratch_len(0, to.len()));
+                    T::in_f32(isa, from, to, wide, |from, to| {
+                        part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
+                        if let Some(addend) = addend {
+                            // The addend is added to the plane while it is in cache.
+                            let addend = T::widened(isa, addend, own);
+                            binary_in_place(isa, Binary::Add, to, Operand::Slice(addend));
+                            activation.apply_in_place(isa, to);
+                        }
+                    });
                 }
             },
         );

@@ -195,16 +195,44 @@ pub struct Change<'a> {
     pub by_key: Option<&'a [f32]>,
     /// Added to the scores, a row of [`WIDTH`] values for each key.
     pub by_query: Option<&'a [f32]>,
+    /// Added to the scores of keys that form a grid.
+    pub by_grid: Option<GridPanel<'a>>,
     /// For each query, the first key that it sees and the end of its keys, relative to the block's
     /// first key. Other scores become -inf.
     pub visible: Option<&'a [[f32; WIDTH]; 2]>,
+}
+
+/// A bias of a panel over keys that form a grid: a key's score gets the bias of its grid row plus
+/// that of its grid column.
+#[derive(Debug, Clone, Copy)]
+pub struct GridPanel<'a> {
+    /// [`WIDTH`] values for each row of the grid.
+    pub rows: &'a [f32],
+    /// [`WIDTH`] values for each column of the grid.
+    pub columns: &'a [f32],
+    /// The columns of the grid.
+    pub width: usize,
+    /// The block's first key.
+    pub first: usize,
+}
+
+impl GridPanel<'_> {
+    /// Whether it has values for each of `keys` keys.
+    fn holds(&self, keys: usize) -> bool {
+        let rows = (self.first + keys).div_ceil(self.width.max(1));
+        self.width > 0 && self.rows.len() >= rows * WIDTH && self.columns.len() >= self.width * WIDTH
+    }
 }
 
 impl Change<'_> {
     /// Whether the scores stay as they are.
     #[inline]
     pub fn is_none(&self) -> bool {
-        self.softcap <= 0.0 && self.by_key.is_none() && self.by_query.is_none() && self.visible.is_none()
+        self.softcap <= 0.0
+            && self.by_key.is_none()
+            && self.by_query.is_none()
+            && self.by_grid.is_none()
+            && self.visible.is_none()
     }
 }
 
@@ -216,6 +244,7 @@ pub fn change(isa: Isa, change: Change<'_>, scores: &mut [f32], keys: usize, col
     assert!(columns <= WIDTH && scores.len() >= keys * WIDTH, "the scores have a row for each key");
     assert!(change.by_key.is_none_or(|added| added.len() >= keys), "there is a value for each key");
     assert!(change.by_query.is_none_or(|added| added.len() >= keys * WIDTH), "there is a row for each key");
+    assert!(change.by_grid.is_none_or(|grid| grid.holds(keys)), "the grid holds the keys");
     dispatch(isa, Changed { change, scores, keys, columns });
 }
 
@@ -231,13 +260,14 @@ impl SimdOp for Changed<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Change { softcap, by_key, by_query, visible } = self.change;
+        let Change { softcap, by_key, by_query, by_grid, visible } = self.change;
         let (cap, hidden) = (s.splat(softcap), s.splat(f32::NEG_INFINITY));
         for column in (0..self.columns).step_by(S::LANES) {
             let (mut low, mut high) = (s.splat(f32::NEG_INFINITY), s.splat(f32::INFINITY));
             if let Some([first, end]) = visible {
                 (low, high) = (s.load(first, column), s.load(end, column));
             }
+            let mut cell = by_grid.map_or([0; 2], |grid| [grid.first / grid.width, grid.first % grid.width]);
             for key in 0..self.keys {
                 let at = key * WIDTH + column;
                 let mut score = s.load(self.scores, at);
@@ -249,6 +279,16 @@ impl SimdOp for Changed<'_> {
                 }
                 if let Some(added) = by_query {
                     score = s.add(score, s.load(added, at));
+                }
+                if let Some(grid) = by_grid {
+                    let [of_row, of_column] = cell.map(|place| place * WIDTH + column);
+                    let added = s.add(s.load(grid.rows, of_row), s.load(grid.columns, of_column));
+                    score = s.add(score, added);
+                    // A counter instead of a division per key.
+                    cell[1] += 1;
+                    if cell[1] == grid.width {
+                        cell = [cell[0] + 1, 0];
+                    }
                 }
                 if visible.is_some() {
                     let place = s.splat(key as f32);

@@ -19,8 +19,10 @@
 pub mod attention;
 pub mod blocks;
 pub mod blocks_bytes;
+mod byte_tile;
 pub mod bytes;
 pub mod isa;
+mod lookup;
 pub mod math;
 #[cfg(test)]
 mod math_tests;
@@ -43,7 +45,9 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
+pub use byte_tile::{interleave_three_bytes, transpose_byte_tiles};
 pub use isa::Isa;
+pub use lookup::lookup;
 pub use portable::Portable;
 pub use tile::transpose_tiles;
 

@@ -6,6 +6,7 @@ use super::super::RegisterActivation;
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
 use super::tile::{Requantization, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
+use crate::cpu::ROWS_PER_READ;
 use crate::epilogue::in_registers;
 use crate::integer::{Addend, ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
 use ort_cpu_threads::interrupt::spend;
@@ -22,6 +23,9 @@ const TASKS_PER_THREAD: usize = 4;
 /// Units of `interrupt::spend` for a row of a tile. Rows of the result are far apart, and the first
 /// write to a huge page waits until all of it is zeroed.
 const UNITS_OF_A_ROW: usize = 256;
+
+/// Tiles of one call, so that deadlines are checked often enough.
+const MOST_TILES: usize = 64;
 
 /// The start of a result, for threads that write disjoint blocks of it.
 #[derive(Clone, Copy)]
@@ -106,7 +110,7 @@ pub(crate) fn execute(
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
     let (tiles, panels) = (rows.div_ceil(height), job.panels);
-    let work = rows.saturating_mul(columns).saturating_mul(gemm.lhs.groups * 4);
+    let work = rows.max(ROWS_PER_READ).saturating_mul(columns).saturating_mul(gemm.lhs.groups * 4);
     let threads = threads.min(work / WORTH_A_THREAD + 1).max(1);
     let [row_parts, column_parts] = match threads {
         1 => [1, 1],
@@ -206,26 +210,33 @@ impl Job<'_> {
                 unsafe { (kernel.signed_rows[vectors - 1][0])(&call) };
             }
             let height = kernel.height(rows.len(), vectors);
-            for row in rows.clone().step_by(height) {
+            let mut row = rows.start;
+            while row < rows.end {
                 let count_of_rows = height.min(rows.end - row);
-                spend(count_of_rows * (UNITS_OF_A_ROW + vectors * gemm.lhs.groups / 4));
                 let call = tile_call(&gemm.lhs, &gemm.rhs, (row, count_of_rows), panel, &mut sums);
+                let requantize =
+                    requantize.get(vectors - 1).and_then(|requantize| requantize.get(count_of_rows - 1));
+                let requantization = self.requantization([row, first], vectors, &runs[..count]);
+                let units = count_of_rows * (UNITS_OF_A_ROW + vectors * gemm.lhs.groups / 4);
+                // Requantizing in registers saves the round trip through `sums`.
+                if let (Some(requantize), Some(one)) = (requantize, requantization) {
+                    let tiles = self.tiles_at_once([row, rows.end], height);
+                    spend(tiles * units);
+                    let all = Requantization { tiles, a_step: height * gemm.lhs.stride, ..one };
+                    // SAFETY: `IntegerGemm::run` checked the operands, `ByteKernel::of` chose the
+                    // kernel for this CPU, and the caller guarantees that no other thread writes
+                    // these tiles.
+                    unsafe { requantize(&call, &all) };
+                    row += tiles * height;
+                    continue;
+                }
+                spend(units);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
                     None => (std::ptr::null(), std::ptr::null()),
                 };
-                let requantization = self.requantization([row, first], vectors, &runs[..count]);
-                let requantize =
-                    requantize.get(vectors - 1).and_then(|requantize| requantize.get(count_of_rows - 1));
-                // SAFETY: `IntegerGemm::run` checked the operands, `ByteKernel::of` chose the
-                // kernel for this CPU, and the caller guarantees that no other thread writes this
-                // tile.
+                // SAFETY: as above, for this tile.
                 unsafe {
-                    // Requantizing in registers saves the round trip through `sums`.
-                    if let (Some(requantize), Some(requantization)) = (requantize, &requantization) {
-                        requantize(&call, requantization);
-                        continue;
-                    }
                     (functions[vectors - 1][count_of_rows - 1])(&call);
                     (kernel.finish)(&self.finish(
                         [row, first],
@@ -235,8 +246,16 @@ impl Job<'_> {
                     ));
                     self.activate([row, count_of_rows], &runs[..count]);
                 }
+                row += height;
             }
         }
+    }
+
+    /// Returns the tiles of `height` rows that one call requantizes, from `row` on: a number of
+    /// whole ones if all rows of A are at one stride and the filters are the columns.
+    fn tiles_at_once(&self, [row, end]: [usize; 2], height: usize) -> usize {
+        let repeats = !self.gemm.signed_lhs && self.gemm.lhs.is_one_strip();
+        if repeats { ((end - row) / height).clamp(1, MOST_TILES) } else { 1 }
     }
 
     /// Applies an activation that the epilogue cannot to a finished tile, which is still in cache.
@@ -303,6 +322,8 @@ impl Job<'_> {
             runs,
             to,
             to_row: gemm.row_stride,
+            tiles: 1,
+            a_step: 0,
         })
     }
 

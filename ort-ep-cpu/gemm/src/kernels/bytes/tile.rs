@@ -50,6 +50,10 @@ pub(super) struct Requantization<'a> {
     pub(super) to: *mut u8,
     /// Stride from one row of quantized results to the next.
     pub(super) to_row: usize,
+    /// Tiles below one another, with the same terms and factors: 1 if filters are rows.
+    pub(super) tiles: usize,
+    /// Stride in A from one tile to the next.
+    pub(super) a_step: usize,
 }
 
 /// A tile function of some instruction set.
@@ -89,13 +93,13 @@ pub(super) unsafe fn compute<
     }
 }
 
-/// Like [`compute`], but requantizes the accumulators in registers. The signed operand holds the
-/// filters.
+/// Like [`compute`], but requantizes the accumulators in registers, of one or more tiles. The
+/// signed operand holds the filters.
 ///
 /// # Safety
 ///
-/// As [`compute`], except for `sums`. There is a term and a factor for each filter, and the result
-/// holds each row and each column to store.
+/// As [`compute`], except for `sums`, for each tile. There is a term and a factor for each filter,
+/// and the result holds each row and each column to store.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only VNNI implements QuantizeLanes"))]
 #[inline(always)]
 pub(super) unsafe fn compute_quantized<
@@ -123,11 +127,20 @@ pub(super) unsafe fn compute_quantized<
                 };
             }
         }
-        let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, tile, terms);
-        // Small factors save a clamp per vector.
-        match requantization.is_small {
-            true => store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, true>(lanes, &sums, requantization),
-            false => store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, false>(lanes, &sums, requantization),
+        let (mut tile, mut requantization) = (*tile, *requantization);
+        for _ in 0..requantization.tiles {
+            let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, &tile, terms);
+            // Small factors save a clamp per vector.
+            match requantization.is_small {
+                true => store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, true>(lanes, &sums, &requantization),
+                false => {
+                    store_quantized::<L, ROWS, VECTORS, SIGNED_ROWS, false>(lanes, &sums, &requantization);
+                }
+            }
+            for row in 0..ROWS {
+                tile.a[row] = tile.a[row].wrapping_add(requantization.a_step);
+            }
+            requantization.to = requantization.to.wrapping_add(ROWS * requantization.to_row);
         }
     }
 }

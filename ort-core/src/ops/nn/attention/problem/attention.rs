@@ -39,6 +39,12 @@ pub struct Attention {
     pub hidden_is_nan: bool,
 }
 
+/// Reads a head count that tensors of rank 4 need not have, because their shape has the heads.
+pub(super) fn count_of_heads(attrs: &Attributes, name: &str) -> Result<usize> {
+    let count = attrs.find_int(name).unwrap_or(0);
+    usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}, expected 0 or more"))
+}
+
 impl Attention {
     /// Reads the attributes.
     ///
@@ -46,11 +52,6 @@ impl Attention {
     ///
     /// A value is out of range.
     pub fn new(attrs: &Attributes) -> Result<Attention> {
-        let heads = |name: &str| -> Result<usize> {
-            // Tensors of rank 4 need no count: their shape has the heads.
-            let count = attrs.find_int(name).unwrap_or(0);
-            usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}, expected 0 or more"))
-        };
         let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
         ensure!(
             windows.iter().all(|size| *size >= -1),
@@ -58,8 +59,8 @@ impl Attention {
             "window sizes are {windows:?}, expected -1 or more"
         );
         Ok(Attention {
-            query_heads: heads("q_num_heads")?,
-            key_heads: heads("kv_num_heads")?,
+            query_heads: count_of_heads(attrs, "q_num_heads")?,
+            key_heads: count_of_heads(attrs, "kv_num_heads")?,
             scale: attrs.find_float("scale"),
             softcap: attrs.float("softcap")?,
             causal: if attrs.flag("is_causal")? { Causal::Yes } else { Causal::No },

@@ -4,6 +4,7 @@
 //! and strides only; each provider renders and launches its own kernels.
 
 mod attention;
+mod grid;
 mod group_query;
 mod heads;
 mod mask;
@@ -11,6 +12,7 @@ mod multi_head;
 mod rotary;
 
 pub use attention::{Attention, AttentionProblem, ScoreStage};
+pub use grid::{GridAttention, GridProblem};
 pub use group_query::{GroupQuery, GroupQueryProblem};
 pub use heads::{HeadLayout, HeadRows};
 pub use mask::{BroadcastMask, PaddingMask};
