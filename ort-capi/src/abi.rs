@@ -24,6 +24,7 @@ signatures! {
     (A B C D E F G H I) (A B C D E F G H I J)
 }
 
+#[allow(clippy::indexing_slicing, reason = "the compiler evaluates it, and the loop checks the place")]
 const fn are_equal(one: &[usize], other: &[usize]) -> bool {
     let mut place = 0;
     while place < one.len() && place < other.len() {

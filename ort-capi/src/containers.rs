@@ -145,7 +145,9 @@ fn element_of(value: &EngineValue, index: usize) -> Outcome<EngineValue> {
                 _ => Err(out_of_range(2)),
             }
         }
-        other => invalid(format!("Input is not of type sequence or map: it is {}", other.kind_name())),
+        other => {
+            fail(code::FAIL, format!("Input is not of type sequence or map: it is {}", other.kind_name()))
+        }
     }
 }
 
@@ -156,7 +158,7 @@ entries! {
         let index = usize::try_from(index).map_err(|_| Failure::invalid(format!("the index is {index}")))?;
         let element = match value.get()? {
             Value::Engine(value) => element_of(value, index)?,
-            _ => return invalid("Input is not of type sequence or map: it is a tensor"),
+            _ => return fail(code::FAIL, "Input is not of type sequence or map: it is a tensor".to_owned()),
         };
         out.put(Object::give(Value::copy(&element, allocator)?));
         Ok(())
@@ -168,7 +170,7 @@ entries! {
         out.put(match value.get()? {
             Value::Engine(EngineValue::Sequence(sequence)) => sequence.elements.len(),
             Value::Engine(EngineValue::Map(_)) => 2,
-            _ => return invalid("Input is not of type sequence or map."),
+            _ => return fail(code::FAIL, "Input is not of type sequence or map.".to_owned()),
         });
         Ok(())
     }

@@ -168,6 +168,7 @@ fn values() -> Vec<(&'static str, Refused)> {
         ("value of matrices", value_of(&[right, right], 3)),
         ("value of kind 9", value_of(&[right], 9)),
         ("count of a tensor", refusal(raw!(GetValueCount(right, &mut len)))),
+        ("element of a tensor", refusal(raw!(GetValue(right, 0, allocator, &mut null_mut())))),
     ]
 }
 

@@ -90,7 +90,7 @@ fn inputs_are_read_where_they_lie_at_each_run() {
 #[test]
 fn memory_that_is_input_and_output_or_not_aligned_is_right_too() {
     let session = session("add");
-    let mut memory = vec![0u8; 25 + 24];
+    let mut memory = elements(1, 25 + 24);
     let numbers = [1f32, 2.0, 3.0, 4.0, 5.0, 6.0].map(f32::to_ne_bytes).concat();
     let doubled = [2f32, 4.0, 6.0, 8.0, 10.0, 12.0].map(f32::to_ne_bytes).concat();
     for start in [0, 1] {

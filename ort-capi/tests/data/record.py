@@ -174,6 +174,7 @@ def errors(api):
         pointers = (ctypes.c_void_p * max(1, len(values)))(*[value.value for value in values])
         yield f"value of {what}", api.refusal("CreateValue", pointers, len(values), kind)
     yield "count of a tensor", api.refusal("GetValueCount", right)
+    yield "element of a tensor", api.refusal("GetValue", right, 0, allocator)
     binding = api.make("CreateIoBinding", session)
     yield "bound input", api.call("BindInput", binding, b"nope", right)
 
