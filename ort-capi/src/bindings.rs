@@ -6,14 +6,29 @@
 
 use ort_runtime::{DType, IoBinding, Session as Engine};
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use crate::entry::In;
 use crate::status::Outcome;
 use crate::value::{Dims, Numbers, Value};
 
+/// Ports, and the value that the caller gives for each.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub(crate) ports: &'a [usize],
+    pub(crate) values: &'a [In<Value>],
+}
+
+impl Given<'_> {
+    /// The ports with their tensors; null and what is no numbers is `None`.
+    fn pairs(&self) -> impl Iterator<Item = Outcome<(usize, Option<&Numbers>)>> {
+        self.ports.iter().zip(self.values).map(|(port, value)| match value.optional()? {
+            Some(Value::Numbers(numbers)) => Ok((*port, Some(numbers))),
+            _ => Ok((*port, None)),
+        })
+    }
+}
+
 /// The memory of an input or output.
-#[derive(Clone, PartialEq)]
 struct Lent {
     port: usize,
     address: usize,
@@ -21,57 +36,69 @@ struct Lent {
     dims: Dims,
 }
 
-/// The memory that a run reads and writes, if all of it is lent.
-#[derive(Clone, PartialEq)]
+impl Lent {
+    /// The memory of tensors; `None` if some of it is not the caller's.
+    fn all(given: Given<'_>) -> Outcome<Option<Vec<Lent>>> {
+        let mut all = Vec::with_capacity(given.ports.len());
+        for pair in given.pairs() {
+            let (port, numbers) = pair?;
+            // A binding copies what is not aligned, and would not see the next run's elements.
+            let Some(numbers) = numbers.filter(|numbers| numbers.is_lent() && numbers.tensor().is_aligned())
+            else {
+                return Ok(None);
+            };
+            let (dtype, dims) = (numbers.tensor().dtype(), Dims::from_slice(numbers.dims()));
+            all.push(Lent { port, address: numbers.address(), dtype, dims });
+        }
+        Ok(Some(all))
+    }
+
+    fn is_of(&self, port: usize, numbers: &Numbers) -> bool {
+        self.port == port
+            && self.address == numbers.address()
+            && self.dtype == numbers.tensor().dtype()
+            && *self.dims == *numbers.dims()
+    }
+}
+
+/// Whether the values are in this memory.
+fn are_in(memory: &[Lent], given: Given<'_>) -> bool {
+    let is_of = |(lent, pair): (&Lent, Outcome<(usize, Option<&Numbers>)>)| {
+        pair.is_ok_and(|(port, numbers)| numbers.is_some_and(|numbers| lent.is_of(port, numbers)))
+    };
+    memory.len() == given.ports.len() && memory.iter().zip(given.pairs()).all(is_of)
+}
+
+/// The memory that a run reads and writes, all of it the caller's.
 pub(crate) struct LentMemory {
-    inputs: SmallVec<[Lent; 4]>,
-    outputs: SmallVec<[Lent; 4]>,
+    inputs: Vec<Lent>,
+    outputs: Vec<Lent>,
 }
 
 impl LentMemory {
     /// The memory of a run; `None` if some of it is not lent.
-    pub(crate) fn of(inputs: &[Bound], outputs: &[Bound]) -> Outcome<Option<LentMemory>> {
-        let (Some(inputs), Some(outputs)) = (lent(inputs)?, lent(outputs)?) else { return Ok(None) };
-        Ok(Some(LentMemory { inputs, outputs }))
-    }
-}
-
-/// A port, and what the caller gives for it.
-pub(crate) type Bound = (usize, In<Value>);
-
-fn lent(bound: &[Bound]) -> Outcome<Option<SmallVec<[Lent; 4]>>> {
-    let mut all = SmallVec::with_capacity(bound.len());
-    for (port, value) in bound {
-        let Some(Value::Numbers(numbers)) = value.optional()? else { return Ok(None) };
-        // A binding copies what is not aligned, and would not see the next run's elements.
-        if !numbers.is_lent() || !numbers.tensor().is_aligned() {
+    pub(crate) fn of(inputs: Given<'_>, outputs: Given<'_>) -> Outcome<Option<LentMemory>> {
+        let (Some(inputs), Some(outputs)) = (Lent::all(inputs)?, Lent::all(outputs)?) else {
             return Ok(None);
-        }
-        all.push(Lent { port: *port, ..Lent::of(numbers) });
-    }
-    Ok(Some(all))
-}
-
-impl Lent {
-    fn of(numbers: &Numbers) -> Lent {
-        let (dtype, dims) = (numbers.tensor().dtype(), Dims::from_slice(numbers.dims()));
-        Lent { port: 0, address: numbers.address(), dtype, dims }
+        };
+        Ok(Some(LentMemory { inputs, outputs }))
     }
 }
 
 /// A binding, and the memory that it is bound to.
 pub(crate) struct Kept {
-    pub(crate) binding: IoBinding,
+    /// It is large, and moves with each run.
+    pub(crate) binding: Box<IoBinding>,
     pub(crate) memory: Option<LentMemory>,
 }
 
 impl Kept {
     /// Unbinds everything, unless all of it is lent.
-    pub(crate) fn bound_to(mut self, memory: Option<LentMemory>) -> Kept {
+    pub(crate) fn set_memory(&mut self, memory: Option<LentMemory>) {
         if memory.is_none() {
             self.clear();
         }
-        Kept { memory, ..self }
+        self.memory = memory;
     }
 
     fn clear(&mut self) {
@@ -85,10 +112,12 @@ impl Kept {
 pub(crate) struct Bindings(Mutex<Vec<Kept>>);
 
 impl Bindings {
-    /// Takes the binding to this memory, if there is one.
-    pub(crate) fn take_bound(&self, memory: &LentMemory) -> Option<Kept> {
+    /// Takes the binding to the memory of these values, if there is one.
+    pub(crate) fn take_bound(&self, inputs: Given<'_>, outputs: Given<'_>) -> Option<Kept> {
         let mut all = self.0.lock();
-        let place = all.iter().position(|kept| kept.memory.as_ref() == Some(memory))?;
+        let is_bound =
+            |memory: &LentMemory| are_in(&memory.inputs, inputs) && are_in(&memory.outputs, outputs);
+        let place = all.iter().position(|kept| kept.memory.as_ref().is_some_and(is_bound))?;
         Some(all.swap_remove(place))
     }
 
@@ -100,7 +129,7 @@ impl Bindings {
                 kept.clear();
                 kept
             }
-            None => Kept { binding: engine.io_binding(), memory: None },
+            None => Kept { binding: Box::new(engine.io_binding()), memory: None },
         }
     }
 

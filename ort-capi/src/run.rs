@@ -10,7 +10,7 @@ use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOpt
 use ort_sys::OrtStatusPtr;
 use smallvec::SmallVec;
 
-use crate::bindings::LentMemory;
+use crate::bindings::{self, LentMemory};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
 use crate::run_options::RunOptions;
 use crate::session::{Port, Ports, Session};
@@ -65,9 +65,20 @@ fn in_optional(ty: &ValueType, value: EngineValue) -> EngineValue {
     }
 }
 
+/// A scalar input takes one element of any rank, as in ONNX Runtime.
+fn as_scalar(ty: &ValueType, value: EngineValue) -> Outcome<EngineValue> {
+    let is_scalar = matches!(ty, ValueType::Tensor(_)) && ty.shape().is_some_and(|shape| shape.is_empty());
+    match value {
+        EngineValue::Tensor(tensor) if is_scalar && tensor.element_count() == 1 => {
+            Ok(tensor.reshape(&[])?.into())
+        }
+        other => Ok(other),
+    }
+}
+
 /// Reads what a caller gives for an input, and says what does not fit.
 pub(crate) fn input_value(port: &Port, value: &Value) -> Outcome<EngineValue> {
-    let value = in_optional(&port.spec.ty, value.engine()?);
+    let value = as_scalar(&port.spec.ty, in_optional(&port.spec.ty, value.engine()?))?;
     match of_value(&port.spec.name, &port.spec.ty, &value) {
         None => Ok(value),
         Some(problem) => invalid(problem),
@@ -218,7 +229,8 @@ fn run_in_place(
 ) -> Outcome<SmallVec<[Option<Value>; 4]>> {
     let mut kept = session.bindings.take(&session.engine);
     let made = run_bound(session, &mut kept.binding, given, wanted, control);
-    session.bindings.put(kept.bound_to(memory.filter(|_| made.is_ok())));
+    kept.set_memory(memory.filter(|_| made.is_ok()));
+    session.bindings.put(kept);
     made
 }
 
@@ -274,8 +286,9 @@ fn run(request: Request<'_>) -> Outcome {
     let output_places = places(&session.outputs, output_names, "output")?;
     let targets: SmallVec<[In<Value>; 4]> =
         outputs.iter().map(|output| In::of(output.cast_const())).collect();
-    let memory = lent_memory(&input_places, inputs, &output_places, &targets)?;
-    if let Some(mut kept) = memory.as_ref().and_then(|memory| session.bindings.take_bound(memory)) {
+    let lent = bindings::Given { ports: &input_places, values: inputs };
+    let lent_outputs = bindings::Given { ports: &output_places, values: &targets };
+    if let Some(mut kept) = session.bindings.take_bound(lent, lent_outputs) {
         let done = session.engine.run_with_binding(&mut kept.binding, &control.engine);
         session.bindings.put(kept);
         return done.map_err(|error| control.failure(error));
@@ -284,7 +297,7 @@ fn run(request: Request<'_>) -> Outcome {
     let wanted = wanted(session, &output_places, &targets)?;
     let has_targets = wanted.iter().any(|(_, target)| target.is_some());
     let made = match has_targets && fits_in_place(&wanted, inputs)? {
-        true => run_in_place(session, given, &wanted, &control, memory)?,
+        true => run_in_place(session, given, &wanted, &control, LentMemory::of(lent, lent_outputs)?)?,
         false => run_apart(session, &given, &wanted, &control)?,
     };
     for (output, made) in outputs.iter_mut().zip(made) {
@@ -293,22 +306,6 @@ fn run(request: Request<'_>) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// The memory of a run, if the caller lends all of it.
-fn lent_memory(
-    input_places: &Places,
-    inputs: &[In<Value>],
-    output_places: &Places,
-    targets: &[In<Value>],
-) -> Outcome<Option<LentMemory>> {
-    if targets.iter().any(In::is_null) {
-        return Ok(None);
-    }
-    let bound = |places: &Places, values: &[In<Value>]| -> SmallVec<[(usize, In<Value>); 4]> {
-        places.iter().copied().zip(values.iter().copied()).collect()
-    };
-    LentMemory::of(&bound(input_places, inputs), &bound(output_places, targets))
 }
 
 /// The arguments of `RunAsync`, which stay the caller's until the callback.

@@ -102,6 +102,26 @@ fn memory_that_is_input_and_output_or_not_aligned_is_right_too() {
     }
 }
 
+/// A session remembers the memory of runs with given outputs, by its address and shape.
+#[test]
+fn given_memory_is_read_and_written_again() {
+    let session = session("identity_1");
+    let (mut input, mut outputs) = (elements(1, 48), [vec![0u8; 48], vec![0u8; 48]]);
+    for rows in [4, 2, 4, 2] {
+        let len = rows * 12;
+        for output in &mut outputs {
+            input.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+            output.fill(0);
+            let dims = [rows as i64, 3];
+            let (x, y) = (tensor(&mut input[..len], &dims, 1), tensor(&mut output[..len], &dims, 1));
+            assert_eq!(run(session, &[("x", x)], &["y"], &mut [y]), None);
+            assert_eq!(output[..len], input[..len]);
+            assert!(output[len..].iter().all(|byte| *byte == 0));
+            [x, y].into_iter().for_each(|value| raw!(ReleaseValue(value)));
+        }
+    }
+}
+
 fn unhex(text: &serde_json::Value) -> Vec<u8> {
     let text = text.as_str().unwrap();
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
@@ -135,6 +155,25 @@ fn outputs_are_those_of_onnx_runtime_in_any_order() {
     let count: usize = make!(SessionGetInputCount(session));
     let defaults: usize = make!(SessionGetOverridableInitializerCount(session));
     assert_eq!((count, defaults), (1, 1));
+}
+
+/// sherpa-onnx gives a scalar as a tensor of one element.
+#[test]
+fn a_scalar_input_takes_one_element_of_any_rank() {
+    let recorded = &json("results.json")["scalar"];
+    let [mut x, mut s] = ["x", "s"].map(|name| unhex(&recorded["inputs"][name]));
+    let x = tensor(&mut x, &[3], 1).cast_const();
+    for dims in [&[][..], &[1], &[1, 1]] {
+        let inputs = [("x", x), ("s", tensor(&mut s, dims, 1).cast_const())];
+        let y = run_one(session("scalar"), &inputs, "y");
+        assert_eq!(bytes_of(y), unhex(&recorded["outputs"][0]), "{dims:?}");
+    }
+    let mut several = elements(1, 12);
+    let inputs = [("x", x), ("s", tensor(&mut several, &[3], 1).cast_const())];
+    let refused = run(session("scalar"), &inputs, &["y"], &mut [null_mut()]);
+    assert!(
+        refused.is_some_and(|(code, text)| code == 2 && text.starts_with("Invalid rank for input: s Got: 1"))
+    );
 }
 
 /// Compares floats: sums may be in another order.

@@ -80,6 +80,8 @@ def models():
         ports = [info(name, number, ["n", 3]) for name in "xy"]
         yield f"identity_{number}", model([kind], ports[:1], ports[1:])
     yield "two", two()
+    add_scalar = h.make_node("Add", ["x", "s"], ["y"])
+    yield "scalar", model([add_scalar], [info("x", T.FLOAT, [3]), info("s", T.FLOAT, [])], [info("y", T.FLOAT, [3])])
     split = h.make_node("SplitToSequence", ["x"], ["y"], axis=0, keepdims=1)
     sequence = h.make_tensor_sequence_value_info("y", T.FLOAT, None)
     yield "sequence", model([split], [info("x", T.FLOAT, ["n", 2])], [sequence])
@@ -190,9 +192,14 @@ def results():
         except Exception:
             supported = False
         yield f"identity_{number}", {"supported": supported}
-    session = onnxruntime.InferenceSession(str(HERE / "models/two.onnx"))
     x = random.standard_normal((2, 2, 2), dtype=np.float32)
-    for name, feed in {"two": {"x": x}, "two_scaled": {"x": x, "scale": np.float32([2, 3])}}.items():
+    feeds = {
+        "two": {"x": x},
+        "two_scaled": {"x": x, "scale": np.float32([2, 3])},
+        "scalar": {"x": np.float32([1, 2, 3]), "s": np.float32([0.5])},
+    }
+    for name, feed in feeds.items():
+        session = onnxruntime.InferenceSession(str(HERE / f"models/{name.split('_')[0]}.onnx"))
         outputs = session.run(None, feed)
         yield name, {
             "inputs": {key: value.tobytes().hex() for key, value in feed.items()},
