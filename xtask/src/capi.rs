@@ -31,7 +31,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     table.add_row(["exports", &EXPORTS.join(", ")]);
     dynamic_section(&library)?;
     table.add_row(["soname", SONAME]);
-    let folder = workspace.root.join("target/capi");
+    let folder = workspace.target.join("capi");
     let libraries = link(&folder, &library)?;
     table.add_row(["onnxruntime-node", &node(workspace, &folder, &libraries)?]);
     println!("{table}");
@@ -41,9 +41,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 /// Builds the library in release and returns its path.
 fn build(workspace: &Workspace) -> Result<PathBuf> {
     run_command(workspace.cargo().args(["build", "--quiet", "--release", "--package", "ort-capi"]))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root.join("target"), PathBuf::from);
-    Ok(target.join("release/libonnxruntime.so"))
+    Ok(workspace.target.join("release/libonnxruntime.so"))
 }
 
 fn size(library: &Path) -> Result<u64> {
