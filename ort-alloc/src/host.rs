@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::buffer::{Address, Origin};
+use crate::fork::get_or_init;
 use crate::region::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HeapRegion, PageRegion, page_bytes};
 use crate::stats::Counters;
 use crate::{AllocError, Allocator, Buffer, DeviceId, Stats, heap};
@@ -27,7 +28,7 @@ impl HostAllocator {
     /// Returns the process-wide allocator.
     pub fn global() -> &'static Arc<Self> {
         static GLOBAL: OnceLock<Arc<HostAllocator>> = OnceLock::new();
-        GLOBAL.get_or_init(Arc::default)
+        get_or_init(&GLOBAL, Arc::default)
     }
 }
 

@@ -8,12 +8,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::fork::get_or_init;
+
 /// Returns the memory that this process can use at most, in bytes: the machine's, or the tightest
 /// limit of a control group. `None` if the system does not report it.
 pub fn host_memory_bytes() -> Option<usize> {
     static BYTES: OnceLock<Option<usize>> = OnceLock::new();
-    *BYTES
-        .get_or_init(|| HostMemory::under(Path::new("/")).map(|memory| memory.total).or_else(physical_bytes))
+    *get_or_init(&BYTES, || {
+        HostMemory::under(Path::new("/")).map(|memory| memory.total).or_else(physical_bytes)
+    })
 }
 
 /// Returns the memory that is free now, in bytes: what the machine can provide without swapping, or

@@ -7,6 +7,7 @@ use std::sync::Arc;
 #[cfg(unix)]
 use std::sync::OnceLock;
 
+use crate::fork::get_or_init;
 use crate::stats::Counters;
 
 /// The minimum alignment of host regions: a cache line and the widest vector.
@@ -20,7 +21,7 @@ pub(crate) fn page_bytes() -> usize {
     #[cfg(unix)]
     {
         static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
-        *PAGE_BYTES.get_or_init(|| {
+        *get_or_init(&PAGE_BYTES, || {
             // SAFETY: `sysconf` only reads a system constant.
             let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
             usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)

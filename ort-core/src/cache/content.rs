@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blake3::{Hash, Hasher};
 use bytes::Bytes;
+use ort_alloc::fork::get_or_init;
 use ort_alloc::{MappedFile, open_regular};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -101,7 +102,7 @@ impl Content {
             }
             _ => self.compute(reading)?,
         };
-        Ok(*self.hash.get_or_init(|| hash))
+        Ok(*get_or_init(&self.hash, || hash))
     }
 
     /// Returns the hash that a compiled model claims for one of its files.

@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ort_alloc::fork::get_or_init;
+
 use super::content::{Identity, Stamp};
 use crate::{Result, error};
 
@@ -86,7 +88,7 @@ impl FileWatch {
             match self.files.iter().find(is_changed) {
                 None => return Ok(()),
                 Some((path, _)) => {
-                    self.changed.get_or_init(|| path.clone());
+                    get_or_init(&self.changed, || path.clone());
                 }
             }
         }

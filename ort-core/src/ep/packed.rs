@@ -7,10 +7,10 @@
 //! alone never merges.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
-use ort_alloc::fork::Mutex;
+use ort_alloc::fork::{Mutex, get_or_init};
 use ort_alloc::{Buffer, Reservation};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -42,7 +42,7 @@ impl PackedWeights {
     /// Takes a packed buffer for an owner whose budget holds the reservation. If equal bytes exist
     /// already, drops the buffer and shares those.
     pub(super) fn in_memory(buffer: Buffer, reservation: Reservation, owner: &Arc<Owner>) -> PackedWeights {
-        let region = TABLE.one_of(Arc::new(Region { buffer, owners: Mutex::default() }));
+        let region = PackedRegions::global().one_of(Arc::new(Region { buffer, owners: Mutex::default() }));
         region.owners.lock().push(owner.clone());
         PackedWeights(Held::Memory(Share { region, owner: owner.clone(), _reservation: reservation }))
     }
@@ -75,7 +75,9 @@ impl SharedBytes {
     /// Sums over all packed weights of the process.
     pub(crate) fn of(owners: &[&Arc<Owner>]) -> SharedBytes {
         let mut sum = SharedBytes::default();
-        for SharedBytes { among, with_others } in TABLE.regions().iter().map(|region| region.shared(owners)) {
+        for SharedBytes { among, with_others } in
+            PackedRegions::global().regions().iter().map(|region| region.shared(owners))
+        {
             sum.among += among;
             sum.with_others += with_others;
         }
@@ -144,8 +146,14 @@ struct State {
     most: usize,
 }
 
-static TABLE: LazyLock<PackedRegions> =
-    LazyLock::new(|| PackedRegions { seed: RandomState::new().hash_one(0), state: Mutex::default() });
+impl PackedRegions {
+    /// The table of this process.
+    fn global() -> &'static PackedRegions {
+        static TABLE: OnceLock<PackedRegions> = OnceLock::new();
+        let new = || PackedRegions { seed: RandomState::new().hash_one(0), state: Mutex::default() };
+        get_or_init(&TABLE, new)
+    }
+}
 
 /// Smaller weights are not worth an entry.
 const SMALLEST: usize = 4096;

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use ort_alloc::fork::get_or_init;
 use ort_alloc::{Budget, TrimOnDrop};
 
 use super::deferred::DeferredWeights;
@@ -45,7 +46,7 @@ impl Compiled {
     /// Returns the proof that the result of an item is the same, bit for bit, in a batch of any
     /// size, or why there is no proof.
     pub(crate) fn batch(&self) -> Result<&BatchProof, &BatchRefusal> {
-        let proof = self.batch.get_or_init(|| match self.streams.precision() {
+        let proof = get_or_init(&self.batch, || match self.streams.precision() {
             Precision::Fp32 => batch_parallel(&self.program.graph),
             // A part with few rows would be computed in float32, and the whole batch in bfloat16.
             _ => Err(BatchRefusal {

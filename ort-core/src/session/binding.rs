@@ -24,6 +24,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ort_alloc::DeviceId;
+use ort_alloc::fork::get_or_init;
 
 use super::Session;
 use super::signature::{Signature, places};
@@ -151,7 +152,7 @@ pub struct IoBinding {
 impl Session {
     /// Returns a binding in which no output is bound, and each input with a default is bound to it.
     pub fn io_binding(&self) -> IoBinding {
-        let signature = self.signature.get_or_init(|| {
+        let signature = get_or_init(&self.signature, || {
             let graph = &self.executor.compiled.program.graph;
             let default = |id| graph.input_defaults.get(id).map(|tensor| Value::Tensor(tensor.clone()));
             let (inputs, outputs) = (self.inputs(), self.outputs());

@@ -13,6 +13,8 @@
 
 use std::sync::{Arc, PoisonError};
 
+use ort_alloc::fork::get_or_init;
+
 use super::{Independent, Model, Session, SessionBuilder};
 use crate::dim::Dim;
 use crate::ir::{Graph, SymShape, ValueType};
@@ -55,7 +57,7 @@ impl Session {
         self.executor.follow_machine();
         let built = settings.with_independent_dims(self);
         let built = built.within(|| "compiling with independent dimensions")?;
-        Ok(session.get_or_init(|| Arc::new(built)).clone())
+        Ok(get_or_init(session, || Arc::new(built)).clone())
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
 use ort_core::spec::ScalarExpr::{self, Input};
 use ort_core::spec::{BinaryFn, UnaryFn};
 
@@ -22,7 +23,7 @@ fn below_zero(negative: ScalarExpr) -> ScalarExpr {
 /// some steps have loops of their own, and others are shared by several parts.
 fn whole_formulas() -> &'static [Idiom] {
     static WHOLE: OnceLock<Vec<Idiom>> = OnceLock::new();
-    WHOLE.get_or_init(|| {
+    get_or_init(&WHOLE, || {
         let (x, a, b) = (|| Input(0), || Input(1), || Input(2));
         let elu = |x: ScalarExpr| x.apply(UnaryFn::Expm1) * a();
         vec![
@@ -39,13 +40,14 @@ fn whole_formulas() -> &'static [Idiom] {
             }),
         ]
     })
+    .as_slice()
 }
 
 /// Longer patterns come first, because they may contain shorter ones. They are written like the
 /// formulas in the operators' records.
 fn idioms() -> &'static [Idiom] {
     static IDIOMS: OnceLock<Vec<Idiom>> = OnceLock::new();
-    IDIOMS.get_or_init(|| {
+    get_or_init(&IDIOMS, || {
         let (x, a, b) = (|| Input(0), || Input(1), || Input(2));
         let one = || ScalarExpr::Constant(1.0);
         let unit = |x: ScalarExpr| x.max(0.0).min(1.0);
@@ -67,6 +69,7 @@ fn idioms() -> &'static [Idiom] {
             (x() * a() + b(), |[scale, shift]| Unary::Affine { scale, shift }),
         ]
     })
+    .as_slice()
 }
 
 /// Returns the loop that computes a whole formula of the first input, if there is one.

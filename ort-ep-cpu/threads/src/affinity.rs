@@ -16,7 +16,7 @@ mod linux {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
-    use parking_lot::Mutex;
+    use ort_alloc::fork::{Mutex, get_or_init};
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
     use crate::environment::{AFFINITIES, AFFINITY, choice};
@@ -99,7 +99,7 @@ mod linux {
     /// Returns whether this is a virtual machine and `ORT_CPU_AFFINITY` is not `off`.
     fn is_wanted() -> bool {
         static WANTED: OnceLock<bool> = OnceLock::new();
-        *WANTED.get_or_init(|| {
+        *get_or_init(&WANTED, || {
             let is_off = choice(AFFINITY, &AFFINITIES) == Ok(Some("off"));
             let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
             !is_off && flags.split_whitespace().any(|flag| flag == "hypervisor")

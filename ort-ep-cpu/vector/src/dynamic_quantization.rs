@@ -6,6 +6,8 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
+
 /// The number of decimal exponents, from 10^-6 to 10^0.
 const EXPONENTS: i32 = 7;
 /// How many low bits of a float do not select an entry. The others do, without the sign: the
@@ -33,13 +35,13 @@ impl DynamicQuantization {
     /// Returns the map for numbers from above -1 to 1.
     pub fn signed() -> &'static DynamicQuantization {
         static MAP: OnceLock<DynamicQuantization> = OnceLock::new();
-        MAP.get_or_init(|| DynamicQuantization::new(true))
+        get_or_init(&MAP, || DynamicQuantization::new(true))
     }
 
     /// Returns the map for numbers from 0 to 1.
     pub fn unsigned() -> &'static DynamicQuantization {
         static MAP: OnceLock<DynamicQuantization> = OnceLock::new();
-        MAP.get_or_init(|| DynamicQuantization::new(false))
+        get_or_init(&MAP, || DynamicQuantization::new(false))
     }
 
     fn new(signed: bool) -> DynamicQuantization {

@@ -19,6 +19,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: unsafe_reasons::applies, check: unsafe_reasons::check },
     Rule { applies: is_safe_crate_root, check: forbids_unsafe },
     Rule { applies: is_rust, check: forbidden_code },
+    Rule { applies: runs_in_children_of_fork, check: once_cells },
     Rule { applies: is_text, check: whitespace },
     Rule { applies: may_not_name_machines, check: machine_names },
     Rule { applies: documents::applies, check: documents::links_lead_somewhere },
@@ -167,6 +168,34 @@ fn forbidden_code(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Find
     for (index, line) in code.lines().enumerate() {
         for (text, why) in FORBIDDEN_CODE.iter().filter(|(text, _)| line.contains(text)) {
             report(findings, file, index + 1, format!("`{text}`: {why}"));
+        }
+    }
+}
+
+/// The crates that models run on in a child of `fork`. Devices other than the processor do not
+/// survive one.
+fn runs_in_children_of_fork(file: &SourceFile) -> bool {
+    const CRATES: &[&str] =
+        &["ort-alloc/", "ort-core/", "ort-ep-cpu/", "ort-quant/", "ort-runtime/", "ort-train/"];
+    let is_tests = file.path.contains("/tests/");
+    is_rust(file)
+        && !is_tests
+        && file.path != "ort-alloc/src/fork.rs"
+        && CRATES.iter().any(|name| file.path.starts_with(name))
+}
+
+/// A child of `fork` would wait for ever for a cell that another thread was filling.
+fn once_cells(file: &SourceFile, _: &Repository<'_>, findings: &mut Vec<Finding>) {
+    let code = without_comments_and_literals(&file.text);
+    let is_shared = code.contains("OnceLock");
+    for (index, line) in code.lines().enumerate() {
+        if line.contains("LazyLock") || is_shared && line.contains(".get_or_init(") {
+            report(
+                findings,
+                file,
+                index + 1,
+                "fill shared cells by `ort_alloc::fork::get_or_init`".to_owned(),
+            );
         }
     }
 }

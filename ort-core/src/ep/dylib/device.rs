@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, OnceLock, Weak};
 
+use ort_alloc::fork::get_or_init;
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, HostAllocator, Reservation, Stats};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -80,7 +81,7 @@ impl LibraryDevice {
     /// one is kept.
     fn defective(&self, problem: Error) -> Error {
         let problem = problem.help("this is a bug of the provider library: report it, or run without it");
-        self.defect.get_or_init(|| problem).clone()
+        get_or_init(&self.defect, || problem).clone()
     }
 }
 

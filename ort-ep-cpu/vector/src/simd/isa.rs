@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ort_alloc::fork::get_or_init;
 use ort_cpu_threads::environment::{ISA, choice};
 
 /// An instruction set that the kernels have code for, ordered from narrow to wide.
@@ -24,7 +25,7 @@ impl Isa {
     #[inline]
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
-        *CURRENT.get_or_init(Isa::choose)
+        *get_or_init(&CURRENT, Isa::choose)
     }
 
     #[cold]
@@ -50,7 +51,7 @@ impl Isa {
     /// Returns the widest instruction set of this CPU, regardless of the environment.
     pub fn widest() -> Isa {
         static WIDEST: OnceLock<Isa> = OnceLock::new();
-        *WIDEST.get_or_init(Isa::detect)
+        *get_or_init(&WIDEST, Isa::detect)
     }
 
     /// Returns every instruction set with code for this CPU, from narrow to wide.

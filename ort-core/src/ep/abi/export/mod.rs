@@ -11,6 +11,7 @@ mod tensors;
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ort_alloc::fork::get_or_init;
 use ort_alloc::{Buffer, DeviceId, SharedBuffer};
 
 use call::{
@@ -105,7 +106,7 @@ pub unsafe fn table(
         Some([CString::new(provider.name()).ok()?, CString::new(version).ok()?])
     }));
     let Some(texts) = made.ok().flatten() else { return std::ptr::null() };
-    let exported = EXPORTED.get_or_init(|| {
+    let exported = get_or_init(&EXPORTED, || {
         let [name, version] = &texts;
         let table = OrtProviderTable { name: name.as_ptr(), version: version.as_ptr(), ..TABLE };
         Exported { provider, host, table, _texts: texts }
