@@ -27,11 +27,9 @@ fn arena_of<'a>(settings: impl IntoIterator<Item = (&'a str, i64)>) -> Outcome<A
         if CUDA_KEYS.contains(&key) {
             continue;
         }
-        if !crate::config_keys::ARENA_KEYS.contains(&key) {
-            return invalid(format!(
-                "Invalid key found: {key}; the keys are {}",
-                crate::config_keys::ARENA_KEYS.join(", ")
-            ));
+        if !SessionOptions::arena_keys().any(|known| known == key) {
+            let keys: Vec<_> = SessionOptions::arena_keys().collect();
+            return invalid(format!("Invalid key found: {key}; the keys are {}", keys.join(", ")));
         }
         // 0 bytes stand for no limit, as in ONNX Runtime.
         let value = if key == "max_mem" { value.max(0) } else { value };

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ort_runtime::SessionOptions as EngineOptions;
+
 use crate::own_keys;
 use crate::session_options::{SessionOptions, set_level, threads};
 use crate::status::{Outcome, invalid};
@@ -15,7 +17,6 @@ struct Key {
 
 const FLAG: &str = "a boolean ('0'/'1' or 'true'/'false')";
 const NUMBER: &str = "a base-10 int32";
-const BYTES: &str = "a number of bytes, or -1 for the default";
 
 const fn key(
     name: &'static str,
@@ -90,29 +91,9 @@ const KEYS: &[Key] = &[
         options.engine.disabled_rules = names.map(str::to_owned).collect();
         Some(())
     }),
-    key("arena_extend_strategy", "kNextPowerOfTwo (0) or kSameAsRequested (1)", engine::<0>),
-    key("max_mem", BYTES, engine::<1>),
-    key("initial_chunk_size_bytes", BYTES, engine::<2>),
-    key("max_dead_bytes_per_chunk", BYTES, engine::<3>),
-    key("initial_growth_chunk_size_bytes", BYTES, engine::<4>),
-    key("max_power_of_two_extend_bytes", BYTES, engine::<5>),
 ];
 
 const LEVELS: &str = "one of disable_all/enable_basic/enable_extended/enable_layout/enable_all";
-
-/// Keys of arenas that the engine's options take under the same name.
-pub(crate) const ARENA_KEYS: [&str; 6] = [
-    "arena_extend_strategy",
-    "max_mem",
-    "initial_chunk_size_bytes",
-    "max_dead_bytes_per_chunk",
-    "initial_growth_chunk_size_bytes",
-    "max_power_of_two_extend_bytes",
-];
-
-fn engine<const KEY: usize>(options: &mut SessionOptions, value: &str) -> Option<()> {
-    options.engine.add_session_config_entry(ARENA_KEYS.get(KEY)?, value).ok()
-}
 
 /// Reads a boolean in any case.
 pub(crate) fn flag(value: &str) -> Option<bool> {
@@ -127,6 +108,9 @@ pub(crate) fn flag(value: &str) -> Option<bool> {
 pub(crate) fn apply(options: &mut SessionOptions, name: &str, value: &str) -> Outcome {
     if own_keys::is_own(name) {
         return own_keys::apply(&mut options.own, name, value);
+    }
+    if EngineOptions::arena_keys().any(|key| key == name) {
+        return Ok(options.engine.add_session_config_entry(name, value)?);
     }
     let Some(key) = KEYS.iter().find(|key| key.name == name) else { return Ok(()) };
     match (key.set)(options, value) {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
-use ort_runtime::onnxruntime::{TERMINATED, of_tensor, of_value};
+use ort_runtime::onnxruntime::{TERMINATED, fit, of_tensor};
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOptions, Value as EngineValue};
 use ort_sys::OrtStatusPtr;
@@ -53,36 +53,9 @@ impl<'a> Control<'a> {
     }
 }
 
-/// Puts a value for an optional input into an optional.
-fn in_optional(ty: &ValueType, value: EngineValue) -> EngineValue {
-    match (ty, value) {
-        (ValueType::Optional(_), value @ EngineValue::Optional(_)) => value,
-        (ValueType::Optional(element), value) => EngineValue::Optional(OptionalValue {
-            element_type: (**element).clone(),
-            element: Some(Box::new(value)),
-        }),
-        (_, value) => value,
-    }
-}
-
-/// A scalar input takes one element of any rank, as in ONNX Runtime.
-fn as_scalar(ty: &ValueType, value: EngineValue) -> Outcome<EngineValue> {
-    let is_scalar = matches!(ty, ValueType::Tensor(_)) && ty.shape().is_some_and(|shape| shape.is_empty());
-    match value {
-        EngineValue::Tensor(tensor) if is_scalar && tensor.element_count() == 1 => {
-            Ok(tensor.reshape(&[])?.into())
-        }
-        other => Ok(other),
-    }
-}
-
 /// Reads what a caller gives for an input, and says what does not fit.
 pub(crate) fn input_value(port: &Port, value: &Value) -> Outcome<EngineValue> {
-    let value = as_scalar(&port.spec.ty, in_optional(&port.spec.ty, value.engine()?))?;
-    match of_value(&port.spec.name, &port.spec.ty, &value) {
-        None => Ok(value),
-        Some(problem) => invalid(problem),
-    }
+    fit(&port.spec.name, &port.spec.ty, value.engine()?).map_err(Failure::invalid)
 }
 
 /// Says why a value cannot hold an output; `None` if it can.

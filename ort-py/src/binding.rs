@@ -271,12 +271,12 @@ impl SessionIOBinding {
             Some(memory) => self.lent.insert(spec.name.clone(), memory),
             None => self.lent.remove(&spec.name),
         };
-        match onnxruntime::of_value(&spec.name, &spec.ty, &value) {
-            Some(problem) => {
+        match onnxruntime::fit(&spec.name, &spec.ty, value) {
+            Err(problem) => {
                 self.misfits.insert(spec.name.clone(), problem);
                 Ok(())
             }
-            None => self.binding.bind_input(&spec.name, InputSource::Value(value)).or_raise(py),
+            Ok(value) => self.binding.bind_input(&spec.name, InputSource::Value(value)).or_raise(py),
         }
     }
 

@@ -1,12 +1,13 @@
 //! What callers bind: values and memory, and who keeps the memory alive.
 
 use numpy::PyUntypedArray;
+use ort_runtime::onnxruntime::in_optional;
 use ort_runtime::{DType, ErrorKind, TensorBuffer, Value, ValueSpec, tensor};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::arrays::{HostMemory, tensor_and_memory};
-use crate::convert::{any_value_of, in_optional};
+use crate::convert::any_value_of;
 use crate::dtypes;
 use crate::error::{OrRaise, exception};
 use crate::ort_value::{HostTensor, OrtValue, sizes_of};

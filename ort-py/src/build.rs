@@ -253,8 +253,9 @@ impl Settings {
         };
         // Entries that only other providers or builds read have no effect here.
         let entries = entries(given)?;
-        for (key, value) in &entries {
-            if OWN_ENTRIES.contains(&key.as_str()) {
+        // The session's properties have names of their own.
+        for key in SessionOptions::config_keys().filter(|key| !key.contains('.')) {
+            if let Some(value) = entries.get(key) {
                 options.add_session_config_entry(key, value).or_raise(py)?;
             }
         }
@@ -348,18 +349,6 @@ fn shared_budget(given: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Budget>>> {
 /// The engine's part of a Python `Budget`.
 #[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
 struct SharedBudget(Arc<Budget>);
-
-/// Configuration entries that the engine reads; the session's properties have their own names.
-const OWN_ENTRIES: [&str; 8] = [
-    "memory_limit",
-    "load_threads",
-    "arena_extend_strategy",
-    "max_mem",
-    "initial_chunk_size_bytes",
-    "max_dead_bytes_per_chunk",
-    "initial_growth_chunk_size_bytes",
-    "max_power_of_two_extend_bytes",
-];
 
 const EXTERNAL_FILE: &str = "session.optimized_model_external_initializers_file_name";
 const EXTERNAL_BYTES: &str = "session.optimized_model_external_initializers_min_size_in_bytes";

@@ -2,7 +2,7 @@
 
 use numpy::PyUntypedArray;
 use ort_runtime::ir::ValueType;
-use ort_runtime::onnxruntime;
+use ort_runtime::onnxruntime::{self, in_optional};
 use ort_runtime::tensor::{MapKeys, MapValue, OptionalValue, SequenceValue};
 use ort_runtime::{DType, ErrorKind, Tensor, Value};
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -24,10 +24,8 @@ use crate::ort_value::OrtValue;
 /// of the model's type.
 pub(crate) fn value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>) -> PyResult<Value> {
     let value = any_value_of(name, ty, given)?;
-    match onnxruntime::of_value(name, ty, &value) {
-        None => Ok(value),
-        Some(text) => Err(exception(given.py(), ErrorKind::InvalidArgument, &text)),
-    }
+    let refusal = |text: String| exception(given.py(), ErrorKind::InvalidArgument, &text);
+    onnxruntime::fit(name, ty, value).map_err(refusal)
 }
 
 /// Reads what a caller gives; it may be of another type than the input's.
@@ -48,15 +46,6 @@ pub(crate) fn any_value_of(name: &str, ty: &ValueType, given: &Bound<'_, PyAny>)
         ValueType::Optional(_) if given.is_none() => Ok(optional(ty, None)),
         ValueType::Optional(element) => Ok(optional(ty, Some(any_value_of(name, element, given)?))),
         _ => Ok(Value::Tensor(tensor_of(&as_array(name, given)?)?)),
-    }
-}
-
-/// Puts a value for an optional input into an optional.
-pub(crate) fn in_optional(ty: &ValueType, value: Value) -> Value {
-    match (ty, &value) {
-        (ValueType::Optional(_), Value::Optional(_)) => value,
-        (ValueType::Optional(_), _) => optional(ty, Some(value)),
-        _ => value,
     }
 }
 

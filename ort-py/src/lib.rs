@@ -114,7 +114,7 @@ mod onnxruntime_pybind11_state {
 
     /// Lets only the engine's log lines of this severity on be written.
     #[pyfunction]
-    fn set_engine_log_severity(severity: usize) {
+    fn set_engine_log_severity(severity: i32) {
         log::set_severity(severity);
     }
 

@@ -151,10 +151,11 @@ _add(
 
 
 _add(
-    "A scalar is planned as one; a model that means any shape declares none.",
+    "A scalar is planned as one, and stays one; a model that means any shape declares none.",
     {
         "test_inputs.py::test_rank_zero[vector]": Gives([f32(2)]),
         "test_inputs.py::test_rank_zero[list]": Gives([f32(2)]),
+        "test_inputs.py::test_rank_zero[two_elements]": Gives([f32(2, 3)]),
     },
 )
 

@@ -95,7 +95,7 @@ struct Entry {
 }
 
 /// Keys with a dot are ONNX Runtime's configuration entries. The others come from its `OrtArenaCfg`
-/// and its provider options, except `memory_limit` and `load_threads`, which are ours.
+/// and its provider options, except [`OURS`].
 const ENTRIES: &[Entry] = &[
     Entry {
         key: "session.enable_cpu_mem_arena",
@@ -167,11 +167,24 @@ const ENTRIES: &[Entry] = &[
     },
 ];
 
+/// The keys that ONNX Runtime does not have.
+const OURS: [&str; 2] = ["memory_limit", "load_threads"];
+
 const FLAG: &str = "1 or 0";
 const NUMBER: &str = "a whole number";
 const SIZE: &str = "a number of bytes, -1 for what it is without the entry";
 
 impl SessionOptions {
+    /// The keys that [`add_session_config_entry`](Self::add_session_config_entry) takes.
+    pub fn config_keys() -> impl Iterator<Item = &'static str> {
+        ENTRIES.iter().map(|entry| entry.key)
+    }
+
+    /// The keys of ONNX Runtime's arena settings.
+    pub fn arena_keys() -> impl Iterator<Item = &'static str> {
+        SessionOptions::config_keys().filter(|key| !key.contains('.') && !OURS.contains(key))
+    }
+
     /// Changes a setting by its key, as ONNX Runtime's `add_session_config_entry` does. The keys of
     /// ONNX Runtime's arena settings, such as `arena_extend_strategy`, work as well.
     ///

@@ -4,10 +4,48 @@ use std::fmt::Write;
 
 use ort_core::dtype::DType;
 use ort_core::ir::ValueType;
-use ort_core::tensor::{MapKeys, Tensor, Value};
+use ort_core::tensor::{MapKeys, OptionalValue, Tensor, Value};
+
+/// Makes a value fit an input, or says why it does not fit.
+///
+/// A value for an optional input is put into an optional, and a scalar input takes one element of
+/// any rank, as in ONNX Runtime.
+///
+/// # Errors
+///
+/// The text of ONNX Runtime's error.
+pub fn fit(name: &str, ty: &ValueType, value: Value) -> Result<Value, String> {
+    let value = as_scalar(ty, in_optional(ty, value));
+    match of_value(name, ty, &value) {
+        None => Ok(value),
+        Some(problem) => Err(problem),
+    }
+}
+
+/// Puts a value for an optional input into an optional.
+pub fn in_optional(ty: &ValueType, value: Value) -> Value {
+    match (ty, value) {
+        (ValueType::Optional(_), value @ Value::Optional(_)) => value,
+        (ValueType::Optional(element), value) => Value::Optional(OptionalValue {
+            element_type: (**element).clone(),
+            element: Some(Box::new(value)),
+        }),
+        (_, value) => value,
+    }
+}
+
+fn as_scalar(ty: &ValueType, value: Value) -> Value {
+    let is_scalar = matches!(ty, ValueType::Tensor(_)) && ty.shape().is_some_and(|shape| shape.is_empty());
+    match &value {
+        Value::Tensor(tensor) if is_scalar && tensor.element_count() == 1 => {
+            tensor.reshape(&[]).map_or(value, Value::Tensor)
+        }
+        _ => value,
+    }
+}
 
 /// Says why a value does not fit an input; `None` if it does.
-pub fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<String> {
+fn of_value(name: &str, ty: &ValueType, value: &Value) -> Option<String> {
     match (ty, value) {
         (ValueType::Tensor(_), Value::Tensor(tensor)) => {
             of_tensor("input", name, ty, tensor.dtype(), tensor.shape())

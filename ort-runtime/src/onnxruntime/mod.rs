@@ -5,12 +5,13 @@
 
 mod errors;
 mod folders;
+pub mod log;
 mod mismatch;
 mod providers;
 
 pub use errors::{StatusCode, TERMINATED, load_failed, running_text, status_code};
 pub use folders::working_folder;
-pub use mismatch::{of_tensor, of_value};
+pub use mismatch::{fit, in_optional, of_tensor};
 pub use providers::{CPU, KNOWN, OURS, name_of, working};
 
 /// The version of ONNX Runtime whose interface the C library and the Python package have.

@@ -1,9 +1,8 @@
 //! A batch that a memory limit cannot hold at once runs in parts: with the bits of the whole,
 //! within the limit, and only where items are proved to be computed apart.
 
-use crate::support::{axis, ints};
+use crate::support::{self, axis, ints};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
-use ort_runtime::onnx::{ModelInfo, Weights, save};
 use ort_runtime::plan::MemoryKind;
 use ort_runtime::{
     Budget, DType, ErrorKind, Model, Result, RunOptions, Session, Tensor, TensorBuffer, Value,
@@ -349,7 +348,7 @@ fn a_refusal_says_which_node_mixes_items() -> Result<()> {
 }
 
 /// Products whose weights lie in a file.
-fn mapped() -> Result<(tempfile::TempDir, Model)> {
+fn layers() -> Result<(tempfile::TempDir, Model)> {
     let mut b = GraphBuilder::new("layers");
     let mut value = b.input("x", DType::F32, &["n", "64"]);
     for (index, sizes) in [[64, 96], [96, 200], [200, 40], [40, 8]].into_iter().enumerate() {
@@ -357,18 +356,14 @@ fn mapped() -> Result<(tempfile::TempDir, Model)> {
         let product = b.node("MatMul", &[value, by], &[])?;
         value = b.node("Sigmoid", &[product], &[])?;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("layers.onnx");
-    save(&b.finish(&[value])?, &ModelInfo::default(), &file, &Weights::Inside)?;
-    let model = Model::load(&file)?;
-    Ok((folder, model))
+    support::mapped(&b.finish(&[value])?)
 }
 
 /// A batch is split before weights are streamed; where not even single items leave room for all
 /// weights, both are done.
 #[test]
 fn it_comes_before_streaming() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = layers()?;
     let inputs = vec![("x", Value::from(fractions(&[50, 64], 1)?))];
     let whole = Session::builder(&model).threads(1).build()?;
     let expected = bits(&whole, &inputs)?;

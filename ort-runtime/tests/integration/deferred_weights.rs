@@ -7,10 +7,9 @@ use crate::support;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
-use ort_runtime::onnx::{ModelInfo, Weights, save};
 use ort_runtime::plan::MemoryKind;
-use ort_runtime::{DType, ErrorKind, Model, Result, RunOptions, Session, Value};
-use support::numbers;
+use ort_runtime::{DType, ErrorKind, Result, RunOptions, Session, Value};
+use support::{bits, mapped, numbers};
 
 /// The sizes of the matrices, which are large enough to be deferred.
 const MATRICES: [[usize; 2]; 3] = [[64, 400], [400, 301], [301, 64]];
@@ -34,22 +33,8 @@ fn layers() -> Result<Graph> {
     builder.finish(&[value])
 }
 
-/// The model from a file, so that its weights are mapped.
-fn mapped() -> Result<(tempfile::TempDir, Model)> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("layers.onnx");
-    save(&layers()?, &ModelInfo::default(), &file, &Weights::Inside)?;
-    let model = Model::load(&file)?;
-    Ok((folder, model))
-}
-
 fn rows(count: usize) -> Result<Vec<(&'static str, Value)>> {
     Ok(vec![("x", numbers(&[count, 64], 3)?.into())])
-}
-
-fn bits(session: &Session, count: usize) -> Result<Vec<u32>> {
-    let outputs = session.run(&rows(count)?)?;
-    Ok(outputs[0].1.tensor()?.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 
 /// The bytes of a kind in the plan of a run.
@@ -66,7 +51,7 @@ fn weight_bytes() -> usize {
 
 #[test]
 fn the_first_run_packs_as_its_plan_says() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let session = Session::builder(&model).threads(2).build()?;
     let constants = session.constant_bytes();
     assert_eq!(session.memory().packed, 0, "a build packs nothing");
@@ -76,7 +61,7 @@ fn the_first_run_packs_as_its_plan_says() -> Result<()> {
         session.memory().weights_mapped >= weight_bytes() + planned(&session, MemoryKind::WeightsMapped, 3)?
     );
     for count in [3, 1] {
-        bits(&session, count)?;
+        bits(&session, &rows(count)?)?;
         assert_eq!(session.memory().packed, expected, "{count} rows");
     }
     assert_eq!(session.memory().weights_mapped, planned(&session, MemoryKind::WeightsMapped, 3)?);
@@ -86,7 +71,7 @@ fn the_first_run_packs_as_its_plan_says() -> Result<()> {
 
 #[test]
 fn a_cancelled_first_run_leaves_packing_to_the_next() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let session = Session::builder(&model).build()?;
     let cancel = CancelToken::new();
     cancel.cancel();
@@ -97,22 +82,22 @@ fn a_cancelled_first_run_leaves_packing_to_the_next() -> Result<()> {
         let problem = session.run_with(&rows(4)?, &options).expect_err("the run is over");
         assert_eq!(problem.kind(), ErrorKind::Cancelled, "{problem}");
     }
-    let expected = bits(&Session::builder(&model).memory_limit(1 << 30).build()?, 4)?;
-    assert_eq!(bits(&session, 4)?, expected);
+    let expected = bits(&Session::builder(&model).memory_limit(1 << 30).build()?, &rows(4)?)?;
+    assert_eq!(bits(&session, &rows(4)?)?, expected);
     Ok(())
 }
 
 #[test]
 fn runs_that_begin_together_pack_once() -> Result<()> {
-    let (_folder, model) = mapped()?;
-    let expected = bits(&Session::builder(&model).memory_limit(1 << 30).build()?, 5)?;
+    let (_folder, model) = mapped(&layers()?)?;
+    let expected = bits(&Session::builder(&model).memory_limit(1 << 30).build()?, &rows(5)?)?;
     for _ in 0..8 {
         let session = Session::builder(&model).threads(1).build()?;
         let barrier = Barrier::new(4);
         std::thread::scope(|scope| {
             let run = || {
                 barrier.wait();
-                bits(&session, 5)
+                bits(&session, &rows(5)?)
             };
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
             for thread in threads {

@@ -4,10 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::support::Without;
+use crate::support::{self, Without};
 use ort_runtime::ep::{Device, Precision};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
-use ort_runtime::onnx::{ModelInfo, Weights, save};
 use ort_runtime::rewrite::Level;
 use ort_runtime::{DType, Error, ErrorKind, Model, Result, Session, SessionBuilder, Tensor};
 
@@ -269,11 +268,7 @@ fn what_lies_between_is_never_whole() -> Result<()> {
 #[test]
 fn weights_come_from_a_cache_or_through_a_window() -> Result<()> {
     let case = Case { image: [1, 200, 40, 40], filters: 400, ..BASE };
-    let folder =
-        tempfile::tempdir().map_err(|error| ort_runtime::Error::new(ErrorKind::Fail, error.to_string()))?;
-    let file = folder.path().join("separable.onnx");
-    save(&case.two(&["1", "200", "40", "40"], None)?, &ModelInfo::default(), &file, &Weights::Inside)?;
-    let model = Model::load(&file)?;
+    let (folder, model) = support::mapped(&case.two(&["1", "200", "40", "40"], None)?)?;
     let plain = Session::builder(&model).threads(2).build()?;
     let (expected, packed) = (case.bits(&plain)?, plain.memory().packed);
     assert!(packed >= 4 * 200 * 400, "the weights are packed: {packed}");

@@ -4,10 +4,9 @@
 use crate::support;
 
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
-use ort_runtime::onnx::{ModelInfo, Weights, save};
-use ort_runtime::{Budget, DType, ErrorKind, Model, Result, Session, Value};
+use ort_runtime::{Budget, DType, ErrorKind, Result, Session, Value};
 use proptest::prelude::*;
-use support::numbers;
+use support::{bits, mapped, numbers};
 
 /// Products and a convolution of several sizes, one after the other.
 fn layers() -> Result<Graph> {
@@ -27,22 +26,8 @@ fn layers() -> Result<Graph> {
     builder.finish(&[filtered])
 }
 
-/// The same model from a file, so that its weights are mapped.
-fn mapped() -> Result<(tempfile::TempDir, Model)> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("layers.onnx");
-    save(&layers()?, &ModelInfo::default(), &file, &Weights::Inside)?;
-    let model = Model::load(&file)?;
-    Ok((folder, model))
-}
-
 fn rows(count: usize) -> Result<Vec<(&'static str, Value)>> {
     Ok(vec![("x", numbers(&[count, 64], 3)?.into())])
-}
-
-fn bits(session: &Session, count: usize) -> Result<Vec<u32>> {
-    let outputs = session.run(&rows(count)?)?;
-    Ok(outputs[0].1.tensor()?.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 
 /// The smallest limit that an error names.
@@ -54,16 +39,16 @@ fn named_limit(problem: &ort_runtime::Error) -> usize {
 
 #[test]
 fn results_have_the_same_bits_and_nothing_passes_the_limit() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let whole = Session::builder(&model).threads(1).build()?;
-    let expected = bits(&whole, 5)?;
+    let expected = bits(&whole, &rows(5)?)?;
     let all = whole.memory().packed;
     let plan = whole.plan(&[("rows", 5)])?.planned_bytes;
     let mut streamed = 0;
     for limit in (plan + 1..=plan + all).rev().step_by(all / 20) {
         let budget = Budget::new(Some(limit));
         let session = Session::builder(&model).threads(1).budget(&budget).build()?;
-        match bits(&session, 5) {
+        match bits(&session, &rows(5)?) {
             Ok(found) => {
                 assert_eq!(found, expected, "with a limit of {limit} bytes");
                 streamed += usize::from(session.memory().packed < all);
@@ -82,11 +67,11 @@ fn results_have_the_same_bits_and_nothing_passes_the_limit() -> Result<()> {
 
 #[test]
 fn the_limit_that_a_refusal_names_suffices_and_one_byte_less_does_not() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let limited = |limit: usize| Session::builder(&model).threads(1).memory_limit(limit).build();
     let problem = limited(1000)?.run(&rows(7)?).expect_err("it does not fit");
     let least = named_limit(&problem);
-    assert!(bits(&limited(least)?, 7).is_ok());
+    assert!(bits(&limited(least)?, &rows(7)?).is_ok());
     let problem = limited(least - 1)?.run(&rows(7)?).expect_err("it does not fit");
     assert_eq!(named_limit(&problem), least);
     assert!(problem.to_string().contains("'weights of "), "{problem}");
@@ -95,15 +80,15 @@ fn the_limit_that_a_refusal_names_suffices_and_one_byte_less_does_not() -> Resul
 
 #[test]
 fn weights_that_had_to_go_are_packed_again_once_there_is_room() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let whole = Session::builder(&model).threads(1).build()?;
-    bits(&whole, 1)?;
+    bits(&whole, &rows(1)?)?;
     let all = whole.memory().packed;
     // Small constants are copied to aligned memory, which is not the packed weights'.
     let limit = all + whole.plan(&[("rows", 2)])?.planned_bytes + 64;
     let session = Session::builder(&model).threads(1).memory_limit(limit).batch_split(false).build()?;
-    let packed_after = |rows: usize| -> Result<usize> {
-        assert_eq!(bits(&session, rows)?, bits(&whole, rows)?);
+    let packed_after = |count: usize| -> Result<usize> {
+        assert_eq!(bits(&session, &rows(count)?)?, bits(&whole, &rows(count)?)?);
         Ok(session.memory().packed)
     };
     assert_eq!(packed_after(2)?, all);
@@ -118,18 +103,18 @@ proptest! {
     /// within the limit.
     #[test]
     fn any_runs_keep_to_any_limit(limit in 1000usize..400_000, counts in prop::collection::vec(1usize..60, 1..6)) {
-        let (_folder, model) = mapped().expect("a model");
+        let (_folder, model) = mapped(&layers()?)?;
         let whole = Session::builder(&model).threads(1).build().expect("a session");
         let budget = Budget::new(Some(limit));
         let session = Session::builder(&model).threads(1).budget(&budget).build().expect("a session");
         for count in counts {
-            match bits(&session, count) {
-                Ok(found) => prop_assert_eq!(found, bits(&whole, count).expect("a result")),
+            match bits(&session, &rows(count)?) {
+                Ok(found) => prop_assert_eq!(found, bits(&whole, &rows(count)?).expect("a result")),
                 Err(problem) => {
                     prop_assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
                     let least = named_limit(&problem);
                     let enough = Session::builder(&model).threads(1).memory_limit(least).build().expect("a session");
-                    prop_assert!(bits(&enough, count).is_ok(), "{}", problem);
+                    prop_assert!(bits(&enough, &rows(count)?).is_ok(), "{}", problem);
                 }
             }
             prop_assert!(budget.peak() <= limit);
@@ -139,9 +124,9 @@ proptest! {
 
 #[test]
 fn several_callers_share_the_window() -> Result<()> {
-    let (_folder, model) = mapped()?;
+    let (_folder, model) = mapped(&layers()?)?;
     let whole = Session::builder(&model).threads(1).build()?;
-    let expected = bits(&whole, 3)?;
+    let expected = bits(&whole, &rows(3)?)?;
     let least = named_limit(
         &Session::builder(&model)
             .threads(1)
@@ -160,7 +145,10 @@ fn several_callers_share_the_window() -> Result<()> {
             .map(|_| {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        assert_eq!(bits(&session, 3).expect("each run has its turn"), expected);
+                        assert_eq!(
+                            bits(&session, &rows(3).expect("an input")).expect("each run has its turn"),
+                            expected
+                        );
                     }
                 })
             })
@@ -168,6 +156,6 @@ fn several_callers_share_the_window() -> Result<()> {
         callers.into_iter().for_each(|caller| caller.join().expect("no panic"));
     });
     assert!(budget.peak() <= budget.limit().unwrap_or(0));
-    assert_eq!(bits(&session, 3)?, expected);
+    assert_eq!(bits(&session, &rows(3)?)?, expected);
     Ok(())
 }

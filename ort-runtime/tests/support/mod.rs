@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView, provider};
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_runtime::onnx::{ModelInfo, Weights, save};
 use ort_runtime::tensor::{TensorMut, TensorView};
 use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
 
@@ -25,6 +26,21 @@ pub(crate) fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
 /// A one-dimensional `int64` tensor.
 pub(crate) fn ints(elements: &[i64]) -> Result<Tensor> {
     Tensor::from_slice(&[elements.len()], elements)
+}
+
+/// A model from a file in a folder of its own, so that its weights are mapped.
+pub(crate) fn mapped(graph: &Graph) -> Result<(tempfile::TempDir, Model)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("model.onnx");
+    save(graph, &ModelInfo::default(), &file, &Weights::Inside)?;
+    let model = Model::load(&file)?;
+    Ok((folder, model))
+}
+
+/// The bits of the only output, of type `float`.
+pub(crate) fn bits(session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<u32>> {
+    let outputs = session.run(inputs)?;
+    Ok(outputs[0].1.tensor()?.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 
 /// The attribute `axis`.
