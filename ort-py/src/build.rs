@@ -11,6 +11,7 @@ use ort_runtime::ir::Graph;
 use ort_runtime::onnx::{FileAccess, ModelInfo, Source, Weights};
 use ort_runtime::onnxruntime::working_folder;
 use ort_runtime::rewrite::{self, Level};
+use ort_runtime::train::api::ModuleOptions;
 use ort_runtime::{
     ArenaDevice, Budget, ErrorKind, LoadOptions, Model, ProviderRequest, RunOptions, Session, SessionBuilder,
     SessionOptions, Tensor, Value,
@@ -280,6 +281,18 @@ impl Settings {
     /// The providers asked for.
     pub(crate) fn requests(&self) -> Vec<ProviderRequest> {
         self.providers.clone()
+    }
+
+    /// The part that a training run takes.
+    pub(crate) fn module_options(self) -> ModuleOptions {
+        let threads = self.options.intra_op_num_threads;
+        ModuleOptions {
+            memory_limit: self.options.memory_limit,
+            providers: self.providers,
+            threads: (threads > 0).then_some(threads),
+            precision: self.precision,
+            ..ModuleOptions::default()
+        }
     }
 
     /// Builds the session. Writes the optimized model first, if that is asked for.

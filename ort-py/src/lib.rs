@@ -27,6 +27,7 @@ mod quantize;
 mod schemas;
 mod session;
 mod sparse;
+mod training;
 
 use std::path::PathBuf;
 
@@ -56,6 +57,10 @@ mod onnxruntime_pybind11_state {
     use super::session::InferenceSession;
     #[pymodule_export]
     use super::sparse::SparseTensor;
+    #[pymodule_export]
+    use super::training::{
+        CheckpointState, TrainingModule, TrainingOptimizer, TrainingScheduler, write_artifacts,
+    };
 
     use super::*;
 

@@ -201,6 +201,75 @@ class OrtValueVector:
     def element_type_at(self, index: int) -> int: ...
 
 @final
+class CheckpointState:
+    """Parameters and properties. `ort_runtime.training.api` wraps it."""
+
+    @staticmethod
+    def load(path: str) -> CheckpointState:
+        """Maps a checkpoint file."""
+    def save(self, path: str, include_optimizer_state: bool) -> None:
+        """Writes a checkpoint file."""
+    def parameter_names(self) -> list[str]: ...
+    def requires_grad(self, name: str) -> bool: ...
+    def data(self, name: str) -> npt.NDArray[Any]:
+        """Copies a parameter."""
+    def grad(self, name: str) -> npt.NDArray[Any] | None:
+        """Copies a gradient; None before the first batch and for frozen parameters."""
+    def set_data(self, name: str, array: npt.NDArray[Any]) -> None: ...
+    def property_names(self) -> list[str]: ...
+    def property(self, name: str) -> int | float | str: ...
+    def set_property(self, name: str, value: int | float | str) -> None: ...
+
+@final
+class TrainingModule:
+    """A model in training. `ort_runtime.training.api.Module` wraps it."""
+
+    def __init__(
+        self,
+        train_model: str,
+        state: CheckpointState,
+        eval_model: str | None,
+        session_options: SessionOptions,
+        providers: Sequence[tuple[str, dict[str, str]]],
+        recompute_level: int,
+    ) -> None: ...
+    def call(self, inputs: Sequence[npt.NDArray[Any] | OrtValue]) -> list[OrtValue]:
+        """Computes the loss of a batch, and in training mode adds its gradients."""
+    def train(self, mode: bool) -> None: ...
+    def is_training(self) -> bool: ...
+    def lazy_reset_grad(self) -> None: ...
+    def input_names(self) -> list[str]: ...
+    def output_names(self) -> list[str]: ...
+    def parameters_size(self, trainable_only: bool) -> int: ...
+    def contiguous_parameters(self, trainable_only: bool) -> OrtValue: ...
+    def copy_buffer_to_parameters(self, buffer: OrtValue, trainable_only: bool) -> None: ...
+    def export_model_for_inferencing(self, path: str, outputs: Sequence[str]) -> None: ...
+    def memory(self, dims: dict[str, int]) -> dict[str, int]:
+        """Plans the bytes of a step, by what they are for."""
+
+@final
+class TrainingOptimizer:
+    """What updates the parameters of a module."""
+
+    def __init__(self, path: str, module: TrainingModule) -> None: ...
+    def step(self) -> None: ...
+    def learning_rate(self) -> float: ...
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
+@final
+class TrainingScheduler:
+    """A learning rate that rises from 0 and falls to 0."""
+
+    def __init__(
+        self,
+        optimizer: TrainingOptimizer,
+        warmup_step_count: int,
+        total_step_count: int,
+        initial_lr: float,
+    ) -> None: ...
+    def step(self) -> None: ...
+
+@final
 class SparseTensor:
     """A sparse tensor. `SparseTensor` of the package wraps it."""
 
@@ -544,3 +613,6 @@ def write_unraisable(error: BaseException, source: object) -> None:
 
 def unregister_execution_provider_library(name: str) -> None:
     """Forgets a library's provider. Raises Fail for an unknown name."""
+
+def write_artifacts(model: str | bytes, session_options: SessionOptions, options: str) -> None:
+    """Writes the artifacts of on-device training. `options` is JSON."""

@@ -1,0 +1,5 @@
+"""Helpers of training programs."""
+
+from .ptable import PTable
+
+__all__ = ["PTable"]
