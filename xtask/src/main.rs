@@ -12,6 +12,7 @@ mod bench;
 mod capi;
 mod cargo_tests;
 mod chart;
+mod cluster;
 mod compare;
 mod conformance;
 mod cuda_driver;
@@ -96,6 +97,8 @@ enum Command {
     Package,
     /// Build, check and test the Python package `ort_runtime`.
     Python(python_package::PythonOptions),
+    /// Run the Python package on Ray and Spark, with two nodes each on this machine.
+    Cluster(cluster::ClusterOptions),
     /// Build the wheels of the Python package to target/dist, and check their sizes and tags.
     Dist(dist::DistOptions),
     /// Run the fuzz targets on a nightly compiler, each for a while.
@@ -139,6 +142,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Package => package::run(&workspace),
         Command::Python(options) => python_package::run(&workspace, &options).map(drop),
+        Command::Cluster(options) => cluster::run(&workspace, &options),
         Command::Dist(options) => dist::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),

@@ -37,6 +37,11 @@ impl Python {
         Self::open_in(workspace.target.join("python_cuda"), workspace, "python/cuda_requirements.txt")
     }
 
+    /// Opens the environment with Ray and Spark; Spark needs Java.
+    pub(crate) fn open_for_cluster(workspace: &Workspace) -> Result<Self> {
+        Self::open_in(workspace.target.join("python_cluster"), workspace, "python/cluster_requirements.txt")
+    }
+
     /// Opens the training environment with the extensions that ORTModule needs, compiled once for
     /// the installed PyTorch, which takes minutes.
     pub(crate) fn open_for_train_bench(workspace: &Workspace) -> Result<Self> {

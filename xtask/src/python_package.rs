@@ -124,7 +124,7 @@ fn is_path(root: &Path, argument: &str) -> bool {
 }
 
 /// Runs pytest, passing its output through and reading its counts.
-fn run_pytest(command: &mut Command) -> Result<Summary> {
+pub(crate) fn run_pytest(command: &mut Command) -> Result<Summary> {
     eprintln!("$ {}", describe(command));
     let mut child = command
         .stdout(Stdio::piped())
