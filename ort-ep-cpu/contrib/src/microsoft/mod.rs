@@ -9,6 +9,7 @@
 mod attend;
 mod distance;
 mod gather_blocks;
+mod group_cache;
 mod group_query;
 mod inverse;
 mod matmul_nbits;
