@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::{CompileCx, NodeView, RunCx};
 use crate::Result;
-use crate::dtype::TypeSet;
+use crate::dtype::{DType, TypeSet};
 use crate::tensor::Shape;
 
 /// A compiled node.
@@ -111,6 +111,9 @@ pub struct KernelDef {
     pub outputs: OutputsFrom,
     /// Further conditions on attributes, types, ranks and constants.
     pub when: fn(&NodeView<'_>) -> bool,
+    /// What `when` asks for, in words that continue "it takes", for the error of a node that no
+    /// kernel accepts.
+    pub takes: &'static str,
     /// Constructs the kernel.
     pub make: fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>,
 }
@@ -129,28 +132,62 @@ impl KernelDef {
         left_out: &[],
         outputs: OutputsFrom::Plan,
         when: |_| true,
+        takes: "",
         make: |_| Err(crate::error!(Fail, "the kernel has no constructor")),
     };
 
     /// In [`KernelDef::types`], the type variable of each input.
     pub const INPUTS: &str = "";
 
-    fn refuses(&self, node: &NodeView<'_>) -> Option<String> {
+    fn refuses(&self, node: &NodeView<'_>) -> Option<Unclaimed> {
         let spec = node.node.spec;
         let wrong = self.types.iter().find_map(|(var, allowed)| match *var {
             KernelDef::INPUTS => spec.inputs.iter().find_map(|param| refused(node, param.ty, *allowed)),
             var => refused(node, var, *allowed),
         });
-        let unsupported = || "its attributes or shapes are not supported".to_string();
-        wrong.or_else(|| (!(self.when)(node)).then(unsupported))
+        wrong.or_else(|| (!(self.when)(node)).then_some(Unclaimed::Condition(self.takes)))
     }
 }
 
-/// Says which type a type variable has at a node, if it is not allowed. An unknown type is; the
-/// kernel's `when` may still refuse the node.
-fn refused(node: &NodeView<'_>, var: &str, allowed: TypeSet) -> Option<String> {
-    let dtype = node.bound_dtype(var).filter(|dtype| !allowed.contains(*dtype))?;
-    Some(format!("type {} of {var} is not among {allowed}", dtype.name()))
+/// Why a kernel does not accept a node.
+enum Unclaimed {
+    /// A type variable, and the types that it may have.
+    Type(&'static str, TypeSet),
+    /// Its `when`, in words.
+    Condition(&'static str),
+}
+
+impl Unclaimed {
+    /// The reason that says more if two kernels of an operator refuse a node. A kernel whose
+    /// condition failed accepts the types, and kernels may share out the types of a variable.
+    fn join(self, other: Unclaimed) -> Unclaimed {
+        match (self, other) {
+            (Unclaimed::Type(var, ours), Unclaimed::Type(same, theirs)) if var == same => {
+                Unclaimed::Type(var, ours.union(theirs))
+            }
+            (Unclaimed::Type(..), other @ Unclaimed::Condition(_)) => other,
+            (Unclaimed::Condition(""), other @ Unclaimed::Condition(_)) => other,
+            (first, _) => first,
+        }
+    }
+
+    fn message(&self, node: &NodeView<'_>) -> String {
+        match self {
+            Unclaimed::Type(var, allowed) => {
+                let dtype = node.bound_dtype(var).map_or("unknown", DType::name);
+                format!("type {dtype} of {var} is not among {allowed}")
+            }
+            Unclaimed::Condition("") => "its attributes or shapes are not supported".to_string(),
+            Unclaimed::Condition(takes) => format!("it takes {takes}"),
+        }
+    }
+}
+
+/// Returns the refusal of a type variable whose type at a node is not allowed. An unknown type is;
+/// the kernel's `when` may still refuse the node.
+fn refused(node: &NodeView<'_>, var: &'static str, allowed: TypeSet) -> Option<Unclaimed> {
+    node.bound_dtype(var).filter(|dtype| !allowed.contains(*dtype))?;
+    Some(Unclaimed::Type(var, allowed))
 }
 
 /// What placement and the memory planner need to know of a claimed node.
@@ -197,14 +234,15 @@ impl KernelTable {
         let Some(kernels) = self.by_op.get(&(spec.domain, spec.name)) else {
             return Err("it has no kernel for this operator".to_string());
         };
-        let mut reason = String::new();
+        let mut reason: Option<Unclaimed> = None;
         for kernel in kernels {
-            match kernel.refuses(node) {
-                None => return Ok(kernel),
-                Some(why) => reason = why,
+            match (kernel.refuses(node), reason.take()) {
+                (None, _) => return Ok(kernel),
+                (Some(why), None) => reason = Some(why),
+                (Some(why), Some(earlier)) => reason = Some(earlier.join(why)),
             }
         }
-        Err(reason)
+        Err(reason.map_or_else(String::new, |reason| reason.message(node)))
     }
 
     /// Returns the claim for a node, ready for [`super::Device::claim`].

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
-use crate::ops::tensor::geometry::permutation;
+use crate::ops::tensor::geometry::{normalize_axis, permutation};
 use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
 use crate::rules;
@@ -40,6 +40,11 @@ rules! { "algebra", Basic;
         ["x=f32[2,3,4] outer.perm=[0,2,1] inner.perm=[1,2,0]", "x=f32[2,3] outer.perm=[1,0] inner.perm=[1,0]",
             "x=f32[2,3] outer.perm=[-1,0] inner.perm=[-1,0]"],
         keep true;
+    /// Gather from a transposed constant matrix gathers along its other axis, and only the gathered
+    /// part is transposed: tied embeddings are stored as the last MatMul reads them.
+    gather_transposed: "g@Gather(t@Transpose(#w), i)" if transposes_matrix => Build(gather_transposed),
+        ["w=f32[6,40] i=i64[2,3] g.axis=0 t.perm=[1,0]", "w=f32[6,40] i=i64[3] g.axis=1 t.perm=[1,0]",
+            "w=f16[6,40] i=i32[2] g.axis=-2"];
     /// A Reshape of a Reshape becomes the outer one, if its constant shape has no 0, which would
     /// copy a size of the inner one.
     reshape_reshape: "Reshape(Reshape(x, _), shape)" if names_its_sizes => Template("Reshape(x, shape)"),
@@ -159,4 +164,26 @@ fn keeps_all_forwards(found: &Found<'_>) -> bool {
     let ones = |steps: Vec<i64>| steps.iter().all(|&step| step == 1);
     let forwards = found.value("steps").is_none() || found.ints("steps").is_some_and(ones);
     forwards && keeps_its_shape(found)
+}
+
+/// Whether `t` swaps the axes of a matrix and the rank of the indices is known.
+fn transposes_matrix(found: &Found<'_>) -> bool {
+    let order = found.node("t").and_then(|node| node.attrs.find_ints("perm"));
+    let is_swapped = order.is_none_or(|order| matches!(order, [1 | -1, 0 | -2]));
+    is_swapped && found.rank("w") == Some(2) && found.rank("i").is_some()
+}
+
+fn gather_transposed(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(node), Some(rank)) = (found.node("g"), found.rank("i")) else { return Ok(None) };
+    let along = normalize_axis(node.attrs.find_int("axis").unwrap_or(0), 2)?;
+    let attrs = [("axis", Attribute::Int(if along == 0 { 1 } else { 0 }))];
+    let (matrix, indices) = (patch.value("w")?, patch.value("i")?);
+    let part = patch.node("Gather", &[matrix, indices], &attrs)?;
+    // The other axis of the matrix comes first in the part and last in the result, or vice versa.
+    let order: Vec<i64> = match (along, rank as i64) {
+        (0, rank) => (1..=rank).chain([0]).collect(),
+        (_, rank) => std::iter::once(rank).chain(0..rank).collect(),
+    };
+    Ok(Some(vec![patch.node("Transpose", &[part], &[("perm", Attribute::Ints(order))])?]))
 }

@@ -17,9 +17,9 @@ pub struct Attention<'a, T: Real = f32> {
     /// (batch, heads, queries), in `T`. If `None`, the output buffer holds the queries, and the
     /// results replace them in place. Only streamed scores allow that.
     pub queries: Option<Rows<'a, T>>,
-    /// (batch, key heads, keys). Half precision needs streamed scores.
+    /// (batch, key heads, keys). Narrow elements need streamed scores.
     pub keys: Rows<'a, T>,
-    /// (batch, key heads, keys). Half precision needs streamed scores.
+    /// (batch, key heads, keys). Narrow elements need streamed scores.
     pub values: Rows<'a, T>,
     /// Scales the dot products.
     pub scale: f64,
@@ -49,7 +49,7 @@ impl<T: Real> Attention<'_, T> {
             && self.values.holds([batch, key_heads, keys], value_size)
             && self.sinks.is_none_or(|sinks| sinks.len() >= heads);
         ensure!(
-            is_inside && self.queries.is_none_or(|rows| !rows.elements.is_half()),
+            is_inside && self.queries.is_none_or(|rows| !rows.elements.is_narrow()),
             InvalidArgument,
             "queries, keys or values lie outside their tensors"
         );

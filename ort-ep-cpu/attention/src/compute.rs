@@ -88,7 +88,7 @@ impl<T: Compute> Attention<'_, T> {
         lines: StridedRows<'_, T>,
         scratch: &mut [T],
     ) -> Result<()> {
-        let is_half = self.keys.elements.is_half() || self.values.elements.is_half();
+        let is_half = self.keys.elements.is_narrow() || self.values.elements.is_narrow();
         let grid = self.mask.and_then(|mask| mask.grid()).map_or([0; 2], |bias| bias.grid());
         let part_len = blocks::part_len(&self.sizes, cpu, is_half, grid);
         let is_enough = scratch.len() >= cpu.threads * part_len;

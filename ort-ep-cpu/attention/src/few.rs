@@ -48,7 +48,7 @@ pub(crate) fn run(attention: &Attention<'_>, isa: Isa, mut block: RowBlock<'_, f
         }
     }
     let place = [places.batch, places.heads.start / attention.group()];
-    let (wide_keys, wide_values) = rest.split_at_mut(match attention.keys.elements.is_half() {
+    let (wide_keys, wide_values) = rest.split_at_mut(match attention.keys.elements.is_narrow() {
         true => KEYS * size,
         false => 0,
     });

@@ -83,7 +83,7 @@ impl<'a, 'b> Panels<'a, 'b> {
         let [of_keys, of_values] = self.pairs.map_or([0; 2], |_| pairs_len(&self.attention.sizes));
         let (pairs_of_keys, rest) = rest.split_at_mut(of_keys);
         let (pairs_of_values, rest) = rest.split_at_mut(of_values);
-        let (wide_keys, wide_values) = rest.split_at_mut(match self.attention.keys.elements.is_half() {
+        let (wide_keys, wide_values) = rest.split_at_mut(match self.attention.keys.elements.is_narrow() {
             true => KEYS * size,
             false => 0,
         });

@@ -105,7 +105,7 @@ impl<'p, 'a, T: Real> ScoreRows<'p, 'a, T> {
             return Err(error!(InvalidArgument, "results in the place of queries need streamed scores"));
         };
         ensure!(
-            !attention.keys.elements.is_half() && !attention.values.elements.is_half(),
+            !attention.keys.elements.is_narrow() && !attention.values.elements.is_narrow(),
             Fail,
             "scores over keys or values in half precision are not kept"
         );

@@ -42,7 +42,11 @@ impl Numbers<'_> {
     }
 
     /// Returns the value at `index`.
-    pub(super) fn at(&self, index: usize) -> f32 {
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn at(&self, index: usize) -> f32 {
         match self {
             Numbers::F32(bytes) => f32::from_ne_bytes(bytes.as_chunks().0[index]),
             Numbers::F16(bytes) => f16::from_ne_bytes(bytes.as_chunks().0[index]).to_f32(),

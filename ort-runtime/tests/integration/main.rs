@@ -75,4 +75,5 @@ mod streamed_weights;
 mod support;
 mod training_attention;
 mod updates;
+mod windowed_caches;
 mod wrong_inputs;

@@ -6,6 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
+use crate::ops::nn::attention::problem::{CacheQuantization, GroupQuery};
 use crate::spec::{AttrKind, BatchRule, Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
@@ -72,6 +73,8 @@ static GROUP_QUERY_ATTENTION: OpSpec = OpSpec {
 ops![GROUP_QUERY_ATTENTION];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    // Refuses attributes that contradict each other before a provider is asked.
+    let node = GroupQuery::new(cx.attrs)?;
     let (heads, key_heads) = (head_count(cx, "num_heads")?, head_count(cx, "kv_num_heads")?);
     // Both counts are constants above 0, so this is the remainder of the division.
     let groups = &heads - &key_heads * heads.floor_div(&key_heads);
@@ -96,17 +99,23 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         false => head_size("query", &width, &(&heads + &key_heads * 2))?,
     };
     cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &size])?;
+    // Two elements of 4 bits share a byte.
+    let row = match node.quantization {
+        Some(CacheQuantization { bits: 4, .. }) => (&size + 1).floor_div(&Dim::constant(2)),
+        _ => size,
+    };
     // `total_sequence_length` covers the past and the new tokens of the longest sequence.
     let total = cx.dims(6).and_then(|total| total.first().cloned()).unwrap_or_else(|| cx.fresh());
     let (cache, row) = match cx.shape(3) {
         None if cx.has_input(3) => return Ok(()),
-        None => (total.clone(), size),
-        // If the past has room for the total length it is also the buffer of the present; otherwise
-        // the present is longer. A sliding window never grows.
-        Some([_, _, past, row]) => match cx.attrs.flag("sliding_window_cache")? {
-            true => (past.clone(), row.clone()),
-            false => (past.max(&total), row.clone()),
-        },
+        None => (total.clone(), row),
+        Some([_, _, past, own]) => {
+            // Exporters leave this size open, although the width of the query decides it.
+            cx.require_equal("the last size of past_key", own, &row)?;
+            // If the past has room for the total length it is also the buffer of the present;
+            // otherwise the present is longer. A sliding window never grows.
+            (if node.slides { past.clone() } else { past.max(&total) }, own.clone())
+        }
         Some(shape) => return Err(error!(InvalidGraph, "past_key has rank {}, expected 4", shape.len())),
     };
     // The cache may be quantized, so its type follows the past, not the query.

@@ -1,5 +1,5 @@
-//! `EmbedLayerNormalization`: layer normalization of the sum of word, position and segment
-//! embeddings.
+//! `EmbedLayerNormalization` and `QEmbedLayerNormalization`: layer normalization of the sum of
+//! word, position and segment embeddings, of floats or quantized.
 
 use super::{agree, check_per_column, check_rank, float, wants};
 use crate::dim::Dim;
@@ -32,7 +32,90 @@ static EMBED_LAYER_NORMALIZATION: OpSpec = OpSpec {
     ..OP
 };
 
-ops![EMBED_LAYER_NORMALIZATION];
+const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
+
+static QEMBED_LAYER_NORMALIZATION: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "QEmbedLayerNormalization",
+    inputs: &[
+        one("input_ids", "T1"),
+        opt("segment_ids", "T1"),
+        one("word_embedding_quant", "T2"),
+        one("position_embedding_quant", "T2"),
+        opt("segment_embedding", "T2"),
+        one("gamma_quant", "T2"),
+        one("beta_quant", "T2"),
+        opt("mask", "T1"),
+        one("word_embedding_scale", "T"),
+        one("position_embedding_scale", "T"),
+        opt("segment_embedding_scale", "T"),
+        one("gamma_scale", "T"),
+        one("beta_scale", "T"),
+        one("word_embedding_zero_point", "T2"),
+        one("position_embedding_zero_point", "T2"),
+        opt("segment_embedding_zero_point", "T2"),
+        one("gamma_zero_point", "T2"),
+        one("beta_zero_point", "T2"),
+    ],
+    outputs: &[one("layernorm_out", "T"), one("mask_index_out", "T1")],
+    types: &[var("T1", TypeSet::of(&[DType::I32])), var("T2", BYTES), var("T", TypeSet::of(&[DType::F32]))],
+    attrs: &[attr::float("epsilon", 1e-12)],
+    infer: infer_quantized,
+    lower: Some(lower_quantized),
+    ..OP
+};
+
+ops![EMBED_LAYER_NORMALIZATION, QEMBED_LAYER_NORMALIZATION];
+
+fn infer_quantized(cx: &mut InferCx<'_>) -> Result<()> {
+    let segments = [1, 4, 10, 15].map(|index| cx.has_input(index));
+    ensure!(
+        segments == [segments[0]; 4],
+        InvalidGraph,
+        "segment_ids, segment_embedding, its scale and its zero point must be given together"
+    );
+    for index in 8..18 {
+        for size in cx.shape(index).unwrap_or(&[]) {
+            agree("the elements of a scale or zero point", &Dim::constant(1), size)?;
+        }
+    }
+    infer(cx)
+}
+
+/// Dequantizes only the rows that are looked up.
+fn lower_quantized(draft: &mut Draft<'_>) -> Result<()> {
+    let (ids, table) = (draft.required(0)?, draft.required(2)?);
+    let words = draft.emit("Gather", &[table, ids], &[])?;
+    let words = dequantize(draft, words, 8)?;
+    let table = draft.required(3)?;
+    let positions = first_positions(draft, table, ids)?;
+    let positions = dequantize(draft, positions, 9)?;
+    let mut sum = draft.emit("Add", &[words, positions], &[])?;
+    if let (Some(which), Some(table)) = (draft.input(1), draft.input(4)) {
+        let segments = draft.emit("Gather", &[table, which], &[])?;
+        let segments = dequantize(draft, segments, 10)?;
+        sum = draft.emit("Add", &[sum, segments], &[])?;
+    }
+    let (gamma, beta) = (draft.required(5)?, draft.required(6)?);
+    let (gamma, beta) = (dequantize(draft, gamma, 11)?, dequantize(draft, beta, 12)?);
+    let attrs = [("epsilon", Attribute::Float(float(draft, "epsilon")?))];
+    let result = draft.emit("LayerNormalization", &[sum, gamma, beta], &attrs)?;
+    // `replace` skips an output that the node lacks, so any value may stand in for it.
+    let mask_index = if wants(draft, 1) { mask_index(draft, ids)? } else { result };
+    draft.replace(&[result, mask_index])
+}
+
+/// Dequantizes a value with the single scale at `index` and its zero point.
+fn dequantize(draft: &mut Draft<'_>, value: ValueId, index: usize) -> Result<ValueId> {
+    let mut parameters = [draft.required(index)?, draft.required(index + 5)?];
+    for parameter in &mut parameters {
+        // One element of any rank.
+        let scalar = draft.constant_ints(&[])?;
+        *parameter = draft.emit("Reshape", &[*parameter, scalar], &[])?;
+    }
+    let [scale, zero] = parameters;
+    draft.emit("DequantizeLinear", &[value, scale, zero], &[])
+}
 
 #[allow(
     clippy::indexing_slicing,
@@ -46,7 +129,6 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         (3, "position_embedding"),
         (4, "segment_embedding"),
         (7, "mask"),
-        (8, "position_ids"),
     ] {
         check_rank(cx, index, what, 2)?;
     }
@@ -61,14 +143,19 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.require_equal(format!("the batch of {what}"), &shape[0], &ids[0])?;
         cx.require_equal(format!("the length of {what}"), &shape[1], &ids[1])?;
     }
-    if let Some(shape) = cx.shape(8) {
+    // The other operator has no positions but a scale there.
+    let has_positions = cx.has_input(8) && cx.input_count() <= 9;
+    if has_positions {
+        check_rank(cx, 8, "position_ids", 2)?;
+    }
+    if let Some(shape) = cx.shape(8).filter(|_| has_positions) {
         cx.require_equal("the length of position_ids", &shape[1], &ids[1])?;
         if shape[0] != Dim::constant(1) {
             agree("the batch of position_ids", &ids[0], &shape[0])?;
         }
     }
     // Without `position_ids` the positions are 0, 1, 2 and so on.
-    if let (Some(table), false) = (cx.shape(3), cx.has_input(8)) {
+    if let (Some(table), false) = (cx.shape(3), has_positions) {
         let what = "the length of the sequences, each of whose tokens needs a position embedding,";
         cx.require(Requirement::at_most(what, &ids[1], &table[0]))?;
     }

@@ -1,4 +1,5 @@
-//! `MatMulNBits` and `GatherBlockQuantized`: block-quantized weights, with a scale for each block.
+//! `MatMulNBits`, `MatMulBnb4` and `GatherBlockQuantized`: block-quantized weights, with a scale
+//! for each block.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -7,7 +8,7 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::tensor::geometry::normalize_axis;
 use crate::spec::{AttrKind, Cost, Grad, GradCx, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
@@ -67,7 +68,27 @@ static GATHER_BLOCK_QUANTIZED: OpSpec = OpSpec {
     ..OP
 };
 
-ops![MATMUL_NBITS, GATHER_BLOCK_QUANTIZED];
+static MATMUL_BNB4: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "MatMulBnb4",
+    grad: Grad::None("its weights are quantized values"),
+    inputs: &[one("A", "T1"), one("B", "T2"), one("absmax", "T1")],
+    outputs: &[one("Y", "T1")],
+    types: &[var("T1", FLOATS), var("T2", TypeSet::of(&[DType::U8]))],
+    attrs: &[
+        attr::required("K", AttrKind::Int),
+        attr::required("N", AttrKind::Int),
+        attr::required("block_size", AttrKind::Int),
+        attr::required("quant_type", AttrKind::Int),
+        attr::int("training_mode", 0),
+        attr::int("transB", 1),
+    ],
+    cost: Cost::Compute,
+    infer: infer_bnb4,
+    ..OP
+};
+
+ops![MATMUL_NBITS, MATMUL_BNB4, GATHER_BLOCK_QUANTIZED];
 
 /// Refuses an input whose element count differs from that of `sizes`, if its shape is known.
 fn check_count(cx: &InferCx<'_>, index: usize, name: &str, sizes: &[i64]) -> Result<()> {
@@ -117,13 +138,40 @@ fn infer_matmul(cx: &mut InferCx<'_>) -> Result<()> {
     check_count(cx, 5, "bias", &[n])?;
     let Some(a) = cx.shape(0) else { return Ok(()) };
     let Some((last, rows)) = a.split_last() else {
-        return Err(crate::error!(InvalidGraph, "A is a scalar, expected its last dimension to be K = {k}"));
+        return Err(error!(InvalidGraph, "A is a scalar, expected its last dimension to be K = {k}"));
     };
     if let Some(last) = last.as_constant() {
         ensure!(last == k, InvalidGraph, "A has {last} in its last dimension, expected K = {k}");
     }
     let mut shape = rows.to_vec();
     shape.push(Dim::constant(n));
+    cx.set_shape(0, shape)
+}
+
+/// Two weights share a byte, and blocks ignore the rows of the weights, which are [N, K].
+fn infer_bnb4(cx: &mut InferCx<'_>) -> Result<()> {
+    let (k, n) = (cx.attrs.int("K")?, cx.attrs.int("N")?);
+    let (kind, block) = (cx.attrs.int("quant_type")?, cx.attrs.int("block_size")?);
+    let count = k.checked_mul(n).filter(|count| *count > 0 && k > 0);
+    let Some(count) = count else {
+        return Err(error!(InvalidGraph, "K is {k} and N is {n}, expected sizes above 0"));
+    };
+    ensure!(matches!(kind, 0 | 1), InvalidGraph, "quant_type is {kind}, expected 0 (FP4) or 1 (NF4)");
+    ensure!(
+        (16..=1 << 30).contains(&block) && block.count_ones() == 1,
+        InvalidGraph,
+        "block_size is {block}, expected a power of two of at least 16"
+    );
+    check_count(cx, 1, "B", &[(count - 1) / 2 + 1])?;
+    check_count(cx, 2, "absmax", &[(count - 1) / block + 1])?;
+    let Some(a) = cx.shape(0) else { return Ok(()) };
+    let [depth, columns] = if cx.attrs.flag("transB")? { [k, n] } else { [n, k] };
+    let Some((last, rows)) = a.split_last() else {
+        return Err(error!(InvalidGraph, "A is a scalar, expected {depth} in its last dimension"));
+    };
+    cx.require_equal("the last dimension of A", last, &Dim::constant(depth))?;
+    let mut shape = rows.to_vec();
+    shape.push(Dim::constant(columns));
     cx.set_shape(0, shape)
 }
 

@@ -17,7 +17,7 @@ use crate::{Result, ensure, error};
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 const INT32: TypeSet = TypeSet::of(&[DType::I32]);
 
-const ATTRS: &[AttrSpec] = &[
+pub(in crate::ops) const ATTRS: &[AttrSpec] = &[
     attr::string("auto_pad", "NOTSET"),
     attr::optional("dilations", AttrKind::Ints),
     attr::int("group", 1),

@@ -105,17 +105,25 @@ impl Padding<'_> {
 pub(super) struct Bias<'a> {
     values: &'a [f32],
     strides: [usize; 3],
+    /// For each batch the column of its first key; empty if that is 0 for all.
+    bases: SmallVec<[usize; 8]>,
 }
 
 impl<'a> Bias<'a> {
     /// Wraps a tensor of `shape` (batch or 1, heads or 1, queries, at least the keys).
     pub(super) fn new(values: &'a [f32], shape: &[usize], sizes: &SdpaSizes) -> Result<Bias<'a>> {
         let BroadcastMask { strides, .. } = BroadcastMask::bias(shape, sizes)?;
-        Ok(Bias { values, strides })
+        Ok(Bias { values, strides, bases: SmallVec::new() })
+    }
+
+    /// Returns the same tensor for keys that start at a column of their own in each batch.
+    pub(super) fn starting_at(self, bases: SmallVec<[usize; 8]>) -> Bias<'a> {
+        Bias { bases, ..self }
     }
 
     fn add(&self, [batch, head, query]: [usize; 3], first: usize, scores: &mut [f32]) {
         let [batches, heads, queries] = self.strides;
+        let first = first + self.bases.get(batch).copied().unwrap_or(0);
         let row = self.values.get(batch * batches + head * heads + query * queries + first..);
         for (score, bias) in scores.iter_mut().zip(row.unwrap_or(&[])) {
             *score += bias;

@@ -1,70 +1,90 @@
 //! Grouped-query attention (`GroupQueryAttention`).
 //!
 //! The kernel applies the per-head norm and rotary embedding to new queries and keys and appends
-//! keys and values to the cache. The cache grows from run to run, or past and present share one
-//! preallocated buffer. It does not support quantized or sliding-window caches.
+//! keys and values to the cache. The cache grows from run to run, past and present share one
+//! preallocated buffer, or the cache is a window of the latest positions. Its elements are floats,
+//! or quantized to 8 or 4 bits.
 
-use ort_core::dtype::{DType, Element, TypeSet};
+use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::ops::nn::attention::problem::{self, Causal, GroupQueryProblem, ScoreStage, SdpaSizes};
 use ort_core::spec::MICROSOFT;
-use ort_core::tensor::{TensorView, element_count};
+use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error};
 
 use smallvec::SmallVec;
 
-use super::attend::{Additions, Bias, HeadSlice, Problem, Span, Spans};
+use super::attend::{Additions, Bias, HeadSlice, Problem};
+use super::group_cache::{Cache, Change, Lengths, Store};
 use super::rotary::{Angles, Positions, positions};
-use ort_cpu_attention::{self as attention, Elements, HiddenKeys};
+use ort_cpu_attention::{self as attention, HiddenKeys};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::half_precision::{via_f32, via_f32_except};
-use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
-use ort_cpu_threads::interrupt::{self, spending};
+use ort_cpu_kernel::workspace::{bytes_of, scratch, take, whole_lines};
+use ort_cpu_threads::interrupt;
 use ort_cpu_threads::parallel::for_each_chunk_mut;
-use ort_cpu_threads::thread_scratch::with_thread_scratch;
-use ort_cpu_vector::convert::{bf16_from_f32, f16_from_f32};
-use ort_cpu_vector::norm::RowNorm;
-use ort_cpu_vector::simd::Isa;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 const HALVES: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
+const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
+
+/// What all of the kernels have in common.
+const GROUP_QUERY: KernelDef = KernelDef {
+    domain: MICROSOFT,
+    op: "GroupQueryAttention",
+    in_place: &[(3, 1), (4, 2)],
+    shared_buffers: &[(3, 1), (4, 2)],
+    make,
+    ..KernelDef::BASE
+};
 
 cpu_kernels![
     KernelDef {
-        domain: MICROSOFT,
-        op: "GroupQueryAttention",
         types: &[("T", SINGLE), ("T_CACHE", SINGLE)],
-        in_place: &[(3, 1), (4, 2)],
-        shared_buffers: &[(3, 1), (4, 2)],
-        when: is_full_cache,
-        make,
-        ..KernelDef::BASE
+        when: |node| is_unquantized(node) && !(slides(node) && writes_scores(node)),
+        takes: "a cache of floats with k_quant_type = v_quant_type = NONE, and qk_output = 0 with sliding_window_cache",
+        ..GROUP_QUERY
     },
     KernelDef {
-        domain: MICROSOFT,
-        op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
-        in_place: &[(3, 1), (4, 2)],
-        shared_buffers: &[(3, 1), (4, 2)],
-        when: |node| is_full_cache(node) && !writes_scores(node),
+        when: |node| is_unquantized(node) && !writes_scores(node),
         // Only the cache stays in half precision; all other tensors are widened.
         make: |cx| via_f32_except(cx, &[3, 4], &[1, 2], make),
-        ..KernelDef::BASE
+        ..GROUP_QUERY
     },
     KernelDef {
-        domain: MICROSOFT,
-        op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
-        when: |node| is_full_cache(node) && writes_scores(node),
+        in_place: &[],
+        shared_buffers: &[],
+        when: |node| is_unquantized(node) && writes_scores(node) && !slides(node),
+        takes: "a cache of floats with k_quant_type = v_quant_type = NONE, and qk_output = 0 with sliding_window_cache",
         make: |cx| via_f32(cx, make),
-        ..KernelDef::BASE
+        ..GROUP_QUERY
+    },
+    KernelDef {
+        types: &[("T", SINGLE.union(HALVES)), ("T_CACHE", BYTES)],
+        when: |node| is_quantized(node) && !writes_scores(node),
+        takes: "an int8 cache with kv_cache_bit_width = 8 or a uint8 cache with 4, k_quant_type and v_quant_type PER_TENSOR or PER_CHANNEL, and qk_output = 0",
+        make: |cx| via_f32_except(cx, &[3, 4], &[1, 2], make),
+        ..GROUP_QUERY
     },
 ];
 
-/// Whether the cache is unquantized and holds all positions.
-fn is_full_cache(node: &NodeView<'_>) -> bool {
-    problem::GroupQuery::has_full_cache(node.attrs())
+/// Whether the cache holds floats.
+fn is_unquantized(node: &NodeView<'_>) -> bool {
+    problem::GroupQuery::new(node.attrs()).is_ok_and(|node| node.quantization.is_none())
+}
+
+/// Whether the cache is quantized to as many bits as its type holds.
+fn is_quantized(node: &NodeView<'_>) -> bool {
+    let bits = problem::GroupQuery::new(node.attrs()).ok().and_then(|node| Some(node.quantization?.bits));
+    let dtype = node.bound_dtype("T_CACHE");
+    matches!((bits, dtype), (Some(8), Some(DType::I8)) | (Some(4), Some(DType::U8)))
+}
+
+fn slides(node: &NodeView<'_>) -> bool {
+    node.attrs().find_int("sliding_window_cache").unwrap_or(0) != 0
 }
 
 /// Whether a node outputs scores.
@@ -79,13 +99,18 @@ struct GroupQuery {
     /// The stage of the scores that the node outputs.
     stage: Option<ScoreStage>,
     epsilon: f32,
-    /// Whether the cache may be in half precision.
-    is_narrow: bool,
+    /// The bytes of an element of the cache.
+    cache_width: usize,
     precision: Precision,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let is_narrow = cx.node.output_dtype(1).or(cx.node.dtype(0)) != Some(DType::F32);
+    let cache_width = match cx.node.bound_dtype("T_CACHE") {
+        Some(DType::I8 | DType::U8) => 1,
+        // With scores, half precision is widened before the kernel sees it.
+        Some(DType::F16 | DType::BF16) if !writes_scores(&cx.node) => 2,
+        _ => 4,
+    };
     let attrs = cx.attrs();
     let node = problem::GroupQuery::new(attrs)?;
     let window = node.window;
@@ -105,7 +130,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         window: usize::try_from(window).ok(),
         stage,
         epsilon: attrs.float("qk_norm_epsilon")?,
-        is_narrow,
+        cache_width,
         precision: cx.precision,
     }))
 }
@@ -127,9 +152,11 @@ impl Layout {
         Ok(element_count(&[batch, heads, queries, size])?.next_multiple_of(16))
     }
 
-    fn cache_len(&self, rows: usize) -> Result<usize> {
-        let SdpaSizes { batch, key_heads, size, .. } = self.problem.sizes;
-        Ok(element_count(&[batch, key_heads, rows, size])?.next_multiple_of(16))
+    /// Returns the `f32` elements that a cache of `rows` rows per head takes.
+    fn cache_len(&self, rows: usize, width: usize) -> Result<usize> {
+        let SdpaSizes { batch, key_heads, .. } = self.problem.sizes;
+        let bytes = element_count(&[batch, key_heads, rows, self.problem.cache_row, width])?;
+        Ok(whole_lines(bytes.div_ceil(size_of::<f32>())))
     }
 
     /// The sizes of an attention over this many past and new keys.
@@ -144,78 +171,20 @@ impl Layout {
     }
 }
 
-/// One number per batch.
-type Few = SmallVec<[i64; 8]>;
-
-/// The sequence lengths of all batches.
-struct Lengths {
-    spans: Spans,
-    /// The longest sequence, past and new tokens.
-    total: usize,
-    /// Rows of the present tensors.
-    capacity: usize,
-}
-
 impl GroupQuery {
     fn layout<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<Layout> {
         let changes = self.node.rotates || shape(14).is_some();
         Ok(Layout { problem: self.node.problem(shape)?, changes })
     }
 
-    /// Checks `seqlens_k` and `total_sequence_length` against the buffers.
-    fn lengths(&self, cx: &RunCx<'_>, problem: &GroupQueryProblem) -> Result<Lengths> {
-        let (SdpaSizes { batch, queries, .. }, past) = (problem.sizes, problem.past);
-        let totals: Few = cx.input(6)?.collect_ints()?;
-        let total = problem.total(totals.first().copied().unwrap_or(-1))?;
-        let lengths: Few = cx.input(5)?.collect_ints()?;
-        ensure!(
-            lengths.len() == batch,
-            InvalidArgument,
-            "seqlens_k has {} values, expected {batch}",
-            lengths.len()
-        );
-        // The batches of a prompt may be padded, so they may have fewer keys than queries.
-        let is_prompt = queries == total;
-        let mut spans = Spans::with_capacity(batch);
-        for length in lengths {
-            let keys = length.checked_add(1).and_then(|keys| usize::try_from(keys).ok());
-            let keys = keys.filter(|keys| (1..=total).contains(keys) && (is_prompt || *keys >= queries));
-            let keys = keys.ok_or_else(|| {
-                let least = if is_prompt { 0 } else { queries.saturating_sub(1) };
-                error!(
-                    InvalidArgument,
-                    "seqlens_k holds {length}, expected {least} to {}",
-                    total.saturating_sub(1)
-                )
-            })?;
-            spans.push(Span { keys, before: if is_prompt { 0 } else { keys - queries } });
+    /// Returns the `f32` elements of the cache of keys (1) or values (2) that is not an output: all
+    /// past and new rows of a window, or a cache without a reader.
+    fn spare_len(&self, layout: &Layout, is_wanted: bool) -> Result<usize> {
+        let is_staged = self.node.slides && layout.problem.sizes.queries > 1;
+        if is_wanted && !is_staged {
+            return Ok(0);
         }
-        Ok(Lengths { spans, total, capacity: past.max(total) })
-    }
-}
-
-/// What happens to new queries and keys: an RMS norm per head, then the rotary embedding.
-struct Change<'a> {
-    norm: Option<&'a [f32]>,
-    epsilon: f32,
-    rotation: Option<(Angles<'a>, &'a [usize])>,
-    queries: usize,
-}
-
-impl Change<'_> {
-    fn apply(&self, batch: usize, row: usize, from: &[f32], to: &mut [f32]) {
-        match self.norm {
-            Some(scale) => {
-                let norm = RowNorm { centers: false, epsilon: self.epsilon, scale: Some(scale), bias: None };
-                norm.apply(Isa::current(), from, to);
-            }
-            None => to.copy_from_slice(from),
-        }
-        if let Some((angles, positions)) = &self.rotation
-            && let Some(position) = positions.get(batch * self.queries + row)
-        {
-            angles.rotate(*position, to);
-        }
+        layout.cache_len(layout.problem.bound(), self.cache_width)
     }
 }
 
@@ -228,14 +197,15 @@ impl GroupQuery {
 impl Executable for GroupQuery {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let layout = self.layout(|index| shapes.inputs.get(index)?.as_deref())?;
-        // Caches that are not outputs need scratch.
-        let missing =
-            [1, 2].iter().filter(|index| shapes.outputs.get(**index).is_none_or(Option::is_none)).count();
-        let caches = missing * layout.cache_len(layout.problem.bound())?;
+        let mut caches = 0;
+        for index in [1, 2] {
+            let is_wanted = shapes.outputs.get(index).is_some_and(Option::is_some);
+            caches += self.spare_len(&layout, is_wanted)?;
+        }
         let sinks = layout.problem.sizes.heads.next_multiple_of(16);
         let is_wanted = self.stage.is_some() && shapes.outputs.get(3).is_some_and(Option::is_some);
         let (sizes, cpu) = (layout.sizes(layout.problem.bound()), self.cpu(shapes.threads));
-        let attention = attention::scratch_len::<f32>(&sizes, cpu, is_wanted, self.is_narrow);
+        let attention = attention::scratch_len::<f32>(&sizes, cpu, is_wanted, self.cache_width < 4);
         bytes_of::<f32>(layout.queries_len()? + caches + sinks + attention)
     }
 
@@ -248,7 +218,7 @@ impl Executable for GroupQuery {
             _ => cx.find_input(index).map(|view| view.shape()),
         })?;
         let SdpaSizes { batch, heads, queries, size, .. } = layout.problem.sizes;
-        let lengths = self.lengths(cx, &layout.problem)?;
+        let lengths = Lengths::new(cx, &self.node, &layout.problem)?;
         let positions = self.positions(cx, &layout.problem.sizes, &lengths)?;
         let rotation = match &positions {
             Some(positions) => {
@@ -273,15 +243,14 @@ impl Executable for GroupQuery {
             let len = batch * heads * queries * size;
             let to = &mut take(&mut rest, layout.queries_len()?)?[..len];
             for_each_chunk_mut(threads, to, queries * size, |index, to| {
-                place(&for_queries, q, [index / heads, index % heads], to);
+                for_queries.place(q, [index / heads, index % heads], to);
             });
             q = HeadSlice::by_head(to, [heads, queries, size]);
         }
         let mut caches: SmallVec<[_; 2]> = SmallVec::new();
         for (which, change) in [(1, &for_keys), (2, &for_values)] {
-            let spare = if cx.wants(which) { 0 } else { layout.cache_len(layout.problem.bound())? };
-            let spare = take(&mut rest, spare)?;
-            caches.push(cache_of(cx, &layout, &lengths, (which, change), spare)?);
+            let spare = take(&mut rest, self.spare_len(&layout, cx.wants(which))?)?;
+            caches.push(self.append(cx, &layout, &lengths, change, (which, spare))?);
         }
         // Smooth softmax is a sink of 0: it adds exp(0) = 1 to the sum.
         let smooth = take(&mut rest, heads.next_multiple_of(16))?;
@@ -292,9 +261,13 @@ impl Executable for GroupQuery {
             None if self.node.is_smooth => Some(&smooth[..]),
             None => None,
         };
-        let sizes = layout.sizes(lengths.total);
-        let bias =
-            cx.find_input(10).map(|view| Bias::new(view.as_slice()?, view.shape(), &sizes)).transpose()?;
+        // A window's columns of the bias are those of all positions.
+        let bias = match cx.find_input(10) {
+            Some(view) => Some(Bias::new(view.as_slice()?, view.shape(), &layout.sizes(lengths.total))?),
+            None => None,
+        };
+        let bias = bias.map(|bias| bias.starting_at(lengths.bases.clone()));
+        let sizes = layout.sizes(if self.node.slides { lengths.keys } else { lengths.total });
         let mut scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<f32>()?) } else { None };
         // The node declares scores but asks for no stage, so they are zeros.
         if self.stage.is_none() {
@@ -303,9 +276,9 @@ impl Executable for GroupQuery {
         let problem = Problem {
             sizes,
             q,
-            k: caches[0],
-            v: caches[1],
-            spans: lengths.spans,
+            k: caches[0].rows,
+            v: caches[1].rows,
+            spans: lengths.spans.clone(),
             scale: layout.problem.sizes.scale(self.node.scale),
             softcap: self.node.softcap,
             causal: self.node.causal != Causal::No,
@@ -317,11 +290,74 @@ impl Executable for GroupQuery {
             stage: self.stage.unwrap_or(ScoreStage::Weights),
         };
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        problem.run(self.cpu(threads), result, scores, rest)
+        problem.run(self.cpu(threads), result, scores, rest)?;
+        for Appended { store, staged, .. } in caches {
+            let Some((staged, rows, present, is_in_place)) = staged else { continue };
+            let cache = Cache { problem: &layout.problem, lengths: &lengths, store, threads };
+            cache.settle(staged, rows, present, is_in_place);
+        }
+        Ok(())
     }
 }
 
+/// The cache of keys or values with the new rows.
+struct Appended<'a> {
+    rows: attention::Rows<'a>,
+    store: Store<'a>,
+    /// For a window that is read before old positions leave it: its rows and how many a head has,
+    /// the present tensor, and whether that holds the past.
+    staged: Option<(&'a [u8], usize, &'a mut [u8], bool)>,
+}
+
 impl GroupQuery {
+    /// Appends the new keys (1) or values (2) to the past, in the present output or in `spare`.
+    fn append<'a>(
+        &self,
+        cx: &mut RunCx<'a>,
+        layout: &Layout,
+        lengths: &Lengths,
+        change: &Change<'_>,
+        (which, spare): (usize, &'a mut [f32]),
+    ) -> Result<Appended<'a>> {
+        let (problem, threads) = (&layout.problem, cx.threads());
+        let is_in_place = cx.in_place(which) == Some(which + 2);
+        ensure!(
+            !is_in_place || lengths.capacity == problem.past,
+            InvalidArgument,
+            help = "bind a longer buffer, or a smaller total_sequence_length",
+            "the cache that past and present share has {} rows, the run needs {}",
+            problem.past,
+            lengths.capacity
+        );
+        let past = cx.find_input(which + 2);
+        let incoming = layout.incoming(cx, which)?;
+        let output = if cx.wants(which) { Some(cx.output(which)?) } else { None };
+        let dtype = output.as_ref().map(|output| output.dtype()).or(past.map(|past| past.dtype()));
+        let dtype = dtype.unwrap_or(DType::F32);
+        let store = Store::new(cx, which - 1, dtype, self.node.quantization, &problem.sizes)?;
+        let cache = Cache { problem, lengths, store, threads };
+        let past = past.map(|past| past.bytes()).transpose()?;
+        let present = output.map(|output| output.bytes_mut()).transpose()?;
+        let (to, present) = match present {
+            Some(present) if !lengths.is_staged => {
+                let past = if is_in_place { None } else { Some(past.unwrap_or(&[])) };
+                cache.fill(past, incoming, change, present, lengths.capacity);
+                return Ok(Appended { rows: cache.rows(present, lengths.capacity), store, staged: None });
+            }
+            present => (bytemuck::cast_slice_mut::<f32, u8>(spare), present),
+        };
+        // All past and new rows, of which only the latest stay.
+        let rows = if lengths.is_staged { problem.bound() } else { lengths.capacity };
+        let SdpaSizes { batch, key_heads, .. } = problem.sizes;
+        let len = batch * key_heads * rows * problem.cache_row * self.cache_width;
+        let to = to.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
+        let past = if is_in_place { present.as_deref() } else { past };
+        cache.fill(Some(past.unwrap_or(&[])), incoming, change, to, rows);
+        let to = &*to;
+        let staged = present.map(|present| (to, rows, present, is_in_place)).filter(|_| lengths.is_staged);
+        Ok(Appended { rows: cache.rows(to, rows), store, staged })
+    }
+
     /// Returns the position of each new token, if the node applies the rotary embedding.
     fn positions(&self, cx: &RunCx<'_>, sizes: &SdpaSizes, lengths: &Lengths) -> Result<Option<Positions>> {
         if !self.node.rotates {
@@ -336,141 +372,11 @@ impl GroupQuery {
         }
         // Without ids, new tokens continue each batch's past.
         let mut all = Positions::with_capacity(batch * queries);
-        for span in &lengths.spans {
+        for (span, base) in lengths.spans.iter().zip(&lengths.bases) {
             for query in 0..queries {
-                all.push(angles.check((span.before + query) as i64)?);
+                all.push(angles.check((base + span.before + query) as i64)?);
             }
         }
         Ok(Some(all))
     }
-}
-
-/// Writes the new rows of a head, normalized and rotated.
-fn place(change: &Change<'_>, from: HeadSlice<'_>, [batch, head]: [usize; 2], to: &mut [f32]) {
-    for (row, to) in spending(4 + from.size, to.chunks_exact_mut(from.size.max(1))).enumerate() {
-        if let Ok(from) = from.row([batch, head, row]) {
-            change.apply(batch, row, from, to);
-        }
-    }
-}
-
-/// Returns the cache of keys (1) or values (2), past and new, in the present output or in `spare`.
-/// Rows beyond the valid ones are zeroed, except in place, where they keep their contents and no
-/// one may read them.
-fn cache_of<'a>(
-    cx: &mut RunCx<'a>,
-    layout: &Layout,
-    lengths: &Lengths,
-    (which, change): (usize, &Change<'_>),
-    spare: &'a mut [f32],
-) -> Result<attention::Rows<'a>> {
-    let SdpaSizes { batch, key_heads, size, .. } = layout.problem.sizes;
-    let len = batch * key_heads * lengths.capacity * size;
-    let is_in_place = cx.in_place(which) == Some(which + 2);
-    ensure!(
-        !is_in_place || lengths.capacity == layout.problem.past,
-        InvalidArgument,
-        help = "bind a longer buffer, or a smaller total_sequence_length",
-        "the cache that past and present share has {} rows, the run needs {}",
-        layout.problem.past,
-        lengths.capacity
-    );
-    let past = cx.find_input(which + 2);
-    let cache = Cache { problem: &layout.problem, lengths, is_in_place, threads: cx.threads() };
-    let incoming = layout.incoming(cx, which)?;
-    let elements = match (past.map(|past| past.dtype()), cx.wants(which)) {
-        (_, true) => {
-            let output = cx.output(which)?;
-            match output.dtype() {
-                DType::F16 => Elements::F16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
-                DType::BF16 => Elements::BF16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
-                _ => Elements::Full(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
-            }
-        }
-        (dtype, false) => {
-            // `spare` is sized for `f32`, twice what half precision needs.
-            let spare = spare.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
-            match dtype {
-                Some(DType::F16) => {
-                    let spare = &mut bytemuck::cast_slice_mut(spare)[..len];
-                    Elements::F16(cache.fill(past, incoming, change, spare)?)
-                }
-                Some(DType::BF16) => {
-                    let spare = &mut bytemuck::cast_slice_mut(spare)[..len];
-                    Elements::BF16(cache.fill(past, incoming, change, spare)?)
-                }
-                _ => Elements::Full(cache.fill(past, incoming, change, spare)?),
-            }
-        }
-    };
-    let capacity = lengths.capacity;
-    Ok(attention::Rows { elements, strides: [key_heads * capacity * size, capacity * size, size] })
-}
-
-/// A cache to fill.
-struct Cache<'a> {
-    problem: &'a GroupQueryProblem,
-    lengths: &'a Lengths,
-    is_in_place: bool,
-    threads: usize,
-}
-
-impl Cache<'_> {
-    /// Copies the past to `to`, unless the two share memory, and appends the new rows.
-    fn fill<'t, T: CacheElement>(
-        &self,
-        past: Option<TensorView<'_>>,
-        incoming: HeadSlice<'_>,
-        change: &Change<'_>,
-        to: &'t mut [T],
-    ) -> Result<&'t [T]> {
-        let SdpaSizes { key_heads, queries, size, .. } = self.problem.sizes;
-        let past = match past {
-            Some(view) if !self.is_in_place => view.as_slice::<T>()?,
-            _ => &[],
-        };
-        for_each_chunk_mut(self.threads, to, self.lengths.capacity * size, |index, to| {
-            let before = self.lengths.spans[index / key_heads].before;
-            let (old, rest) = to.split_at_mut(before * size);
-            let (new, unused) = rest.split_at_mut(queries * size);
-            if !self.is_in_place {
-                interrupt::copy(&past[index * self.problem.past * size..][..before * size], old);
-                interrupt::fill(unused, T::default());
-            }
-            T::place(change, incoming, [index / key_heads, index % key_heads], new);
-        });
-        Ok(to)
-    }
-}
-
-/// An element type of a cache.
-trait CacheElement: Element + Default {
-    /// Writes the new rows of a head.
-    fn place(change: &Change<'_>, from: HeadSlice<'_>, place: [usize; 2], to: &mut [Self]);
-}
-
-impl CacheElement for f32 {
-    fn place(change: &Change<'_>, from: HeadSlice<'_>, at: [usize; 2], to: &mut [f32]) {
-        place(change, from, at, to);
-    }
-}
-
-macro_rules! narrow_cache {
-    ($($element:ty, $convert:path;)*) => {$(
-        impl CacheElement for $element {
-            fn place(change: &Change<'_>, from: HeadSlice<'_>, at: [usize; 2], to: &mut [$element]) {
-                with_thread_scratch(|wide: &mut Vec<f32>| {
-                    wide.clear();
-                    wide.resize(to.len(), 0.0);
-                    place(change, from, at, wide);
-                    $convert(Isa::current(), wide, to);
-                });
-            }
-        }
-    )*};
-}
-
-narrow_cache! {
-    half::f16, f16_from_f32;
-    half::bf16, bf16_from_f32;
 }

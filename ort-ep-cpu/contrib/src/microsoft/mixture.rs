@@ -1,32 +1,62 @@
-//! Mixture of experts (`MoE`).
+//! Mixture of experts (`MoE`, and `QMoE` with quantized weights).
 //!
 //! Top-k routing picks the experts of each token. For each expert, the kernel gathers the tokens
 //! that chose it, runs the expert's layers as GEMMs over them, and scatters the weighted results
 //! into the output. `use_sparse_mixer` is not supported.
 
-use ort_core::dtype::DType;
+use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, Within, ensure, error};
 
-use ort_cpu_gemm::{Cpu, Gemm, LhsOperand, RhsOperand, RhsSource, Step, Strided, workspace_len};
+use super::expert_layer::{Codes, ExpertLayer, Layer, LayerInputs, LayerMemory, floats};
+use super::matmul_nbits::ACCURACY_OF_BYTES;
+use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
-use ort_cpu_kernel::half_precision::{narrow, widen};
+use ort_cpu_kernel::half_precision::narrow;
 use ort_cpu_kernel::workspace::{bytes_of, scratch, take};
-use ort_cpu_matmul::packed_weight::PackedWeight;
 use ort_cpu_matmul::real::Real;
-use ort_cpu_matmul::refused;
 use ort_cpu_threads::interrupt::{self, spend, spending};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
 use ort_cpu_vector::elementwise::Unary;
 
-cpu_kernels![KernelDef {
-    domain: MICROSOFT,
-    op: "MoE",
-    make: |cx| Ok(Box::new(Mixture::new(cx)?)),
-    ..KernelDef::BASE
-}];
+cpu_kernels![
+    KernelDef { domain: MICROSOFT, op: "MoE", make: |cx| Ok(Box::new(Mixture::new(cx)?)), ..KernelDef::BASE },
+    KernelDef {
+        domain: MICROSOFT,
+        op: "QMoE",
+        types: &[("T", FLOATS), ("T1", TypeSet::of(&[DType::U8])), ("T2", FLOATS),],
+        unaligned: &[2, 3, 5, 6, 8, 9, 11, 12, 13],
+        when: |node| {
+            let attrs = node.attrs();
+            attrs.find_string("quant_type").is_none_or(|kind| kind == "int")
+                && attrs.find_int("weights_prepacked").unwrap_or(-1) != 1
+        },
+        takes: "quant_type = int, with weights that are not packed ahead (weights_prepacked = 1)",
+        make: |cx| Ok(Box::new(Mixture::quantized(cx)?)),
+        ..KernelDef::BASE
+    },
+];
+
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+/// The inputs of the layers of `MoE`.
+const OF_FLOATS: [LayerInputs; 3] = [inputs([2, 3]), inputs([4, 5]), inputs([6, 7])];
+
+const fn inputs([weights, bias]: [usize; 2]) -> LayerInputs {
+    LayerInputs { weights, bias, scales: usize::MAX, zeros: usize::MAX }
+}
+
+/// The inputs of the layers of `QMoE`.
+const QUANTIZED: [LayerInputs; 3] = [
+    LayerInputs { weights: 2, bias: 4, scales: 3, zeros: 11 },
+    LayerInputs { weights: 5, bias: 7, scales: 6, zeros: 12 },
+    LayerInputs { weights: 8, bias: 10, scales: 9, zeros: 13 },
+];
+
+/// The input of `QMoE` whose elements weigh the chosen experts instead of their probabilities.
+const ROUTER_WEIGHTS: usize = 14;
 
 /// Maximum tokens per GEMM.
 const ROWS: usize = 256;
@@ -107,38 +137,6 @@ impl Activation {
     }
 }
 
-/// The weights of one layer for all experts, each of shape (outputs, inputs).
-enum Layer {
-    /// Packed for GEMM at compile time, one per expert, with the shape of the tensor.
-    Packed(Vec<PackedWeight>, [usize; 3]),
-    /// Read from the input on each run.
-    Input,
-}
-
-impl Layer {
-    /// Creates the layer whose weights are the input at `index`. Only constant `f32` weights are
-    /// packed.
-    fn new(cx: &mut CompileCx<'_>, index: usize) -> Result<Layer> {
-        let Some(view) = cx.constant(index).filter(|view| view.dtype() == DType::F32) else {
-            return Ok(Layer::Input);
-        };
-        let &[experts, outputs, inputs] = view.shape() else { return Ok(Layer::Input) };
-        let size = element_count(&[outputs, inputs])?;
-        // The tensor is [experts, outputs, inputs]. The strides give GEMM its [inputs, outputs].
-        let pack = |expert: usize| PackedWeight::new(cx, view, expert * size, [inputs, outputs], [1, inputs]);
-        let packed = (0..experts).map(pack).collect::<Result<Vec<PackedWeight>>>()?;
-        cx.consume(index);
-        Ok(Layer::Packed(packed, [experts, outputs, inputs]))
-    }
-
-    fn source(&self) -> RhsSource {
-        if matches!(self, Layer::Packed(..)) { RhsSource::Packed } else { RhsSource::Strided }
-    }
-}
-
-/// Inputs that hold the layers' weights. Each is followed by the layer's bias.
-const WEIGHTS: [usize; 3] = [2, 4, 6];
-
 struct Mixture {
     /// Experts per token (`k`).
     chosen: usize,
@@ -146,7 +144,10 @@ struct Mixture {
     normalizes: bool,
     activation: Activation,
     layers: [Layer; 3],
+    inputs: [LayerInputs; 3],
     has_third: bool,
+    /// Whether the node is `QMoE`, whose experts may have other weights than their probabilities.
+    is_quantized: bool,
     /// Whether activations are `f32`; otherwise results accumulate in scratch and are narrowed at
     /// the end.
     is_single: bool,
@@ -205,29 +206,9 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Returns part of a tensor as `f32`. Other types are converted into `scratch`.
-fn floats<'a>(
-    threads: usize,
-    view: TensorView<'a>,
-    first: usize,
-    len: usize,
-    scratch: &'a mut [f32],
-) -> Result<&'a [f32]> {
-    let outside = || error!(Fail, "{len} values from {first} on are outside a tensor");
-    if view.dtype() == DType::F32 {
-        return view.as_slice::<f32>()?.get(first..).and_then(|values| values.get(..len)).ok_or_else(outside);
-    }
-    // The other types are half precision.
-    let width = size_of::<u16>();
-    let bytes = view.bytes()?.get(first * width..).and_then(|bytes| bytes.get(..len * width));
-    let to = scratch.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
-    widen(threads, TensorView::host(view.dtype(), &[len], bytes.ok_or_else(outside)?), to)?;
-    Ok(to)
-}
-
-/// A layer of an expert, and the rows that it is applied to.
+/// A layer of an expert, and how many rows it is applied to.
 #[derive(Clone, Copy)]
-struct ExpertLayer<'a> {
+struct ExpertRows<'a> {
     sizes: &'a MixtureSizes,
     layer: usize,
     expert: usize,
@@ -236,6 +217,33 @@ struct ExpertLayer<'a> {
 
 impl Mixture {
     fn new(cx: &mut CompileCx<'_>) -> Result<Mixture> {
+        let layers = [0, 1, 2].map(|layer| Layer::of_floats(cx, OF_FLOATS[layer].weights));
+        let [first, second, third] = layers;
+        Mixture::of_layers(cx, [first?, second?, third?], OF_FLOATS)
+    }
+
+    fn quantized(cx: &mut CompileCx<'_>) -> Result<Mixture> {
+        let attrs = cx.attrs();
+        let bits = attrs.int("expert_weight_bits")?;
+        let block = attrs.find_int("block_size").filter(|block| *block > 0);
+        let block = block.map(|block| {
+            let size = usize::try_from(block).ok().filter(|size| size.is_power_of_two() && *size >= 16);
+            size.ok_or_else(|| {
+                error!(InvalidGraph, "block_size is {block}, expected a power of two from 16 on")
+            })
+        });
+        let (block, rounds) = (block.transpose()?, attrs.int("accuracy_level")? == ACCURACY_OF_BYTES);
+        let mut layers = [Layer::Input, Layer::Input, Layer::Input];
+        let names = ["fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits"];
+        for (layer, name) in layers.iter_mut().zip(names) {
+            let bits = attrs.find_int(name).unwrap_or(bits);
+            ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "{name} is {bits}, expected 2, 4 or 8");
+            *layer = Layer::Codes(Codes { bits: bits as usize, block, rounds });
+        }
+        Mixture::of_layers(cx, layers, QUANTIZED)
+    }
+
+    fn of_layers(cx: &CompileCx<'_>, layers: [Layer; 3], inputs: [LayerInputs; 3]) -> Result<Mixture> {
         let attrs = cx.attrs();
         ensure!(
             !attrs.flag("use_sparse_mixer")?,
@@ -243,15 +251,16 @@ impl Mixture {
             "use_sparse_mixer, which chooses experts in another way"
         );
         let chosen = attrs.int("k")?;
-        let has_third = cx.node.input(WEIGHTS[2]).is_some();
         Ok(Mixture {
             chosen: usize::try_from(chosen)
                 .map_err(|_| error!(InvalidGraph, "k is {chosen}, expected 0 or more"))?,
             normalizes: attrs.flag("normalize_routing_weights")?,
             activation: Activation::new(cx)?,
-            has_third,
+            has_third: cx.node.input(inputs[2].weights).is_some(),
             is_single: cx.node.dtype(0) == Some(DType::F32),
-            layers: [Layer::new(cx, 2)?, Layer::new(cx, 4)?, Layer::new(cx, 6)?],
+            is_quantized: matches!(layers[0], Layer::Codes(_)),
+            layers,
+            inputs,
         })
     }
 
@@ -260,23 +269,11 @@ impl Mixture {
         let mut layers = [[0; 2]; 3];
         // The router's columns count the experts, and all weights must agree.
         let experts = router.last().copied().unwrap_or(0);
-        for (layer, index) in
-            WEIGHTS.into_iter().enumerate().filter(|(layer, _)| *layer < 2 || self.has_third)
-        {
-            let given = match (&self.layers[layer], shape(index)) {
-                (Layer::Packed(_, shape), _) => *shape,
-                (Layer::Input, Some(&[count, outputs, inputs])) => [count, outputs, inputs],
-                (Layer::Input, other) => {
-                    return Err(error!(
-                        InvalidArgument,
-                        "weights of layer {} have shape {other:?}",
-                        layer + 1
-                    ));
-                }
-            };
-            let [count, outputs, inputs] = given;
+        for (layer, to) in layers.iter_mut().enumerate().filter(|(layer, _)| *layer < 2 || self.has_third) {
+            let given = self.layers[layer].shape(shape(self.inputs[layer].weights));
+            let [count, outputs, inputs] = given.within(|| format!("layer {}", layer + 1))?;
             ensure!(count == experts, InvalidArgument, "weights of {count} experts, expected {experts}");
-            layers[layer] = [outputs, inputs];
+            *to = [outputs, inputs];
         }
         let [[first, from], [hidden, inner], third] = layers;
         // A fused first layer has two columns for each inner value: gate and linear factor.
@@ -326,14 +323,9 @@ impl Mixture {
         let (cpu, rows) = (Cpu::with_threads(threads), sizes.rows());
         let [[first, _], [hidden, inner], [third, _]] = sizes.layers;
         let (mut weights, mut gemm_workspace) = (0, 0);
-        for (layer, [outputs, inputs]) in self.layers.iter().zip(sizes.layers) {
-            if !self.is_single && matches!(layer, Layer::Input) {
-                weights = weights.max(element_count(&[outputs, inputs])?);
-            }
-            // A GEMM with fewer rows may use another blocking, so we take the maximum over all row
-            // counts.
-            let lens = (1..=rows).map(|rows| workspace_len(cpu, 1, [rows, outputs, inputs], layer.source()));
-            gemm_workspace = gemm_workspace.max(lens.max().unwrap_or(0));
+        for (layer, shape) in self.layers.iter().zip(sizes.layers) {
+            let [of_weights, of_product] = layer.scratch_lens(cpu, rows, shape, self.is_single)?;
+            (weights, gemm_workspace) = (weights.max(of_weights), gemm_workspace.max(of_product));
         }
         let of = |width: usize| element_count(&[rows, width]);
         let bias = first.max(hidden).max(third);
@@ -341,7 +333,17 @@ impl Mixture {
     }
 
     /// Routes each token to its `k` most probable experts. Ties go to the later expert.
-    fn choose(&self, router: TensorView<'_>, sizes: &MixtureSizes, choice: &mut Choice<'_>) -> Result<()> {
+    fn choose(&self, cx: &RunCx<'_>, sizes: &MixtureSizes, choice: &mut Choice<'_>) -> Result<()> {
+        let router = cx.input(1)?;
+        let others = if self.is_quantized { cx.find_input(ROUTER_WEIGHTS) } else { None };
+        if let Some(view) = others {
+            let (shape, expected) = (view.shape(), [sizes.tokens, sizes.experts]);
+            ensure!(
+                *shape == expected,
+                InvalidArgument,
+                "router_weights has shape {shape:?}, expected {expected:?}"
+            );
+        }
         let (chosen, experts) = (self.chosen, sizes.experts);
         let slots = choice
             .weights
@@ -357,7 +359,7 @@ impl Mixture {
             // Over all experts, before the choice; `normalizes` rescales the chosen ones
             // afterwards.
             f32::softmax(row);
-            for (weight, place) in weights.iter_mut().zip(places) {
+            for (weight, place) in weights.iter_mut().zip(places.iter_mut()) {
                 let best = row.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
                 let (index, probability) =
                     best.map_or((0, 0.0), |(index, probability)| (index, *probability));
@@ -367,7 +369,12 @@ impl Mixture {
                 // Counted one place up, so that the prefix sums below become starts.
                 choice.starts[index + 1] += 1;
             }
-            if self.normalizes {
+            if let Some(others) = others {
+                load(1, others, token * experts, row)?;
+                weights.iter_mut().zip(places).for_each(|(weight, place)| *weight = row[*place as usize]);
+            }
+            // ONNX Runtime's `QMoE` normalizes probabilities with and without the attribute.
+            if self.normalizes || (self.is_quantized && others.is_none()) {
                 let sum: f32 = weights.iter().sum();
                 weights.iter_mut().for_each(|weight| *weight /= sum);
             }
@@ -383,42 +390,15 @@ impl Mixture {
     fn multiply(
         &self,
         cx: &RunCx<'_>,
-        of: ExpertLayer<'_>,
+        of: ExpertRows<'_>,
         from: &[f32],
         to: &mut [f32],
-        [weights, bias, gemm_workspace]: [&mut [f32]; 3],
+        [weights, bias, product]: [&mut [f32]; 3],
     ) -> Result<()> {
-        let ExpertLayer { sizes, layer, expert, rows } = of;
-        // All scratch was sized for the same number of threads.
-        let cpu = Cpu::with_threads(cx.threads());
-        let ([outputs, inputs], index) = (sizes.layers[layer], WEIGHTS[layer]);
-        let bias = match cx.find_input(index + 1) {
-            None => None,
-            Some(view) => {
-                let expected = [sizes.experts, outputs];
-                let shape = view.shape();
-                ensure!(
-                    *shape == expected,
-                    InvalidArgument,
-                    "a bias has shape {shape:?}, expected {expected:?}"
-                );
-                Some([Step::ColumnBias(floats(cpu.threads, view, expert * outputs, outputs, bias)?)])
-            }
-        };
-        let rhs = match &self.layers[layer] {
-            Layer::Packed(packed, _) => {
-                let packed = packed.get(expert).ok_or_else(|| error!(Fail, "there is no expert {expert}"))?;
-                packed.operand(cpu)?
-            }
-            Layer::Input => {
-                let size = outputs * inputs;
-                let weights = floats(cpu.threads, cx.input(index)?, expert * size, size, weights)?;
-                RhsOperand::Plain(Strided::new(weights, [inputs, outputs], [1, inputs]).map_err(refused)?)
-            }
-        };
-        let lhs = LhsOperand::Plain(Strided::row_major(from, rows, inputs).map_err(refused)?);
-        let gemm = Gemm { epilogue: bias.as_ref().map_or(&[], |bias| &bias[..]), ..Gemm::new(lhs, rhs) };
-        gemm.run(cpu, to, outputs, gemm_workspace).map_err(refused)
+        let ExpertRows { sizes, layer, expert, rows } = of;
+        let (inputs, shape) = (self.inputs[layer], sizes.layers[layer]);
+        let of = ExpertLayer { inputs, shape, experts: sizes.experts, expert, rows };
+        self.layers[layer].multiply(cx, of, from, to, LayerMemory { weights, bias, product })
     }
 
     /// Overwrites `accumulators` with the weighted results of all experts, added in the order of
@@ -466,7 +446,7 @@ impl Mixture {
             load(threads, input, *slot as usize / self.chosen * hidden, row)?;
         }
         let Memory { tokens, first, third, inner: between, result, weights, bias, gemm_workspace } = memory;
-        let of = |layer: usize| ExpertLayer { sizes, layer, expert, rows };
+        let of = |layer: usize| ExpertRows { sizes, layer, expert, rows };
         self.multiply(cx, of(0), tokens, first, [weights, bias, gemm_workspace])?;
         if self.has_third {
             self.multiply(cx, of(2), tokens, third, [weights, bias, gemm_workspace])?;
@@ -561,7 +541,7 @@ impl Executable for Mixture {
             starts: bytemuck::cast_slice_mut(take(&mut rest, starts)?),
             row: take(&mut rest, row)?,
         };
-        self.choose(cx.input(1)?, &sizes, &mut choice)?;
+        self.choose(cx, &sizes, &mut choice)?;
         let order: &mut [u32] = bytemuck::cast_slice_mut(take(&mut rest, experts)?);
         choice.sort(sizes.tokens * self.chosen, order);
         let accumulators = take(&mut rest, rounded([self.accumulators_len(&sizes)?])?[0])?;

@@ -7,10 +7,14 @@
 )]
 
 mod attend;
+mod block_product;
 mod distance;
+mod expert_layer;
 mod gather_blocks;
+mod group_cache;
 mod group_query;
 mod inverse;
+mod matmul_bnb4;
 mod matmul_nbits;
 mod mixture;
 mod multi_head;

@@ -13,7 +13,7 @@ mod rotary;
 
 pub use attention::{Attention, AttentionProblem, ScoreStage};
 pub use grid::{GridAttention, GridProblem};
-pub use group_query::{GroupQuery, GroupQueryProblem};
+pub use group_query::{CacheQuantization, GroupQuery, GroupQueryProblem};
 pub use heads::{HeadLayout, HeadRows};
 pub use mask::{BroadcastMask, PaddingMask};
 pub use multi_head::{MultiHead, MultiHeadProblem, QkvLayout};
