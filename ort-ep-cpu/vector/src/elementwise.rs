@@ -3,10 +3,12 @@
 //! The tables below are the only lists of these functions. A row is a name, its parameters and its
 //! formula.
 
-use crate::simd::slices::{BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place};
+use crate::simd::slices::{
+    BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place, zip_rows_in_place,
+};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
-pub use crate::simd::slices::Operand;
+pub use crate::simd::slices::{Operand, RowNumbers};
 
 /// Generates [`Unary`], a type for each of its rows, and the dispatch between them.
 macro_rules! unary_functions {
@@ -315,6 +317,35 @@ pub fn binary_in_place(isa: Isa, function: Binary, data: &mut [f32], other: Oper
 /// If the lengths differ.
 pub fn binary_in_place_swapped(isa: Isa, function: Binary, data: &mut [f32], other: Operand<'_>) {
     function.visit(ZipInPlace { isa, data, other, swapped: true });
+}
+
+struct ZipRowsInPlace<'a> {
+    isa: Isa,
+    data: &'a mut [f32],
+    rows: RowNumbers<'a>,
+    swapped: bool,
+}
+
+impl BinaryVisitor for ZipRowsInPlace<'_> {
+    fn visit(self, op: impl BinaryOp) {
+        if self.swapped {
+            zip_rows_in_place(self.isa, Swapped(op), self.data, self.rows);
+        } else {
+            zip_rows_in_place(self.isa, op, self.data, self.rows);
+        }
+    }
+}
+
+/// Computes `data[i] = function(data[i], number of its row)`, with the operands exchanged if
+/// `swapped`.
+pub fn binary_rows_in_place(
+    isa: Isa,
+    function: Binary,
+    data: &mut [f32],
+    rows: RowNumbers<'_>,
+    swapped: bool,
+) {
+    function.visit(ZipRowsInPlace { isa, data, rows, swapped });
 }
 
 struct MulAdd<'a> {
