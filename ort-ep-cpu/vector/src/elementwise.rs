@@ -504,6 +504,29 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_rows_apply_to_their_rows() {
+        let numbers: Vec<f32> = (0..9).map(|i| 0.5 + i as f32).collect();
+        for isa in Isa::available() {
+            for (first, each) in [(1, 7), (7, 7), (3, 16), (49, 49), (40, 70)] {
+                // The last row ends early; with one more number, nothing is left for it.
+                for len in [first, first + 1, first + 3 * each, first + 7 * each + each / 2] {
+                    for swapped in [false, true] {
+                        let from: Vec<f32> = (0..len).map(|i| (i as f32 * 0.3).sin()).collect();
+                        let mut data = from.clone();
+                        let rows = RowNumbers { numbers: &numbers, first, each };
+                        binary_rows_in_place(isa, Binary::Sub, &mut data, rows, swapped);
+                        for (at, (got, x)) in data.iter().zip(&from).enumerate() {
+                            let number = numbers[(at + each - first) / each];
+                            let want = if swapped { number - x } else { x - number };
+                            assert_eq!(*got, want, "{isa:?} {first} {each} {len} at {at}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn mul_add_is_close_to_both_roundings() {
         for isa in Isa::available() {
             for len in 0..100 {
