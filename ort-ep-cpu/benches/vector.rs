@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ort_ep_cpu::simd::Isa;
 use ort_ep_cpu::vector::activation::Activation;
 use ort_ep_cpu::vector::convert::{bf16_from_f32, f16_from_f32, f32_from_f16};
-use ort_ep_cpu::vector::depthwise::DepthwisePlan;
+use ort_ep_cpu::vector::depthwise::{DepthwisePlan, Planes};
 use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
 use ort_ep_cpu::vector::dynamic_quantization::DynamicQuantization;
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
@@ -104,7 +104,9 @@ fn depthwise(filter: &str, isa: Isa) {
         let flops = (2 * out * out * kernel * kernel) as f64;
         let name = format!("depthwise {size}x{size} k{kernel} s{stride} {}", isa.name());
         row(filter, &name, flops, "GFLOP/s", || {
-            plan.run(black_box(&from), &weights, 0.5, Activation::Relu, &mut to, &mut scratch);
+            let planes =
+                Planes { values: black_box(&from), stride: size * size, weights: &weights, bias: None };
+            plan.run(planes, Activation::Relu, &mut to, &mut scratch);
         });
 
         let plan = DepthwiseBlockPlan::new(isa, window);

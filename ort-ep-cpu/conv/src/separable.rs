@@ -18,7 +18,7 @@ use ort_cpu_gemm::{
 };
 use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 use ort_cpu_vector::activation::Activation;
-use ort_cpu_vector::depthwise::DepthwisePlan;
+use ort_cpu_vector::depthwise::{DepthwisePlan, Planes};
 use ort_cpu_vector::window::Window;
 
 /// The size of a task's working set, and how many tasks there are.
@@ -279,13 +279,22 @@ impl Cut {
         for band in self.bands_of(part.clone()) {
             self.fill(input, (image, &band), (channels.start, planes), gemm_workspace)?;
             let plan = DepthwisePlan::new(self.cpu.isa, band.window);
-            for (channel, plane) in channels.clone().zip(planes.chunks(self.plane)) {
-                let from = &plane[..band.between.len() * width];
-                let filter = &input.depthwise[channel * taps..][..taps];
-                let bias = input.bias.map_or(0.0, |bias| bias[channel]);
+            let of_channel = |channel: usize| Planes {
+                values: &planes[(channel - channels.start) * self.plane..],
+                stride: self.plane,
+                weights: &input.depthwise[channel * taps..],
+                bias: input.bias.map(|bias| &bias[channel..]),
+            };
+            if band.rows == part
+                && let Some(to) = block.adjacent_planes()
+            {
+                plan.run(of_channel(channels.start), input.activation, to, scratch);
+                continue;
+            }
+            for channel in channels.clone() {
                 let rows = band.rows.start - part.start..band.rows.end - part.start;
                 let to = &mut block.adjacent_rows(channel)[rows.start * columns..rows.end * columns];
-                plan.run(from, filter, bias, input.activation, to, scratch);
+                plan.run(of_channel(channel), input.activation, to, scratch);
             }
         }
         Ok(())

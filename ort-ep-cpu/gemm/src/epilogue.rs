@@ -21,6 +21,7 @@ pub(super) fn in_registers(activation: Activation) -> Option<RegisterActivation>
             RegisterActivation::HardSigmoid { slope: alpha, offset: beta }
         }
         Activation::HardSwish => RegisterActivation::HardSwish,
+        Activation::Silu => RegisterActivation::Silu,
         _ => return None,
     })
 }

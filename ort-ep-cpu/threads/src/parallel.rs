@@ -267,6 +267,17 @@ impl<T> RowBlock<'_, T> {
         is_one.then(|| unsafe { self.pieces.range(start, rows * columns * self.len) })
     }
 
+    /// Returns the whole block as one slice, in the order of the last axis first, if its rows are
+    /// contiguous in that order.
+    pub fn adjacent_planes(&mut self) -> Option<&mut [T]> {
+        let [first, second, third] = self.strides;
+        let [rows, columns] = [self.ranges[0].len(), self.ranges[1].len()];
+        let is_one = (rows == 1 || second == self.len) && (columns == 1 || third == rows * self.len);
+        let start = self.outer * first + self.ranges[0].start * second + self.ranges[1].start * third;
+        // SAFETY: as in `row`. The rows are contiguous, so the slice covers nothing else.
+        is_one.then(|| unsafe { self.pieces.range(start, rows * columns * self.len) })
+    }
+
     /// Returns all rows of the block at one index of the last axis as one slice. The slice is empty
     /// if the rows are not contiguous or the index is not in the block.
     pub fn adjacent_rows(&mut self, place: usize) -> &mut [T] {
@@ -386,6 +397,11 @@ mod tests {
                         assert!(together == 0 || block.adjacent_rows(k).as_ptr() == first);
                     }
                     assert!(block.adjacent_rows(extents[2]).is_empty());
+                    let planes = block.adjacent_planes().map(|planes| (planes.as_ptr(), planes.len()));
+                    let places = thirds.clone().flat_map(|k| seconds.clone().map(move |j| (j, k)));
+                    let starts: Vec<_> = places.map(|(j, k)| block.row([j, k]).as_ptr()).collect();
+                    let is_one = starts.windows(2).all(|pair| pair[0].wrapping_add(len) == pair[1]);
+                    assert_eq!(planes, is_one.then_some((starts[0], starts.len() * len)));
                     let whole = block.adjacent().map(|whole| (whole.as_ptr(), whole.len()));
                     let places = seconds.clone().flat_map(|j| thirds.clone().map(move |k| (j, k)));
                     let starts: Vec<_> = places.map(|(j, k)| block.row([j, k]).as_ptr()).collect();

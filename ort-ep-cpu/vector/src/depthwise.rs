@@ -9,6 +9,7 @@
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
 use super::window::Window;
+pub use crate::simd::plane::Planes;
 use crate::simd::plane::{FlatPlan, square};
 use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{Filter, Input, SLACK, Taps, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
@@ -53,7 +54,7 @@ impl DepthwisePlan {
     /// Plans a convolution for an instruction set.
     pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
         let Window { output, kernel, strides, dilations, .. } = window;
-        let mut isa = isa.min(Isa::widest());
+        let isa = isa.min(Isa::widest());
         let lanes = match isa {
             Isa::Avx512 => 16,
             Isa::Avx2 => 8,
@@ -63,18 +64,19 @@ impl DepthwisePlan {
         // Row by row, one load serves several rows of results. A single long row must therefore
         // need less than two thirds of the vectors.
         let pays = |at_once: usize| at_once * 3 < by_rows * 2;
+        let is_square = match (kernel, strides) {
+            ([3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2]) | ([3, 3] | [5, 5], [2, 1]) => dilations == [1, 1],
+            _ => false,
+        };
+        // If half a vector holds a row, vectors of that width beat all others.
+        if is_square && isa == Isa::Avx512 && output[1] <= 8 {
+            return DepthwisePlan { window, isa: Isa::Avx2, way: Way::Square };
+        }
         let flat = output[0] * output[1] <= LARGEST_FLAT && pays((output[0] * output[1]).div_ceil(lanes));
-        let flat = flat.then(|| FlatPlan::new(lanes, &window));
-        let way = match (flat.flatten(), kernel, strides, dilations) {
-            (Some(plan), ..) => Way::Flat(plan),
-            (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => {
-                // A vector of half the width is as fast if it holds a whole row.
-                if isa == Isa::Avx512 && output[1] <= 8 {
-                    isa = Isa::Avx2;
-                }
-                Way::Square
-            }
-            _ => {
+        let way = match flat.then(|| FlatPlan::new(lanes, &window)).flatten() {
+            Some(plan) => Way::Flat(plan),
+            None if is_square => Way::Square,
+            None => {
                 let mut phases = Phases::new(&window);
                 phases.flat = pays((output[0] * phases.size[1]).div_ceil(lanes));
                 Way::Padded(phases)
@@ -95,36 +97,29 @@ impl DepthwisePlan {
         }
     }
 
-    /// Convolves one plane: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`.
+    /// Convolves planes: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`. The
+    /// results of all planes are contiguous, and `to` says how many there are.
     ///
     /// `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
     ///
     /// # Panics
     /// If a slice's length does not match the window.
-    pub fn run(
-        &self,
-        from: &[f32],
-        weights: &[f32],
-        bias: f32,
-        activation: Activation,
-        to: &mut [f32],
-        scratch: &mut [f32],
-    ) {
-        let Window { input, output, .. } = self.window;
-        assert_eq!(from.len(), input[0] * input[1], "the input plane");
-        assert_eq!(to.len(), output[0] * output[1], "the output plane");
-        assert_eq!(weights.len(), self.window.kernel[0] * self.window.kernel[1], "the kernel");
+    pub fn run(&self, planes: Planes<'_>, activation: Activation, to: &mut [f32], scratch: &mut [f32]) {
+        let Window { input, output, kernel, .. } = self.window;
+        let output_len = output[0] * output[1];
+        let count = to.len() / output_len.max(1);
+        assert_eq!(to.len(), count * output_len, "whole planes of results");
+        assert!(planes.holds(count, input[0] * input[1], kernel[0] * kernel[1]), "whole input planes");
         if to.is_empty() {
             return;
         }
         let (epilogue, rest) = match activation.split() {
-            // HardSwish and SiLU run in registers. Other functions are applied to the stored plane.
+            // HardSwish and SiLU run in registers. Other functions are applied to stored planes.
             (_, Some(Unary::HardSwish)) => (Epilogue::HardSwish, None),
             (_, Some(Unary::Silu)) => (Epilogue::Silu, None),
             (clamp, rest) => (Epilogue::Clamp(clamp), rest),
         };
-        let filter = Filter { weights, bias };
-        dispatch(self.isa, DepthwisePlane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
+        dispatch(self.isa, DepthwisePlanes { plan: self, epilogue, planes, to: &mut *to, scratch });
         if let Some(function) = rest {
             unary_in_place(self.isa, function, to);
         }
@@ -197,49 +192,78 @@ impl UnaryOp for Silu {
     }
 }
 
-/// One plane, for dispatch to SIMD code.
-struct DepthwisePlane<'a> {
+/// Planes, for dispatch to SIMD code.
+struct DepthwisePlanes<'a> {
     plan: &'a DepthwisePlan,
     epilogue: Epilogue,
-    from: &'a [f32],
-    filter: Filter<'a>,
+    planes: Planes<'a>,
     to: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for DepthwisePlane<'_> {
+impl SimdOp for DepthwisePlanes<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let DepthwisePlane { plan, epilogue, from, filter, to, scratch } = self;
+        let DepthwisePlanes { plan, epilogue, planes, to, scratch } = self;
         let window = &plan.window;
-        match (&plan.way, window.kernel[0], window.strides[0]) {
-            (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),
-            // Kernel and stride are constants here, so that the compiler keeps all weights in
-            // registers.
-            (Way::Square, 3, 1) => square::<S, Epilogue, 3, 1>(s, window, from, filter, epilogue, to),
-            (Way::Square, 3, _) => square::<S, Epilogue, 3, 2>(s, window, from, filter, epilogue, to),
-            (Way::Square, 5, 1) => square::<S, Epilogue, 5, 1>(s, window, from, filter, epilogue, to),
-            (Way::Square, 5, _) => square::<S, Epilogue, 5, 2>(s, window, from, filter, epilogue, to),
-            (Way::Square, _, 1) => square::<S, Epilogue, 7, 1>(s, window, from, filter, epilogue, to),
-            (Way::Square, ..) => square::<S, Epilogue, 7, 2>(s, window, from, filter, epilogue, to),
-            (Way::Padded(phases), ..) => {
-                let (padded, rest) = scratch.split_at_mut(phases.len(window));
-                pad(s, window, phases.size, from, padded);
-                let ([height, width], stride) = (window.output, phases.size[1]);
-                let of_filter = Taps { offsets: &phases.offsets, filter };
-                if phases.flat {
-                    // Results between rows are garbage. They are computed because whole vectors are
-                    // cheaper than masks, and `close_rows` drops them.
-                    let len = (height - 1) * stride + width;
-                    taps(s, padded, of_filter, epilogue, (&mut *rest, len));
-                    close_rows(s, rest, stride, (to, width));
-                } else {
-                    any(s, Input { values: padded, stride }, of_filter, epilogue, (to, width));
+        let Window { input, output, kernel, .. } = *window;
+        // Kernel and strides are constants here, so that the compiler keeps all weights in
+        // registers.
+        macro_rules! squares {
+            ($(($k:literal, $sy:literal, $sx:literal))+) => {
+                match (kernel[0], window.strides) {
+                    $(($k, [$sy, $sx]) => square::<S, Epilogue, $k, $sy, $sx>(s, window, planes, epilogue, to),)+
+                    _ => {}
                 }
+            };
+        }
+        if matches!(plan.way, Way::Square) {
+            squares!((3, 1, 1)(3, 2, 2)(3, 2, 1)(5, 1, 1)(5, 2, 2)(5, 2, 1)(7, 1, 1)(7, 2, 2));
+            return;
+        }
+        for (index, to) in to.chunks_exact_mut(output[0] * output[1]).enumerate() {
+            let (from, filter) = planes.plane(index, input[0] * input[1], kernel[0] * kernel[1]);
+            match &plan.way {
+                Way::Flat(flat) => flat.run(s, from, filter, epilogue, to),
+                Way::Padded(phases) => padded(s, plan, phases, Plane { from, filter, to }, epilogue, scratch),
+                Way::Square => {}
             }
         }
+    }
+}
+
+/// A plane, its filter and its result.
+struct Plane<'a> {
+    from: &'a [f32],
+    filter: Filter<'a>,
+    to: &'a mut [f32],
+}
+
+/// Convolves one plane over a padded copy of it.
+#[inline(always)]
+fn padded<S: Simd, E: UnaryOp>(
+    s: S,
+    plan: &DepthwisePlan,
+    phases: &Phases,
+    plane: Plane<'_>,
+    epilogue: E,
+    scratch: &mut [f32],
+) {
+    let (window, Plane { from, filter, to }) = (&plan.window, plane);
+    let (padded, rest) = scratch.split_at_mut(phases.len(window));
+    pad(s, window, phases.size, from, padded);
+    let ([height, width], stride) = (window.output, phases.size[1]);
+    let of_filter = Taps { offsets: &phases.offsets, filter };
+    if phases.flat {
+        // Results between rows are garbage. They are computed because whole vectors are cheaper
+        // than masks, and `close_rows` drops them.
+        let len = (height - 1) * stride + width;
+        taps(s, padded, of_filter, epilogue, (&mut *rest, len));
+        close_rows(s, rest, stride, (to, width));
+    } else {
+        any(s, Input { values: padded, stride }, of_filter, epilogue, (to, width));
     }
 }
 
@@ -348,6 +372,9 @@ mod tests {
         result
     }
 
+    /// Planes of a test.
+    const COUNT: usize = 3;
+
     #[test]
     fn planes_agree_with_the_definition() {
         // input, kernel, strides, dilations, padding before, padding after
@@ -368,6 +395,11 @@ mod tests {
             ([6, 5], [4, 3], [1, 1], [1, 1], [0, 1], [0, 1]),
             ([12, 9], [9, 9], [1, 1], [1, 1], [4, 4], [4, 4]),
             ([30, 40], [9, 9], [2, 2], [1, 1], [4, 4], [4, 4]),
+            ([6, 25], [5, 5], [2, 1], [1, 1], [2, 2], [2, 2]),
+            ([4, 7], [5, 5], [2, 1], [1, 1], [2, 2], [2, 2]),
+            ([24, 37], [3, 3], [2, 1], [1, 1], [1, 1], [1, 1]),
+            ([3, 25], [5, 5], [1, 1], [1, 1], [2, 2], [2, 2]),
+            ([2, 9], [3, 3], [1, 1], [1, 1], [1, 1], [1, 1]),
         ];
         for size in [1, 2, 5, 7, 13, 14, 17, 28, 33, 56] {
             for kernel in [1, 3, 5, 7] {
@@ -392,14 +424,27 @@ mod tests {
                         + 1
                 };
                 let window = Window { input, output: [out(0), out(1)], kernel, strides, dilations, pads };
-                let from: Vec<f32> = (0..input[0] * input[1]).map(|i| (i as f32 * 1.7).sin()).collect();
-                let weights: Vec<f32> = (0..kernel[0] * kernel[1]).map(|i| (i as f32 * 2.3).cos()).collect();
+                let (len, taps) = (input[0] * input[1], kernel[0] * kernel[1]);
+                // What lies between planes must not be read.
+                let stride = len + 3;
+                let mut from = vec![f32::NAN; COUNT * stride];
+                for (index, plane) in from.chunks_exact_mut(stride).enumerate() {
+                    (0..len).for_each(|i| plane[i] = ((index * len + i) as f32 * 1.7).sin());
+                }
+                let from = &from[..(COUNT - 1) * stride + len];
+                let weights: Vec<f32> = (0..COUNT * taps).map(|i| (i as f32 * 2.3).cos()).collect();
+                let bias = [0.25, -0.5, 1.0];
                 let (activation, function) = activations[number % activations.len()];
                 let plan = DepthwisePlan::new(isa, window);
                 let mut scratch = vec![f32::NAN; plan.scratch_len()];
-                let mut to = vec![f32::NAN; out(0) * out(1)];
-                plan.run(&from, &weights, 0.25, activation, &mut to, &mut scratch);
-                for (index, want) in reference(&window, &from, &weights, 0.25).into_iter().enumerate() {
+                let mut to = vec![f32::NAN; COUNT * out(0) * out(1)];
+                let planes = Planes { values: from, stride, weights: &weights, bias: Some(&bias) };
+                plan.run(planes, activation, &mut to, &mut scratch);
+                let want = (0..COUNT).flat_map(|index| {
+                    let (from, Filter { weights, bias }) = planes.plane(index, len, taps);
+                    reference(&window, from, weights, bias)
+                });
+                for (index, want) in want.enumerate() {
                     let want = function(want);
                     assert!(
                         (f64::from(to[index]) - want).abs() < 2e-5,

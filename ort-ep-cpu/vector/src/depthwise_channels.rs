@@ -236,7 +236,7 @@ impl<E: UnaryOp> SimdOp for Convolve<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::depthwise::DepthwisePlan;
+    use crate::depthwise::{DepthwisePlan, Planes};
 
     #[test]
     fn blocks_agree_with_single_planes() {
@@ -283,7 +283,13 @@ mod tests {
                     for channel in 0..channels {
                         let from = &planes[channel * plane..][..plane];
                         let kernel = &weights[channel * taps..][..taps];
-                        single.run(from, kernel, bias[channel], activation, &mut want, &mut scratch);
+                        let from = Planes {
+                            values: from,
+                            stride: plane,
+                            weights: kernel,
+                            bias: Some(&bias[channel..]),
+                        };
+                        single.run(from, activation, &mut want, &mut scratch);
                         for (got, want) in got[channel * result..].iter().zip(&want) {
                             assert!((got - want).abs() < 2e-5, "{isa:?} {window:?}: {got} {want}");
                         }

@@ -3,10 +3,12 @@
 //! The tables below are the only lists of these functions. A row is a name, its parameters and its
 //! formula.
 
-use crate::simd::slices::{BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place};
+use crate::simd::slices::{
+    BinaryOp, Swapped, UnaryOp, map, map_in_place, zip, zip_in_place, zip_rows_in_place,
+};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
-pub use crate::simd::slices::Operand;
+pub use crate::simd::slices::{Operand, RowNumbers};
 
 /// Generates [`Unary`], a type for each of its rows, and the dispatch between them.
 macro_rules! unary_functions {
@@ -317,6 +319,35 @@ pub fn binary_in_place_swapped(isa: Isa, function: Binary, data: &mut [f32], oth
     function.visit(ZipInPlace { isa, data, other, swapped: true });
 }
 
+struct ZipRowsInPlace<'a> {
+    isa: Isa,
+    data: &'a mut [f32],
+    rows: RowNumbers<'a>,
+    swapped: bool,
+}
+
+impl BinaryVisitor for ZipRowsInPlace<'_> {
+    fn visit(self, op: impl BinaryOp) {
+        if self.swapped {
+            zip_rows_in_place(self.isa, Swapped(op), self.data, self.rows);
+        } else {
+            zip_rows_in_place(self.isa, op, self.data, self.rows);
+        }
+    }
+}
+
+/// Computes `data[i] = function(data[i], number of its row)`, with the operands exchanged if
+/// `swapped`.
+pub fn binary_rows_in_place(
+    isa: Isa,
+    function: Binary,
+    data: &mut [f32],
+    rows: RowNumbers<'_>,
+    swapped: bool,
+) {
+    function.visit(ZipRowsInPlace { isa, data, rows, swapped });
+}
+
 struct MulAdd<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -465,6 +496,29 @@ mod tests {
                                     "{function:?} {isa:?} at {index}"
                                 );
                             }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_rows_apply_to_their_rows() {
+        let numbers: Vec<f32> = (0..9).map(|i| 0.5 + i as f32).collect();
+        for isa in Isa::available() {
+            for (first, each) in [(1, 7), (7, 7), (3, 16), (49, 49), (40, 70)] {
+                // The last row ends early; with one more number, nothing is left for it.
+                for len in [first, first + 1, first + 3 * each, first + 7 * each + each / 2] {
+                    for swapped in [false, true] {
+                        let from: Vec<f32> = (0..len).map(|i| (i as f32 * 0.3).sin()).collect();
+                        let mut data = from.clone();
+                        let rows = RowNumbers { numbers: &numbers, first, each };
+                        binary_rows_in_place(isa, Binary::Sub, &mut data, rows, swapped);
+                        for (at, (got, x)) in data.iter().zip(&from).enumerate() {
+                            let number = numbers[(at + each - first) / each];
+                            let want = if swapped { number - x } else { x - number };
+                            assert_eq!(*got, want, "{isa:?} {first} {each} {len} at {at}");
                         }
                     }
                 }

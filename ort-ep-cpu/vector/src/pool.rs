@@ -118,7 +118,7 @@ fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: PoolPlane<'_>) {
     let PoolPlane { plan, from, to, scratch } = plane;
     let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
     let len = row_len(&plan.window);
-    let scratch = &mut scratch[..BAND * len];
+    let scratch = &mut scratch[..BAND.min(rows) * len];
     // From here on, only the range between the padding on both sides is written.
     scratch.fill(if MAX { f32::NEG_INFINITY } else { 0.0 });
     for band in (0..rows).step_by(BAND) {

@@ -159,6 +159,53 @@ pub fn mean(isa: Isa, row: &[f32]) -> f32 {
     (sum(isa, row) / row.len() as f64) as f32
 }
 
+/// Writes the mean of each row of `len` values.
+///
+/// # Panics
+/// If `rows` does not hold a row for each result.
+pub fn means(isa: Isa, rows: &[f32], len: usize, to: &mut [f32]) {
+    assert_eq!(rows.len(), to.len() * len, "a row for each mean");
+    if len == 0 || len > BLOCK {
+        for (index, to) in to.iter_mut().enumerate() {
+            *to = mean(isa, &rows[index * len..][..len]);
+        }
+        return;
+    }
+    dispatch(isa, Means { rows, len, to });
+}
+
+/// The means of rows of at most a block. They are too short for calls of their own, and for double
+/// precision to matter.
+struct Means<'a> {
+    rows: &'a [f32],
+    len: usize,
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Means<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (row, to) in self.rows.chunks_exact(self.len).zip(self.to) {
+            let mut sums = [s.splat(0.0); 4];
+            let mut at = 0;
+            while at + 4 * S::LANES <= row.len() {
+                for (part, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.add(*sum, s.load(row, at + part * S::LANES));
+                }
+                at += 4 * S::LANES;
+            }
+            for sum in &mut sums {
+                let count = (row.len() - at).min(S::LANES);
+                *sum = s.add(*sum, s.load_partial(row, at, count, 0.0));
+                at += count;
+            }
+            let sum = s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]));
+            *to = s.horizontal_sum(sum) / row.len() as f32;
+        }
+    }
+}
+
 /// Returns the product; 1 for an empty row.
 pub fn product(isa: Isa, row: &[f32]) -> f32 {
     fold(isa, Identity, Times, 1.0, row).into_iter().product()
@@ -211,6 +258,13 @@ mod tests {
                 close(sum_magnitudes(isa, &row), wide().sum());
                 close(sum_squares(isa, &row), wide().map(|x| x * x).sum());
                 close(sum_squared_deviations(isa, 0.5, &row), wide().map(|x| (x - 0.5).powi(2)).sum());
+                let mut both = [0.0; 2];
+                let twice: Vec<f32> = row.iter().chain(&row).copied().collect();
+                means(isa, &twice, len, &mut both);
+                assert!(len > 0 || both.iter().all(|mean| mean.is_nan()));
+                both.iter()
+                    .filter(|_| len > 0)
+                    .for_each(|mean| close(f64::from(*mean) * len as f64, wide().sum()));
                 let few = &row[..len.min(60)];
                 close(f64::from(product(isa, few)), few.iter().map(|x| f64::from(*x)).product());
                 assert_eq!(max(isa, &row), row.iter().copied().fold(f32::NEG_INFINITY, f32::max));

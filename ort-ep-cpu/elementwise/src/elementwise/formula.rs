@@ -371,10 +371,7 @@ fn single_in_place<S: Storage>(
                         rows.and_then(|rows| Some((rows, S::lanes(rows.elements)?)))
                     {
                         let rows = Repeated { elements, first: rows.first, each: rows.each };
-                        return rows.rows(data.len()).all(|(row, number)| {
-                            let number = Block::Scalar(number);
-                            S::Lane::binary_in_place(function, &mut data[row], number, b == here)
-                        });
+                        return S::Lane::binary_rows_in_place(function, data, rows, b == here);
                     }
                     match walk.block(index, from, start, data.len(), &mut scratch.inputs[0].0) {
                         Block::Scalar(value) => Block::Scalar(value.widen_one()),

@@ -11,7 +11,8 @@ use ort_core::spec::{BinaryFn, UnaryFn};
 use super::blocks::zip;
 use ort_cpu_kernel::broadcast::{Block, Repeated};
 use ort_cpu_vector::elementwise::{
-    Binary, Operand, Unary, binary, binary_in_place, binary_in_place_swapped, unary, unary_in_place,
+    Binary, Operand, RowNumbers, Unary, binary, binary_in_place, binary_in_place_swapped,
+    binary_rows_in_place, unary, unary_in_place,
 };
 use ort_cpu_vector::simd::Isa;
 
@@ -33,6 +34,18 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     /// Replaces `data` by the function of itself and `other`, or of `other` and itself if
     /// `swapped`. Returns false if there is no loop for that.
     fn binary_in_place(function: BinaryFn, data: &mut [Self], other: Block<'_, Self>, swapped: bool) -> bool;
+
+    /// [`binary_in_place`](Self::binary_in_place) with one number per row.
+    fn binary_rows_in_place(
+        function: BinaryFn,
+        data: &mut [Self],
+        rows: Repeated<'_, Self>,
+        swapped: bool,
+    ) -> bool {
+        rows.rows(data.len()).all(|(row, number)| {
+            Self::binary_in_place(function, &mut data[row], Block::Scalar(number), swapped)
+        })
+    }
 
     /// Writes the function of `data` and, row by row, of one number to `to`. The operands are
     /// exchanged if `swapped`.
@@ -103,6 +116,20 @@ impl Lane for f32 {
         };
         let apply = if swapped { binary_in_place_swapped } else { binary_in_place };
         apply(Isa::current(), function, data, vector_operand(other));
+        true
+    }
+
+    fn binary_rows_in_place(
+        function: BinaryFn,
+        data: &mut [f32],
+        rows: Repeated<'_, f32>,
+        swapped: bool,
+    ) -> bool {
+        let Some(function) = vector_binary(function).filter(|function| *function != Binary::Pow) else {
+            return false;
+        };
+        let rows = RowNumbers { numbers: rows.elements, first: rows.first, each: rows.each };
+        binary_rows_in_place(Isa::current(), function, data, rows, swapped);
         true
     }
 }

@@ -6,8 +6,8 @@
 //! tile, nor on how rows and columns are split over threads. If an element of a panel is a bf16
 //! pair, each step adds two products; nothing else differs.
 
-use ort_cpu_vector::simd::Simd;
 use ort_cpu_vector::simd::steps::{Elements, Steps};
+use ort_cpu_vector::simd::{Simd, math};
 
 /// The activation at the end of an epilogue, evaluated in registers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub(crate) enum RegisterActivation {
     HardSigmoid { slope: f32, offset: f32 },
     /// `x * min(max(x / 6 + 1/2, 0), 1)`.
     HardSwish,
+    /// `x * sigmoid(x)`.
+    Silu,
 }
 
 /// The maximum number of rows for which a tile is bound by loading B rather than by its FMAs. Such
@@ -243,6 +245,15 @@ pub(super) fn end<S: Simd, const ROWS: usize, const VECTORS: usize>(
         RegisterActivation::HardSwish => {
             let (slope, offset) = (s.splat(1.0 / 6.0), s.splat(0.5));
             each(sums, |sum, _, _| s.mul(sum, clip(s.mul_add(sum, slope, offset), zero, one)));
+        }
+        RegisterActivation::Silu => {
+            // A loop through memory, whose length the compiler does not know: unrolled over the
+            // tile, the function would be longer than the rest of the kernel.
+            let mut values = *sums;
+            for value in values.as_flattened_mut().iter_mut().take(std::hint::black_box(ROWS * VECTORS)) {
+                *value = math::silu(s, *value);
+            }
+            *sums = values;
         }
     }
 }

@@ -22,7 +22,7 @@ use ort_cpu_kernel::half_precision::{Narrow, via_f32_except};
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_threads::parallel::StridedRows;
 use ort_cpu_vector::activation::Activation;
-use ort_cpu_vector::depthwise::DepthwisePlan;
+use ort_cpu_vector::depthwise::{DepthwisePlan, Planes};
 use ort_cpu_vector::elementwise::{Binary, Operand, Unary, binary_in_place};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::window::Window;
@@ -92,6 +92,13 @@ struct Part {
     /// The rows of the image that the band's windows cover.
     input: Range<usize>,
     plan: DepthwisePlan,
+}
+
+/// Where results begin.
+struct Place {
+    batch: usize,
+    filter: usize,
+    row: usize,
 }
 
 /// How the images of a batch are split into tasks.
@@ -187,37 +194,50 @@ impl Depthwise {
         );
         let activation = self.activation.map_or(Activation::None, Activation::Unary);
         // The addend comes before the activation, so the loops must not apply it.
-        let first = if addend.is_some() { Activation::None } else { activation };
+        let before_addend = if addend.is_some() { Activation::None } else { activation };
         let rows = StridedRows::new(result, [batch, height, filters], [filters * plane, width, plane], width);
         let rows = rows.ok_or_else(|| error!(Fail, "the result is too short"))?;
         let [plan_len, wide_len] = cut.scratch_lens::<T>();
+        let input_len = input[0] * input[1];
+        // Computes the filters from `first` on, as many as `to` has results for. `from` holds their
+        // rows of the image.
+        let run = |part: &Part, first: Place, from: &[T], to: &mut [T], scratch: &mut [f32]| {
+            let (scratch, wide) = scratch.split_at_mut(plan_len);
+            let start = (first.batch * filters + first.filter) * plane + first.row * width;
+            let addend = addend.map(|addend| &addend[start..][..to.len()]);
+            let (own, wide) = wide.split_at_mut(T::scratch_len(0, to.len()));
+            T::in_f32(isa, from, to, wide, |values, to| {
+                let (weights, bias) =
+                    (&weights[first.filter * taps..], bias.map(|bias| &bias[first.filter..]));
+                let planes = Planes { values, stride: input_len, weights, bias };
+                part.plan.run(planes, before_addend, to, scratch);
+                if let Some(addend) = addend {
+                    let addend = T::widened(isa, addend, own);
+                    binary_in_place(isa, Binary::Add, to, Operand::Slice(addend));
+                    activation.apply_in_place(isa, to);
+                }
+            });
+        };
+        // The scratch of a conversion holds one plane.
+        let is_together = filters == groups && T::scratch_len(1, 1) == 0;
         rows.for_each_block(
             threads,
             [cut.rows, cut.channels],
             (workspace, plan_len + wide_len),
             |mut block, scratch| {
-                let (scratch, wide) = scratch.split_at_mut(plan_len);
                 let (batch, [rows, channels]) = (block.outer, block.ranges.clone());
                 let Some(part) = cut.parts.get(rows.start / cut.rows) else { return };
-                for filter in channels {
+                let planes_of = |filter: usize| {
                     let channel = batch * groups + filter / (filters / groups);
-                    // ONNX's depthwise multiplier: consecutive filters share a channel.
-                    let from = &image[channel * input[0] * input[1]..]
-                        [part.input.start * input[1]..part.input.end * input[1]];
-                    let bias = bias.map_or(0.0, |bias| bias[filter]);
-                    let to = block.adjacent_rows(filter);
-                    let start = (batch * filters + filter) * plane + rows.start * width;
-                    let addend = addend.map(|addend| &addend[start..][..to.len()]);
-                    let (own, wide) = wide.split_at_mut(T::scratch_len(0, to.len()));
-                    T::in_f32(isa, from, to, wide, |from, to| {
-                        part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
-                        if let Some(addend) = addend {
-                            // The addend is added to the plane while it is in cache.
-                            let addend = T::widened(isa, addend, own);
-                            binary_in_place(isa, Binary::Add, to, Operand::Slice(addend));
-                            activation.apply_in_place(isa, to);
-                        }
-                    });
+                    &image[channel * input_len + part.input.start * input[1]..]
+                };
+                let place = |filter| Place { batch, filter, row: rows.start };
+                if is_together && let Some(to) = block.adjacent_planes() {
+                    return run(part, place(channels.start), planes_of(channels.start), to, scratch);
+                }
+                for filter in channels {
+                    let from = &planes_of(filter)[..part.input.len() * input[1]];
+                    run(part, place(filter), from, block.adjacent_rows(filter), scratch);
                 }
             },
         );

@@ -15,7 +15,7 @@ use ort_cpu_vector::simd::Isa;
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
 
-/// Registers a global pool by its function of a plane, in `float` and in `double`.
+/// Registers a global pool by its function of planes, in `float` and in `double`.
 macro_rules! global_pools {
     ($($op:literal, $single:expr, $double:expr;)*) => {
         cpu_kernels![$(
@@ -32,17 +32,40 @@ macro_rules! global_pools {
 
 global_pools! {
     "GlobalAveragePool",
-        |_, plane| reduce::mean(Isa::current(), plane),
-        |_, plane: &[f64]| pieces(plane).flatten().sum::<f64>() / plane.len() as f64;
+        |planes, to| reduce::means(Isa::current(), planes.values, planes.len, to),
+        |planes, to| planes.each(to, |plane| pieces(plane).flatten().sum::<f64>() / plane.len() as f64);
     "GlobalMaxPool",
-        |_, plane| reduce::max(Isa::current(), plane),
+        |planes, to| planes.each(to, |plane| reduce::max(Isa::current(), plane)),
         // NaN stays, because no value is greater than it.
-        |_, plane: &[f64]| pieces(plane).flatten().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max });
-    "GlobalLpPool", norm::<f32>, norm::<f64>;
+        |planes, to| planes.each(to, |plane| {
+            pieces(plane).flatten().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max })
+        });
+    "GlobalLpPool", norms::<f32>, norms::<f64>;
 }
 
-/// A function of the attribute `p` and a plane.
-type OfPlane<T> = fn(i32, &[T]) -> T;
+/// Planes of `len` values each.
+struct Planes<'a, T> {
+    values: &'a [T],
+    len: usize,
+    /// The attribute `p`.
+    power: i32,
+}
+
+impl<T> Planes<'_, T> {
+    /// Writes a function of each plane.
+    fn each(&self, to: &mut [T], function: impl Fn(&[T]) -> T) {
+        for (at, to) in spending(4 * self.len.min(PIECE), to).enumerate() {
+            *to = function(&self.values[at * self.len..][..self.len]);
+        }
+    }
+}
+
+/// Writes a value for each plane.
+type OfPlanes<T> = fn(&Planes<'_, T>, &mut [T]);
+
+fn norms<T: Real>(planes: &Planes<'_, T>, to: &mut [T]) {
+    planes.each(to, |plane| norm(planes.power, plane));
+}
 
 fn norm<T: Real>(power: i32, plane: &[T]) -> T {
     // In doubles, because powers of `f32` overflow early.
@@ -51,9 +74,9 @@ fn norm<T: Real>(power: i32, plane: &[T]) -> T {
 }
 
 /// The fewest values that are worth a task.
-const WORTH_A_TASK: usize = 1 << 14;
+const WORTH_A_TASK: usize = 1 << 15;
 
-fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn Executable>> {
+fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlanes<T>) -> Result<Box<dyn Executable>> {
     let power = cx.attrs().find_int("p").unwrap_or(1);
     // A norm with p of 0 would divide by it. Other pools have no `p`.
     let power = i32::try_from(power).ok().filter(|power| *power != 0);
@@ -65,9 +88,8 @@ fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn
         let result = cx.output(0)?.as_mut_slice::<T>()?;
         let at_once = (WORTH_A_TASK / plane.max(1)).max(1);
         for_each_row_chunk_mut(threads, result, 1, at_once, |first, results| {
-            for (at, result) in spending(4 * plane.min(PIECE), results).enumerate() {
-                *result = function(power, &image[(first + at) * plane..][..plane]);
-            }
+            let values = &image[first * plane..][..results.len() * plane];
+            function(&Planes { values, len: plane, power }, results);
         });
         Ok(())
     }))

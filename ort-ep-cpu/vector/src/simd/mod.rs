@@ -138,6 +138,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a / b`, correctly rounded.
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `1 / a`, at most 1 ULP off, for `a` from 1 to 2^126, or NaN.
+    #[inline(always)]
+    fn reciprocal(self, a: Self::F32) -> Self::F32 {
+        self.div(self.splat(1.0), a)
+    }
     /// `a * b + c`, rounded once if the CPU has FMA, otherwise twice.
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// `c - a * b`, rounded like [`mul_add`](Simd::mul_add).
@@ -159,6 +164,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `a * 2^n` for integral `n`. Denormal results are rounded once, and results above the range
     /// are infinite.
     fn scale_by_power_of_two(self, a: Self::F32, n: Self::F32) -> Self::F32;
+    /// `a * 2^n` for whole `n`, if the result is a normal number.
+    #[inline(always)]
+    fn scale_to_normal(self, a: Self::F32, n: Self::F32) -> Self::F32 {
+        self.from_bits(self.add_i32(self.to_bits(a), self.shl_i32::<23>(self.to_i32(n))))
+    }
 
     /// `a < b`.
     fn lt(self, a: Self::F32, b: Self::F32) -> Self::Mask;

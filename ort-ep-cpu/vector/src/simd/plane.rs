@@ -1,5 +1,5 @@
-//! Depthwise convolution of a plane in place, without a padded copy: masked loads zero what is
-//! outside the plane.
+//! Depthwise convolution of planes in place, without padded copies: masked loads zero what is
+//! outside a plane.
 
 use super::slices::UnaryOp;
 use super::stencil::{Filter, store_in_order};
@@ -9,53 +9,137 @@ use crate::window::Window;
 /// Output rows that share the loads of an input row.
 const ROWS: usize = 4;
 
+/// The same for small kernels, if it divides the height, as it does for many classifiers of images.
+const MORE_ROWS: usize = 7;
+
+/// The most vectors of a row for which that pays.
+const NARROW: usize = 4;
+
 /// The largest kernel of [`square`].
 const LARGEST: usize = 7;
+
+/// Vectors of a row whose masks are kept for all planes.
+const COLUMNS: usize = 8;
 
 /// The masks of the loads that make up the `LARGEST` shifted vectors of a row.
 type Masks<S> = [<S as Simd>::Mask; LARGEST];
 
-/// Convolves a plane with a `K` by `K` kernel, at strides of `STRIDE` (1 or 2) and without
-/// dilation: `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
+/// Planes of consecutive channels at equal distances, each with a filter of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Planes<'a> {
+    /// The values, from the first plane on.
+    pub values: &'a [f32],
+    /// The distance from one plane to the next.
+    pub stride: usize,
+    /// The weights of all filters.
+    pub weights: &'a [f32],
+    /// One initial value per plane, or none for zeros.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Planes<'a> {
+    /// Returns whether this holds `count` planes of `len` values, with filters of `taps` weights.
+    pub fn holds(&self, count: usize, len: usize, taps: usize) -> bool {
+        let reach = count.checked_sub(1).map_or(0, |last| last * self.stride + len);
+        reach <= self.values.len()
+            && count * taps <= self.weights.len()
+            && self.bias.is_none_or(|bias| count <= bias.len())
+    }
+
+    /// Returns plane number `index` of `len` values, and its filter of `taps` weights.
+    #[inline(always)]
+    pub fn plane(&self, index: usize, len: usize, taps: usize) -> (&'a [f32], Filter<'a>) {
+        let weights = &self.weights[index * taps..][..taps];
+        let filter = Filter { weights, bias: self.bias.map_or(0.0, |bias| bias[index]) };
+        (&self.values[index * self.stride..][..len], filter)
+    }
+}
+
+/// Convolves planes with `K` by `K` kernels, at strides of `SY` and `SX` (1 or 2) and without
+/// dilation: `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`. The results of all
+/// planes are contiguous.
 ///
 /// # Panics
-/// If a slice does not have the length that the window requires, or the window does not match `K`
-/// and `STRIDE`.
+/// If a slice does not hold what the window requires, or the window does not match `K`, `SY` and
+/// `SX`.
 #[inline(always)]
-pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
+pub fn square<S: Simd, E: UnaryOp, const K: usize, const SY: usize, const SX: usize>(
     s: S,
     window: &Window,
-    from: &[f32],
-    filter: Filter<'_>,
+    planes: Planes<'_>,
     epilogue: E,
     out: &mut [f32],
 ) {
-    const { assert!(K <= LARGEST && (STRIDE == 1 || STRIDE == 2)) };
-    let Window { input, output, kernel, strides, dilations, .. } = *window;
-    assert!(
-        kernel == [K; 2] && strides == [STRIDE; 2] && dilations == [1; 2],
-        "the window is a plain square"
-    );
-    assert!(from.len() == input[0] * input[1] && out.len() == output[0] * output[1], "whole planes");
-    assert!(filter.weights.len() == K * K, "each tap has its weight");
-    let mut weights = [[s.splat(0.0); K]; K];
-    for (row, values) in weights.iter_mut().zip(filter.weights.chunks_exact(K)) {
-        for (weight, value) in row.iter_mut().zip(values) {
-            *weight = s.splat(*value);
+    const { assert!(K <= LARGEST && 1 <= SY && SY <= 2 && 1 <= SX && SX <= 2) };
+    let Window { input, output: [height, width], kernel, strides, dilations, .. } = *window;
+    assert!(kernel == [K; 2] && strides == [SY, SX] && dilations == [1; 2], "the window is a plain square");
+    let (input_len, output_len) = (input[0] * input[1], height * width);
+    let count = out.len() / output_len.max(1);
+    assert!(out.len() == count * output_len, "whole planes of results");
+    assert!(planes.holds(count, input_len, K * K), "each plane has its values and its filter");
+    let vectors = width.div_ceil(S::LANES);
+    for first in (0..vectors).step_by(COLUMNS) {
+        let last = (first + COLUMNS).min(vectors) - 1;
+        let mut columns = [Column::new::<K, SX>(s, window, first); COLUMNS];
+        let columns = &mut columns[..=last - first];
+        let is_narrow = columns.len() <= NARROW;
+        for (at, column) in columns.iter_mut().enumerate().skip(1) {
+            *column = Column::new::<K, SX>(s, window, first + at);
+        }
+        for index in 0..count {
+            let (from, filter) = planes.plane(index, input_len, K * K);
+            let rows = Rows::<S, K>::new(s, window, from, filter);
+            // Whole vectors are stored, so a plane may overwrite the start of the next one, which
+            // is computed after it.
+            let out = &mut out[index * output_len..];
+            // SAFETY: the assertions above checked the lengths of the planes and of the results.
+            unsafe {
+                match height {
+                    1 => rows.all::<E, SY, SX, 1>(s, columns, epilogue, out),
+                    2 => rows.all::<E, SY, SX, 2>(s, columns, epilogue, out),
+                    3 => rows.all::<E, SY, SX, 3>(s, columns, epilogue, out),
+                    _ if const { K == 5 || K == 3 && SY == 1 }
+                        && (height == MORE_ROWS
+                            || SY == 1 && is_narrow && height.is_multiple_of(MORE_ROWS)) =>
+                    {
+                        rows.all::<E, SY, SX, MORE_ROWS>(s, columns, epilogue, out);
+                    }
+                    _ => rows.all::<E, SY, SX, ROWS>(s, columns, epilogue, out),
+                }
+            }
         }
     }
-    let rows = Rows::<S, K> { window, from: from.as_ptr(), weights, bias: s.splat(filter.bias) };
-    // The last block is moved back and overlaps rows that are computed twice.
-    let mut next = 0;
-    while next < output[0] {
-        // SAFETY: the assertions above checked the lengths of the plane and the result. The block's
-        // rows are in the result.
-        next += unsafe {
-            match output[0] >= ROWS {
-                true => rows.block::<E, STRIDE, ROWS>(s, next.min(output[0] - ROWS), epilogue, out),
-                false => rows.block::<E, STRIDE, 1>(s, next, epilogue, out),
-            }
+}
+
+/// A vector of results in each row, and how the columns that it needs are loaded.
+#[derive(Clone, Copy)]
+struct Column<S: Simd> {
+    /// The first result.
+    at: usize,
+    /// The column where its window begins.
+    first: isize,
+    /// Whether loads reach beyond the row and need `masks`.
+    is_masked: bool,
+    masks: Masks<S>,
+}
+
+impl<S: Simd> Column<S> {
+    /// Creates vector number `index` of the rows of a result.
+    #[inline(always)]
+    fn new<const K: usize, const STRIDE: usize>(s: S, window: &Window, index: usize) -> Self {
+        let Window { input: [_, columns], output: [_, width], pads: [_, left], .. } = *window;
+        let next = index * S::LANES;
+        // The last vector is moved back and overlaps results that are computed twice.
+        let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
+        let first = (at * STRIDE).wrapping_sub(left) as isize;
+        // The number of input columns that a vector of results reads.
+        let span = S::LANES * STRIDE + (K - 1).next_multiple_of(STRIDE);
+        let is_masked = first < 0 || first as usize + span > columns;
+        let masks = match is_masked {
+            true => masks::<S, K, STRIDE>(s, first, columns),
+            false => [s.mask_of_bits(0); LARGEST],
         };
+        Column { at, first, is_masked, masks }
     }
 }
 
@@ -67,83 +151,87 @@ struct Rows<'a, S: Simd, const K: usize> {
     bias: S::F32,
 }
 
-impl<S: Simd, const K: usize> Rows<'_, S, K> {
-    /// Writes `R` output rows from `row` on. Returns `R`.
-    ///
-    /// # Safety
-    /// `from` and `out` are whole planes, and `out` holds the rows.
+impl<'a, S: Simd, const K: usize> Rows<'a, S, K> {
     #[inline(always)]
-    unsafe fn block<E: UnaryOp, const STRIDE: usize, const R: usize>(
-        &self,
-        s: S,
-        row: usize,
-        epilogue: E,
-        out: &mut [f32],
-    ) -> usize {
-        let Window { input: [_, columns], output: [_, width], pads: [_, left], .. } = *self.window;
-        // The number of input columns that a vector of results reads.
-        let span = S::LANES * STRIDE + (K - 1).next_multiple_of(STRIDE);
-        let (to, len) = (out.as_mut_ptr(), out.len());
-        let mut next = 0;
-        while next < width {
-            let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
-            let first = (at * STRIDE).wrapping_sub(left) as isize;
-            // SAFETY: the condition keeps unmasked loads inside the columns of a row; all other
-            // loads are masked. The caller guarantees the rows.
-            unsafe {
-                let sums = if first >= 0 && first as usize + span <= columns {
-                    self.sums::<STRIDE, R, false>(s, row, first)
-                } else {
-                    self.sums::<STRIDE, R, true>(s, row, first)
-                };
-                for (index, sum) in sums.into_iter().enumerate() {
-                    let start = (row + index) * width + at;
-                    store_in_order(s, to, len, start, width - at, epilogue.apply(s, sum));
-                }
+    fn new(s: S, window: &'a Window, from: &[f32], filter: Filter<'_>) -> Self {
+        let mut weights = [[s.splat(0.0); K]; K];
+        for (row, values) in weights.iter_mut().zip(filter.weights.chunks_exact(K)) {
+            for (weight, value) in row.iter_mut().zip(values) {
+                *weight = s.splat(*value);
             }
-            next += S::LANES;
         }
-        R
+        Rows { window, from: from.as_ptr(), weights, bias: s.splat(filter.bias) }
     }
 
-    /// Returns the sums of one vector in each of `R` rows from `row` on. Their windows begin in
-    /// column `first`.
+    /// Computes all rows of a plane, `R` at a time. The last block is moved back and overlaps rows
+    /// that are computed twice.
+    ///
+    /// # Safety
+    /// `from` is a whole plane, `out` holds one, and it has at least `R` rows.
+    #[inline(always)]
+    unsafe fn all<E: UnaryOp, const SY: usize, const SX: usize, const R: usize>(
+        &self,
+        s: S,
+        columns: &[Column<S>],
+        epilogue: E,
+        out: &mut [f32],
+    ) {
+        let [height, width] = self.window.output;
+        let (to, len) = (out.as_mut_ptr(), out.len());
+        for next in (0..height).step_by(R) {
+            let row = next.min(height - R);
+            for column in columns {
+                // SAFETY: a column without masks is inside its row; all other loads are masked. The
+                // caller guarantees the rows.
+                unsafe {
+                    let sums = match column.is_masked {
+                        false => self.sums::<SY, SX, R, false>(s, row, column),
+                        true => self.sums::<SY, SX, R, true>(s, row, column),
+                    };
+                    for (index, sum) in sums.into_iter().enumerate() {
+                        let start = (row + index) * width + column.at;
+                        store_in_order(s, to, len, start, width - column.at, epilogue.apply(s, sum));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the sums of one vector in each of `R` rows from `row` on.
     ///
     /// # Safety
     /// `from` is a whole plane. Without masks, all columns that are read are inside it.
     #[inline(always)]
-    unsafe fn sums<const STRIDE: usize, const R: usize, const MASKED: bool>(
+    unsafe fn sums<const SY: usize, const SX: usize, const R: usize, const MASKED: bool>(
         &self,
         s: S,
         row: usize,
-        first: isize,
+        column: &Column<S>,
     ) -> [S::F32; R] {
-        const { assert!((R - 1) * STRIDE + K <= 13, "all input rows are written out") };
+        const { assert!((R - 1) * SY + K <= 19, "all input rows are written out") };
         let Window { input: [height, columns], pads: [top, _], .. } = *self.window;
-        let masks = match MASKED {
-            true => masks::<S, K, STRIDE>(s, first, columns),
-            false => [s.mask_of_bits(0); LARGEST],
-        };
+        let first = column.first;
         let mut sums = [self.bias; R];
         // Unrolled by a macro, because the compiler does not unroll a loop of this size, and arrays
         // stay in registers only if all indices are constant.
         macro_rules! input_rows {
             ($($index:literal)+) => {
-                $(if $index < (R - 1) * STRIDE + K {
-                    let y = (row * STRIDE + $index).wrapping_sub(top);
+                $(if $index < (R - 1) * SY + K {
+                    let y = (row * SY + $index).wrapping_sub(top);
                     if y < height {
                         let start = self.from.wrapping_add(y * columns).wrapping_offset(first);
                         // SAFETY: the row is inside the plane. Its columns are guaranteed by the
                         // caller, or masked.
                         unsafe {
-                            let values = shifted::<S, K, STRIDE, MASKED>(s, Line { start, first, columns }, &masks);
-                            self.add_input_row::<STRIDE, R>(s, &values, $index, &mut sums);
+                            let line = Line { start, first, columns };
+                            let values = shifted::<S, K, SX, MASKED>(s, line, &column.masks);
+                            self.add_input_row::<SY, R>(s, &values, $index, &mut sums);
                         }
                     }
                 })+
             };
         }
-        input_rows!(0 1 2 3 4 5 6 7 8 9 10 11 12);
+        input_rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18);
         sums
     }
 

@@ -230,6 +230,54 @@ fn zip_piece_in_place(isa: Isa, op: impl BinaryOp, data: &mut [f32], other: Oper
     }
 }
 
+/// A number for each row of a slice.
+#[derive(Debug, Clone, Copy)]
+pub struct RowNumbers<'a> {
+    /// The numbers. Values that rows are missing for are left alone.
+    pub numbers: &'a [f32],
+    /// The length of the first row.
+    pub first: usize,
+    /// The length of the other rows; the last may end early.
+    pub each: usize,
+}
+
+struct RowsLoop<'a, O> {
+    op: O,
+    data: &'a mut [f32],
+    rows: RowNumbers<'a>,
+}
+
+impl<O: BinaryOp> SimdOp for RowsLoop<'_, O> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let RowsLoop { op, data: mut rest, rows } = self;
+        let mut len = rows.first;
+        for number in rows.numbers {
+            let end = len.min(rest.len());
+            let (row, tail) = std::mem::take(&mut rest).split_at_mut(end);
+            (rest, len) = (tail, rows.each);
+            let number = s.splat(*number);
+            let mut at = 0;
+            while at + S::LANES <= row.len() {
+                s.store(row, at, op.apply(s, s.load(row, at), number));
+                at += S::LANES;
+            }
+            let count = row.len() - at;
+            if count > 0 {
+                let value = op.apply(s, s.load_partial(row, at, count, 0.0), number);
+                s.store_partial(row, at, count, value);
+            }
+        }
+    }
+}
+
+/// `data[i] = op(data[i], number of its row)`, in one call for rows that are too short for calls of
+/// their own.
+pub fn zip_rows_in_place(isa: Isa, op: impl BinaryOp, data: &mut [f32], rows: RowNumbers<'_>) {
+    dispatch(isa, RowsLoop { op, data, rows });
+}
+
 /// A binary function with its operands swapped.
 #[derive(Debug, Clone, Copy)]
 pub struct Swapped<O>(pub O);
