@@ -4,7 +4,7 @@
 //! run, and the observers, whatever the number of samples.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::f16;
 use ort_core::dtype::DType;
@@ -14,6 +14,7 @@ use ort_core::tensor::{TensorView, Value};
 use ort_core::{Error, ErrorKind, Result, Within};
 
 use crate::hessian::{Hessian, HessianInput, Hessians};
+use crate::mask::{MaskedObserver, TokenMask, run_observed};
 use crate::model::Smoothing;
 use crate::observe::{Channels, Extremes, Observer, Wanted, joined};
 
@@ -25,6 +26,7 @@ pub struct Calibration {
     observers: Mutex<Vec<Observer>>,
     /// What the channels of a value are multiplied by first; empty for most values.
     factors: Vec<Vec<f32>>,
+    mask: Option<Arc<TokenMask>>,
 }
 
 /// A run of a calibration.
@@ -43,7 +45,14 @@ impl Calibration {
         places.values_mut().enumerate().for_each(|(index, place)| *place = index);
         let observers: Vec<Observer> = places.values().map(|_| Observer::new(wanted)).collect();
         let factors = vec![Vec::new(); observers.len()];
-        Calibration { places, observers: Mutex::new(observers), factors }
+        Calibration { places, observers: Mutex::new(observers), factors, mask: None }
+    }
+
+    /// Leaves out what a mask says is padding.
+    #[must_use]
+    pub fn masked(mut self, mask: Option<Arc<TokenMask>>) -> Calibration {
+        self.mask = mask;
+        self
     }
 
     /// Observes smoothed values as they are after their division.
@@ -90,7 +99,7 @@ impl Calibration {
     ) -> Result<Vec<(String, Value)>> {
         let seen = Mutex::new(vec![None; self.places.len()]);
         let run = ObservedRun { calibration: self, seen };
-        let outputs = session.run_with(inputs, &RunOptions { observer: Some(&run), ..options.clone() })?;
+        let outputs = run_observed(&run, self.mask.as_deref(), (session, inputs, options))?;
         let seen = run.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         locked(&self.observers)
             .iter_mut()
@@ -146,6 +155,12 @@ impl ValueObserver for ObservedRun<'_> {
     }
 }
 
+impl MaskedObserver for ObservedRun<'_> {
+    fn wants(&self, name: &str) -> bool {
+        self.calibration.places.contains_key(name)
+    }
+}
+
 /// Observes the rows of a value after the multiplication of its channels.
 fn observe_scaled(observer: &mut Observer, values: &[f32], factors: &[f32]) -> Option<Extremes> {
     let mut seen = None;
@@ -162,13 +177,21 @@ fn observe_scaled(observer: &mut Observer, values: &[f32], factors: &[f32]) -> O
 #[derive(Debug)]
 pub struct ChannelCalibration {
     channels: Mutex<BTreeMap<String, Channels>>,
+    mask: Option<Arc<TokenMask>>,
 }
 
 impl ChannelCalibration {
     /// Creates statistics of these values. Other values are not observed.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> ChannelCalibration {
         let channels = names.into_iter().map(|name| (name.into(), Channels::default()));
-        ChannelCalibration { channels: Mutex::new(channels.collect()) }
+        ChannelCalibration { channels: Mutex::new(channels.collect()), mask: None }
+    }
+
+    /// Leaves out what a mask says is padding.
+    #[must_use]
+    pub fn masked(mut self, mask: Option<Arc<TokenMask>>) -> ChannelCalibration {
+        self.mask = mask;
+        self
     }
 
     /// Runs a sample and observes it. Returns the outputs. The session is that of
@@ -178,7 +201,7 @@ impl ChannelCalibration {
     ///
     /// As [`Session::run`].
     pub fn run(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
-        session.run_with(inputs, &RunOptions { observer: Some(self), ..RunOptions::default() })
+        run_observed(self, self.mask.as_deref(), (session, inputs, &RunOptions::default()))
     }
 
     /// The statistics by the names of their values.
@@ -196,6 +219,12 @@ impl ValueObserver for ChannelCalibration {
         {
             channels.observe(&values, *last);
         }
+    }
+}
+
+impl MaskedObserver for ChannelCalibration {
+    fn wants(&self, name: &str) -> bool {
+        locked(&self.channels).contains_key(name)
     }
 }
 
@@ -303,6 +332,7 @@ fn extend_channels(channels: &mut [Option<Extremes>], values: &[f32], inner: usi
 #[derive(Debug)]
 pub struct HessianCalibration {
     hessians: Mutex<Hessians>,
+    mask: Option<Arc<TokenMask>>,
 }
 
 impl HessianCalibration {
@@ -311,7 +341,14 @@ impl HessianCalibration {
     ///
     /// [`Quantizer::hessian_inputs`]: crate::Quantizer::hessian_inputs
     pub fn new(inputs: &[HessianInput]) -> HessianCalibration {
-        HessianCalibration { hessians: Mutex::new(Hessians::new(inputs)) }
+        HessianCalibration { hessians: Mutex::new(Hessians::new(inputs)), mask: None }
+    }
+
+    /// Leaves out what a mask says is padding.
+    #[must_use]
+    pub fn masked(mut self, mask: Option<Arc<TokenMask>>) -> HessianCalibration {
+        self.mask = mask;
+        self
     }
 
     /// Runs a sample and observes it. Returns the outputs. The session is that of
@@ -335,7 +372,7 @@ impl HessianCalibration {
         inputs: &[(&str, Value)],
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
-        session.run_with(inputs, &RunOptions { observer: Some(self), ..options.clone() })
+        run_observed(self, self.mask.as_deref(), (session, inputs, options))
     }
 
     /// Calls a function with the Hessian of a value so far, `None` if the value has none.
@@ -368,6 +405,12 @@ impl ValueObserver for HessianCalibration {
             // Products of other types are not quantized.
             _ => {}
         }
+    }
+}
+
+impl MaskedObserver for HessianCalibration {
+    fn wants(&self, name: &str) -> bool {
+        locked(&self.hessians).contains(name)
     }
 }
 

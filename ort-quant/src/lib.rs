@@ -70,6 +70,8 @@ mod grid;
 mod hessian;
 mod integer;
 mod linear;
+mod mask;
+mod means;
 mod mixed;
 mod model;
 mod noise;
@@ -91,12 +93,15 @@ pub use grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, Quant
 pub use hessian::{Hessian, HessianInput, Hessians};
 pub use integer::{CodeRange, Grid, GridOptions, QuantType};
 pub use linear::{LinearCodes, LinearQuantizer};
+pub use mask::TokenMask;
+pub use means::{ChannelAxis, ChannelMeans, MeanCalibration, Means};
 pub use mixed::{Cost, Front, WeightProbe};
 pub use model::{
-    BlockOptions, Blocks, ChannelPruner, DynamicOptions, ErrorSearch, FileSize, HalfOptions, HalfType, Layer,
-    MeasureWeight, MixedWeight, MixedWeights, Mode, NodePattern, Outcome, OutputErrors, Precision,
-    PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization, Quantizer, Smoothed, Smoothing,
-    StaticFormat, StaticOptions, StaticType, TunedWeights, Written,
+    BlockOptions, Blocks, ChannelPruner, DynamicOptions, Equalised, ErrorSearch, FileSize, GridNames, Grids,
+    HalfOptions, HalfType, Layer, LayerUnit, MeasureWeight, MixedWeight, MixedWeights, Mode, NodePattern,
+    Outcome, OutputErrors, Precision, PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization,
+    Quantizer, RangeChoice, Scope, Smoothed, Smoothing, StaticBiases, StaticFormat, StaticOptions,
+    StaticType, TunedWeights, Written, choose_ranges,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};

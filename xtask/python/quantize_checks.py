@@ -195,4 +195,154 @@ def half_precision(bench, bar: dict):
     yield {"what": f"{bar['what']}: {bar['metric']}", "limit": words, "ours": f"{found:.7g}", "met": met}
 
 
-CHECKS = {check.__name__: check for check in (plan_of_other, plan_of_weights, speed, gptq_gain, budget, bounds, report, equal_bytes, half_precision)}
+def sum_of_errors(bench, bar: dict):
+    """The squared errors of single weights add up to that of all together."""
+    model, calibration = bench.model(bar["model"]), bench.data(bar["task"]) / "calibration"
+    # The samples on which a search replaces weights: evenly spread.
+    paths = sorted(calibration.glob("*.npz"))[: bar["samples"]]
+    chosen = bench.out / "spread"
+    shutil.rmtree(chosen, ignore_errors=True)
+    chosen.mkdir()
+    for index in range(16):
+        path = paths[index * len(paths) // 16]
+        (chosen / path.name).symlink_to(path.resolve())
+    for bits in (4, 8):
+        common = ["--exclude", "op:Gather", "--mode", f"int{bits}"]
+        searched = [*common, "--budget", "1GB", "--exact-errors", "--data", calibration, "--samples", len(paths), "--held-out", "0"]
+        search = json.loads(bench.checked("quantize", model, bench.place("S1"), *searched, "--json").output)["search"]
+        single = sum(
+            precision["relative_error"] ** 2
+            for weight in search["weights"]
+            for precision in weight["precisions"]
+            if (precision["bits"], precision["block"]) == (bits, 32)
+        )
+        path = bench.place(f"S1_{bits}")
+        bench.checked("quantize", model, path, *common, "--no-protect-last", "--dim", "batch=1", "--dim", "seq=32")
+        run = bench.checked("quantize", model, path, "--compare", "--data", chosen, "--json")
+        together = json.loads(run.output)["checked"]["relative_error"] ** 2
+        ratio = single / together
+        yield {
+            "what": f"{bar['what']}, {bits} bits: {single:.3g} for {together:.3g}",
+            "limit": "0.85 to 1.15",
+            "ours": f"{ratio:.3f}",
+            "met": 0.85 <= ratio <= 1.15,
+        }
+
+
+def files_of_all_modes(bench, bar: dict):
+    """Every file is valid, loads in ONNX Runtime and here, and both compute the same without rewrites."""
+    import onnxruntime
+
+    model, folder = bench.model(bar["model"]), bench.data(bar["task"]) / "calibration"
+    sample = sorted(folder.glob("*.npz"))[-1]
+    feeds = dict(np.load(sample))
+    feeds.pop("truth", None)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    for arguments in bar["variants"]:
+        path = bench.place("C2")
+        arguments = [argument.replace("{calibration}", str(folder)) for argument in arguments]
+        data = [] if "--data" in arguments else ["--inputs", sample]
+        bench.checked("quantize", model, path, *arguments, *data)
+        fault, worst = "", 0.0
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+            theirs = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+            out = bench.out / "C2.npz"
+            bench.checked("run", path, "--inputs", sample, "--opt-level", "disabled", "--outputs", out)
+            ours = list(np.load(out).values())
+            for left, right in zip(ours, theirs):
+                if right.dtype.kind == "f":
+                    left, right = left.astype(np.float64), right.astype(np.float64)
+                    worst = max(worst, float(np.linalg.norm(left - right) / max(np.linalg.norm(right), 1e-30)))
+        except (RuntimeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            fault = str(error).strip().splitlines()[0][:160]
+        except onnxruntime.capi.onnxruntime_pybind11_state.OnnxRuntimeException as error:
+            fault = str(error).strip().splitlines()[0][:160]
+        yield {
+            "what": f"{bar['what']}, {' '.join(arguments[:2])}{' qoperator' if 'qoperator' in arguments else ''}",
+            "limit": "valid, <= 1e-05",
+            "ours": fault or f"valid, {worst:.2g}",
+            "met": not fault and worst <= 1e-5,
+        }
+
+
+def calibration_of_gpt(bench, bar: dict):
+    """The memory of a calibration does not hold the values of the samples."""
+    width, layers, words, window = 256, 4, 1024, 128
+    path, folder = bench.place("M3b_float"), bench.out / "windows"
+    onnx.save(random_gpt(width, layers, words, window), path)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    generator = np.random.default_rng(7)
+    for index in range(64):
+        np.savez(folder / f"{index:02}.npz", ids=generator.integers(0, words, (1, window)))
+    arguments = ["--mode", "static", "--data", folder, "--held-out", "0", "--ranges", "percentile", "--smooth", "off"]
+    run = bench.checked("quantize", path, bench.place("M3b"), *arguments)
+    peak = run.peak - bench.start()
+    yield {"what": f"{bar['what']}, {path.stat().st_size / 1e6:.1f} MB", "limit": f"<= {megabytes(bar['most'])}", "ours": megabytes(peak), "met": peak <= bar["most"]}
+
+
+def random_gpt(width: int, layers: int, words: int, window: int) -> onnx.ModelProto:
+    """A decoder with learned positions and a causal mask, whose weights are noise."""
+    generator, weights, nodes = np.random.default_rng(3), [], []
+
+    def weight(name: str, *shape: int) -> str:
+        weights.append(numpy_helper.from_array(generator.normal(0, 0.05, shape).astype(np.float32), name))
+        return name
+
+    def constant(name: str, value) -> str:
+        weights.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def add(op: str, inputs: list[str], output: str, **attributes) -> str:
+        nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+    heads, size = 8, width // 8
+    split, joined = constant("split", [1, window, heads, size]), constant("joined", [1, window, width])
+    mask = constant("mask", np.triu(np.full((window, window), -1e9, np.float32), 1))
+    scale = constant("scale", np.float32(size**-0.5))
+    value = add("Add", [add("Gather", [weight("words", words, width), "ids"], "embedded"), weight("positions", window, width)], "x0")
+    for layer in range(layers):
+        norm = [weight(f"g{layer}", width), weight(f"b{layer}", width)]
+        normed = add("LayerNormalization", [value, *norm], f"n{layer}")
+        parts = []
+        for part, order in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])):
+            product = add("MatMul", [normed, weight(f"{part}w{layer}", width, width)], f"{part}{layer}")
+            shaped = add("Reshape", [product, split], f"{part}s{layer}")
+            parts.append(add("Transpose", [shaped], f"{part}t{layer}", perm=order))
+        scores = add("Mul", [add("MatMul", parts[:2], f"qk{layer}"), scale], f"s{layer}")
+        shares = add("Softmax", [add("Add", [scores, mask], f"m{layer}")], f"p{layer}", axis=-1)
+        mixed = add("Transpose", [add("MatMul", [shares, parts[2]], f"pv{layer}")], f"t{layer}", perm=[0, 2, 1, 3])
+        mixed = add("Reshape", [mixed, joined], f"j{layer}")
+        value = add("Add", [value, add("MatMul", [mixed, weight(f"ow{layer}", width, width)], f"o{layer}")], f"a{layer}")
+        wide = add("MatMul", [add("LayerNormalization", [value, *norm], f"l{layer}"), weight(f"uw{layer}", width, 4 * width)], f"u{layer}")
+        down = add("MatMul", [add("Relu", [wide], f"r{layer}"), weight(f"dw{layer}", 4 * width, width)], f"d{layer}")
+        value = add("Add", [value, down], f"x{layer + 1}")
+    add("MatMul", [value, weight("head", width, words)], "logits")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [1, window])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, window, words])
+    graph = helper.make_graph(nodes, "gpt", [ids], [logits], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        plan_of_other,
+        plan_of_weights,
+        speed,
+        gptq_gain,
+        budget,
+        bounds,
+        report,
+        equal_bytes,
+        half_precision,
+        sum_of_errors,
+        files_of_all_modes,
+        calibration_of_gpt,
+    )
+}

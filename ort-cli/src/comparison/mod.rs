@@ -29,6 +29,11 @@ pub(crate) struct Ran {
 const MEMORY_OF_ONE_RUN: usize = 64 << 20;
 
 impl Ran {
+    /// The outputs of each run.
+    pub(crate) fn outputs(&self) -> &[Sample] {
+        &self.outputs
+    }
+
     /// Runs a model on each of the inputs.
     pub(crate) fn of(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
         let is_free = args.memory_limit.is_none() && inputs.len() == 1;

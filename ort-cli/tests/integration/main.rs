@@ -15,6 +15,7 @@ mod provider_libraries;
 mod prune;
 mod quantize;
 mod quantize_bounds;
+mod quantize_tuned;
 mod run_and_measure;
 mod support;
 mod test_cases;

@@ -62,6 +62,12 @@ impl WeightProbe {
         Ok(held)
     }
 
+    /// Keeps a sample with the outputs that [`Self::noise`] compares with, in the place of those of
+    /// the session.
+    pub fn add_reference(&mut self, sample: Named, outputs: Named) {
+        self.samples.push((sample, outputs));
+    }
+
     /// The number of samples.
     pub fn samples(&self) -> usize {
         self.samples.len()

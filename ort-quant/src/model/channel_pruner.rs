@@ -61,7 +61,7 @@ impl ChannelPruner {
         let bytes_before = source.bytes().len() + work.draft.external_bytes();
         let read_before = reads(&nodes);
         // Patterns count all nodes of the file.
-        let allowed = nodes.iter().enumerate().map(|(index, node)| selection.allows(Some(index), node));
+        let allowed = nodes.iter().enumerate().map(|(index, node)| selection.allows(work.place(index), node));
         let allowed: Vec<_> = allowed.collect();
         let (mut nodes, allowed) = without_identities(&work, nodes, allowed);
         let model = Model::from_source(source.clone())?;

@@ -1,5 +1,7 @@
 //! Dynamic quantization: integer weights, and inputs that are quantized in each run.
 //!
+//! A recurrent layer becomes `DynamicQuantizeLSTM`, which quantizes its inputs and states itself.
+//!
 //! Names of values and nodes are those of onnxruntime.quantization's `quantize_dynamic`. Unlike it,
 //! convolutions have a scale for each output channel, weights that several nodes read in different
 //! ways are not changed in place, and `Gemm` keeps what is not a plain product in floating point.
@@ -13,9 +15,11 @@ use ort_core::onnx::proto::{NodeProto, TensorProto};
 use super::draft::{float_of, integer, integer_of, node, reads};
 use super::options::{DynamicOptions, Quantizer};
 use super::weights::{Form, Job};
-use super::work::{Found, Outcome, Work, is_standard, title};
+use super::work::{Found, Outcome, WeightOf, Work, is_standard, title};
 use crate::integer::{GridOptions, QuantType};
 use crate::linear::LinearQuantizer;
+
+const MICROSOFT: &str = "com.microsoft";
 
 /// The operators with a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,21 @@ enum Rule {
     Gemm,
     Conv,
     Gather,
+    Lstm,
+}
+
+impl Rule {
+    const ALL: [Rule; 5] = [Rule::MatMul, Rule::Gemm, Rule::Conv, Rule::Gather, Rule::Lstm];
+
+    fn operator(self) -> &'static str {
+        match self {
+            Rule::MatMul => "MatMul",
+            Rule::Gemm => "Gemm",
+            Rule::Conv => "Conv",
+            Rule::Gather => "Gather",
+            Rule::Lstm => "LSTM",
+        }
+    }
 }
 
 /// A layer that is quantized.
@@ -54,14 +73,14 @@ pub(super) fn rewrite(
     work.each_layer(nodes, found, |work, node, layer| match layer.rule {
         Rule::Gather => quantized.gather(work, node, &layer),
         Rule::Conv => quantized.conv(work, node, &layer),
+        Rule::Lstm => lstm(work, node, options),
         Rule::MatMul | Rule::Gemm => quantized.product(work, node, &layer),
     })
 }
 
 /// The layer of a node, or why it stays; `None` for a node without a weight.
 fn candidate(work: &Work, node: &NodeProto) -> Option<Found<Layer8>> {
-    let rules = [Rule::MatMul, Rule::Gemm, Rule::Conv, Rule::Gather];
-    let rule = rules.into_iter().find(|rule| is_standard(node, &format!("{rule:?}")))?;
+    let rule = Rule::ALL.into_iter().find(|rule| is_standard(node, rule.operator()))?;
     let place = usize::from(rule != Rule::Gather);
     let name = node.input.get(place)?;
     // A Gather of integers, as in shape arithmetic, is no layer.
@@ -87,6 +106,16 @@ fn layer_of(work: &Work, node: &NodeProto, rule: Rule, name: &str) -> Found<Laye
                 return Err("it is more than a product and a bias: transA, alpha or beta".into());
             }
         }
+        Rule::Lstm => {
+            if integer_of(node, "layout", 0) != 0 {
+                return Err("its layout has the batch first, which the integer operator lacks".into());
+            }
+            let other = node.input.get(2).map(String::as_str).unwrap_or_default();
+            let other = work.weight(other)?;
+            if rank != 3 || other.shape.len() != 3 || other.dtype != DType::F32 {
+                return Err("its recurrent weight is not float32".into());
+            }
+        }
         Rule::Conv if rank < 3 => return Err("its weight has no spatial dimension".into()),
         _ => {}
     }
@@ -109,7 +138,8 @@ fn read_as_floats(work: &Work, nodes: &[NodeProto], found: &[Option<Found<Layer8
     let mut rest = Vec::new();
     for (node, found) in nodes.iter().zip(found) {
         let mut node = node.clone();
-        if matches!(found, Some(Ok(_))) {
+        // A recurrent layer quantizes its input itself.
+        if matches!(found, Some(Ok(layer)) if layer.rule != Rule::Lstm) {
             // What remains of a layer's inputs is the bias or the indices.
             node.input.remove(0);
         }
@@ -154,6 +184,7 @@ impl Quantized {
         let axis = match layer.rule {
             Rule::Gather => None,
             Rule::Conv => Some(0),
+            Rule::Lstm => Some(2),
             // The output channels of a stack of matrices differ from one to the next.
             Rule::MatMul | Rule::Gemm => (rank == 2).then_some(1),
         };
@@ -272,6 +303,60 @@ impl Quantized {
         self.values.insert(output.to_string(), Codes { codes, ..table });
         Ok(())
     }
+}
+
+/// Replaces a recurrent layer. Its weights lie with their channels last, with a scale for each
+/// channel of each direction.
+fn lstm(work: &mut Work, old: &NodeProto, options: &DynamicOptions) -> Result<()> {
+    let grid = GridOptions { reduce_range: options.reduce_range, ..GridOptions::new(QuantType::Int8, true) };
+    let mut new = old.clone();
+    new.input.resize(8, String::new());
+    let mut grids = Vec::new();
+    for place in [1, 2] {
+        let name = old.input.get(place).map(String::as_str).unwrap_or_default();
+        let Some(proto) = work.draft.constant(name).cloned() else { return Ok(()) };
+        let Ok(WeightOf { shape, .. }) = work.weight(name) else { return Ok(()) };
+        let [directions, gates, inputs] = shape[..] else { return Ok(()) };
+        let stored = vec![directions, inputs, gates];
+        let axis = (!options.per_tensor).then_some(2);
+        let scales = if options.per_tensor { vec![directions] } else { vec![directions, gates] };
+        let job = Job {
+            weight: proto,
+            codes: String::new(),
+            is_transposed: true,
+            shape: stored.clone(),
+            is_half: false,
+            has_one_point: false,
+            scales: None,
+            bias: None,
+            importance: None,
+            ready: None,
+            form: Form::Linear(LinearQuantizer { grid, axis }),
+        };
+        let before = 4 * directions * gates * inputs;
+        let results = [
+            ("_scale", DType::F32, scales.clone()),
+            ("_zero_point", QuantType::Int8.dtype(), scales),
+            ("_quantized", QuantType::Int8.dtype(), stored),
+        ];
+        let (names, added) = work.add_weight(job, &results)?;
+        let [scale, zero_point, codes] = &names[..] else { return Ok(()) };
+        new.input.iter_mut().skip(place).take(1).for_each(|input| input.clone_from(codes));
+        grids.extend([scale.clone(), zero_point.clone()]);
+        let grouping = if options.per_tensor { "per direction" } else { "per channel" };
+        let before = if added == 0 { 0 } else { before };
+        let precision = format!("int8, {grouping}");
+        work.note(old, shape, Outcome::Quantized { precision, before, after: added, codes: codes.clone() });
+    }
+    new.input.extend(grids);
+    new.op_type = Some("DynamicQuantizeLSTM".to_string());
+    new.domain = Some(MICROSOFT.to_string());
+    new.name = Some(work.draft.node_name(&format!("{}_quant", title(old))));
+    // The layout is that of the operator, which has no such attribute.
+    new.attribute.retain(|attribute| attribute.name() != "layout");
+    work.draft.import(MICROSOFT, 1);
+    work.draft.nodes.push(new);
+    Ok(())
 }
 
 /// The codes that a product reads.

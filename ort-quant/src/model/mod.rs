@@ -5,13 +5,16 @@
 //! one weight after the other. Weights that samples tune are read before.
 
 mod awq;
+mod bias_correction;
 mod block_values;
 mod blocks;
 mod channel_flow;
 mod channel_pruner;
 mod channel_spaces;
+mod corrected;
 mod draft;
 mod dynamic;
+mod equalise;
 mod flow;
 mod gptq;
 mod half_precision;
@@ -26,14 +29,21 @@ mod prunable;
 mod prune_form;
 mod pruned;
 mod pruner;
+mod range_search;
+mod scale_form;
+mod scope;
 mod select;
 mod slice_form;
 mod smoothed;
 mod smoothing;
+mod static_bias;
 mod static_qdq;
 mod static_qoperator;
+mod static_weights;
 mod tuned;
+mod units;
 mod variances;
+mod weight_channels;
 mod weight_reader;
 mod weights;
 mod work;
@@ -48,20 +58,25 @@ use ort_core::session::Model;
 use ort_core::{Error, ErrorKind, Result};
 
 pub use self::channel_pruner::ChannelPruner;
+pub use self::corrected::StaticBiases;
 use self::draft::Draft;
+pub use self::equalise::Equalised;
 use self::half_precision::SharedConstants;
 pub use self::half_type::HalfType;
 pub use self::mixed::{MeasureWeight, MixedWeight, MixedWeights};
 pub use self::options::{
-    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, StaticFormat, StaticOptions, StaticType,
+    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, Scope, StaticFormat, StaticOptions,
+    StaticType,
 };
 pub use self::precision::{Blocks, ErrorSearch, Precision};
 pub use self::pruned::{OutputErrors, PruneOutcome, PrunedLayer, Pruning};
 pub use self::pruner::{PruneTuning, Pruner};
+pub use self::range_search::{GridNames, Grids, RangeChoice, choose_ranges};
 pub use self::select::NodePattern;
 use self::select::Selection;
 pub use self::smoothed::{Smoothed, Smoothing};
 pub use self::tuned::TunedWeights;
+pub use self::units::LayerUnit;
 use self::work::Work;
 pub use self::work::{Layer, Outcome};
 pub use self::write::{FileSize, Written};
@@ -71,6 +86,7 @@ pub struct Quantization<'s> {
     source: &'s Source,
     draft: Draft,
     layers: Vec<Layer>,
+    grids: Grids,
     bytes_before: usize,
 }
 
@@ -112,13 +128,13 @@ impl Quantizer {
                 })?;
             }
         }
-        let Work { mut draft, layers, .. } = work;
+        let Work { mut draft, layers, grids, .. } = work;
         let is_quantized = |layer: &Layer| matches!(layer.outcome, Outcome::Quantized { .. });
         if !layers.iter().any(is_quantized) {
             return Err(nothing_to_quantize(&layers));
         }
         draft.drop_unread(&read_before);
-        Ok(Quantization { source, draft, layers, bytes_before })
+        Ok(Quantization { source, draft, layers, grids, bytes_before })
     }
 
     /// The values whose ranges [`Mode::Static`] needs: the computed inputs of products, and their
@@ -161,15 +177,23 @@ impl Quantizer {
 fn start(source: &Source, least_opset: i64, selection: Selection<'_>) -> Result<(Work, Vec<NodeProto>)> {
     let model = Model::from_source(source.clone())?;
     let mut draft = Draft::new(source, &model, least_opset)?;
-    selection.check(&draft.nodes)?;
     let nodes = std::mem::take(&mut draft.nodes);
-    Ok((Work::new(draft, &model), nodes))
+    let mut work = Work::new(draft, &model);
+    work.find_ends(&nodes);
+    selection.check(&nodes, |index| work.place(index))?;
+    Ok((work, nodes))
 }
 
 impl Quantization<'_> {
     /// The nodes with weights, in the order of the file.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// The scales and zero points of the values of a static model whose ranges the options say, for
+    /// [`choose_ranges`].
+    pub fn grids(&self) -> &Grids {
+        &self.grids
     }
 
     /// The bytes of the original model, with its data files.

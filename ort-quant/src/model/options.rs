@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Error, ErrorKind, Result};
 
+use super::corrected::StaticBiases;
 use super::half_type::HalfType;
-use super::select::{NodePattern, Selection};
+use super::select::{NodePattern, Place, Selection};
 use super::smoothed::Smoothing;
 use super::tuned::TunedWeights;
 use crate::grid::{Bits, BlockMethod};
@@ -72,6 +73,21 @@ pub enum StaticType {
     Float8,
 }
 
+/// Which nodes of a statically quantized model read quantized values. In the QOperator format it is
+/// the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Products alone, so that a value is rounded once before each and nowhere else.
+    #[default]
+    Heavy,
+    /// Also sums, scalings, averages, concatenations and `Resize`, if all that they read comes from
+    /// products: a convolutional network then stays in 8 bits.
+    All,
+    /// Every operator that onnxruntime.quantization quantizes by default, which ruins transformers.
+    /// Constants and biases stay in floating point.
+    Default,
+}
+
 /// The options of [`Mode::Static`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaticOptions {
@@ -79,12 +95,16 @@ pub struct StaticOptions {
     pub format: StaticFormat,
     /// What weights and inputs become.
     pub ty: StaticType,
+    /// Which nodes read quantized values.
+    pub scope: Scope,
     /// The ranges of the values that [`Quantizer::activations`] lists. A layer with a value that
     /// has none stays.
     pub ranges: BTreeMap<String, ValueRange>,
     /// The values that SmoothQuant divides, from [`Quantizer::smoothing`]. Their ranges are those
     /// after the division: see [`Calibration::smoothed`](crate::Calibration::smoothed).
     pub smoothing: Smoothing,
+    /// What [`Quantizer::correct_static_bias`] found; nothing by default.
+    pub biases: StaticBiases,
     /// One scale for a whole weight, not one for each output channel.
     pub per_tensor: bool,
     /// Weights of 7 bits, for other runtimes on processors whose 8-bit products saturate.
@@ -98,6 +118,10 @@ impl StaticOptions {
     pub(super) fn check(&self) -> Result<()> {
         if self.ty == StaticType::Float8 && self.format == StaticFormat::QOperator {
             let text = "float8 has no products of codes: the QOperator format is one of integers";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).help("take the QDQ format"));
+        }
+        if self.scope != Scope::Heavy && self.format == StaticFormat::QOperator {
+            let text = "the QOperator format has a scope of its own: products, and what moves their results";
             return Err(Error::new(ErrorKind::InvalidArgument, text).help("take the QDQ format"));
         }
         Ok(())
@@ -145,12 +169,12 @@ impl Quantizer {
     }
 
     /// Whether the caller excludes a node.
-    pub(super) fn excludes(&self, place: Option<usize>, node: &NodeProto) -> bool {
+    pub(super) fn excludes(&self, place: Option<Place>, node: &NodeProto) -> bool {
         self.selection().excludes(place, node)
     }
 
     /// Whether a node may be quantized. If not, the reason.
-    pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
+    pub(super) fn allows(&self, place: Option<Place>, node: &NodeProto) -> std::result::Result<(), String> {
         self.selection().allows(place, node)
     }
 }

@@ -8,8 +8,8 @@ use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{any_node, subgraphs};
 
-/// A pattern that nodes match: a name with wildcards `*` and `?`, `op:Softmax`, or `#12` for the
-/// node of this number in the file.
+/// A pattern that nodes match: a name with wildcards `*` and `?`, `op:Softmax`, `#12` for the node
+/// of this number in the file, or `first` and `last` for the ends of the chain of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePattern {
     /// The name, with wildcards.
@@ -18,15 +18,31 @@ pub enum NodePattern {
     Operator(String),
     /// The place in the file, from 0. Nodes need not have names.
     Index(usize),
+    /// The first layer with a weight in the model's graph.
+    First,
+    /// The last layer with a weight in the model's graph.
+    Last,
+}
+
+/// Where a node of the model's graph is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The number in the file.
+    pub(super) index: usize,
+    /// Whether it is the first or the last layer with a weight.
+    pub(super) is_first: bool,
+    pub(super) is_last: bool,
 }
 
 impl NodePattern {
-    /// Whether a node matches. Nodes of bodies have no number.
-    pub(super) fn matches(&self, index: Option<usize>, node: &NodeProto) -> bool {
+    /// Whether a node matches. Nodes of bodies have no place.
+    pub(super) fn matches(&self, place: Option<Place>, node: &NodeProto) -> bool {
         match self {
             NodePattern::Name(pattern) => matches_wildcards(pattern.as_bytes(), node.name().as_bytes()),
             NodePattern::Operator(operator) => operator == node.op_type(),
-            NodePattern::Index(place) => Some(*place) == index,
+            NodePattern::Index(index) => place.is_some_and(|place| place.index == *index),
+            NodePattern::First => place.is_some_and(|place| place.is_first),
+            NodePattern::Last => place.is_some_and(|place| place.is_last),
         }
     }
 }
@@ -41,6 +57,8 @@ impl FromStr for NodePattern {
             return Ok(NodePattern::Index(index));
         }
         match text.strip_prefix("op:") {
+            None if text == "first" => Ok(NodePattern::First),
+            None if text == "last" => Ok(NodePattern::Last),
             Some("") => Err(invalid("expected an operator, such as op:Softmax")),
             Some(operator) => Ok(NodePattern::Operator(operator.to_string())),
             None if text.is_empty() => Err(invalid("expected a name, op:NAME or #NUMBER")),
@@ -55,6 +73,8 @@ impl fmt::Display for NodePattern {
             NodePattern::Name(name) => write!(f, "{name}"),
             NodePattern::Operator(operator) => write!(f, "op:{operator}"),
             NodePattern::Index(index) => write!(f, "#{index}"),
+            NodePattern::First => f.write_str("first"),
+            NodePattern::Last => f.write_str("last"),
         }
     }
 }
@@ -70,12 +90,12 @@ pub(super) struct Selection<'p> {
 
 impl Selection<'_> {
     /// Whether the caller excludes a node.
-    pub(super) fn excludes(&self, place: Option<usize>, node: &NodeProto) -> bool {
+    pub(super) fn excludes(&self, place: Option<Place>, node: &NodeProto) -> bool {
         self.exclude.iter().any(|pattern| pattern.matches(place, node))
     }
 
     /// Whether a node may change. If not, the reason.
-    pub(super) fn allows(&self, place: Option<usize>, node: &NodeProto) -> std::result::Result<(), String> {
+    pub(super) fn allows(&self, place: Option<Place>, node: &NodeProto) -> std::result::Result<(), String> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.matches(place, node)) {
             return Err(format!("excluded by '{pattern}'"));
         }
@@ -84,19 +104,19 @@ impl Selection<'_> {
     }
 
     /// Refuses patterns that match nothing, which are typing errors.
-    pub(super) fn check(&self, nodes: &[NodeProto]) -> Result<()> {
+    pub(super) fn check(&self, nodes: &[NodeProto], place: impl Fn(usize) -> Option<Place>) -> Result<()> {
         let is_in_body = |pattern: &NodePattern, node: &NodeProto| {
             subgraphs(node).any(|graph| any_node(&graph.node, &|node| pattern.matches(None, node)))
         };
         let matches = |pattern: &NodePattern| {
             let mut numbered = nodes.iter().enumerate();
-            numbered.any(|(index, node)| pattern.matches(Some(index), node) || is_in_body(pattern, node))
+            numbered.any(|(index, node)| pattern.matches(place(index), node) || is_in_body(pattern, node))
         };
         match self.only.iter().chain(self.exclude).find(|pattern| !matches(pattern)) {
             Some(pattern) => {
                 let text = format!("pattern '{pattern}' matches no node of the model");
                 Err(Error::new(ErrorKind::InvalidArgument, text)
-                    .help("give names of nodes with * and ?, op:OPERATOR, or #NUMBER"))
+                    .help("give names of nodes with * and ?, op:OPERATOR, #NUMBER, first or last"))
             }
             None => Ok(()),
         }
@@ -153,10 +173,13 @@ mod tests {
             ("op:Gemm", false),
             ("#3", true),
             ("#4", false),
+            ("first", false),
+            ("last", true),
         ];
+        let place = Place { index: 3, is_first: false, is_last: true };
         for (text, expected) in cases {
             let pattern: NodePattern = text.parse()?;
-            assert_eq!(pattern.matches(Some(3), &node), expected, "{text}");
+            assert_eq!(pattern.matches(Some(place), &node), expected, "{text}");
             assert_eq!(pattern.to_string(), text);
         }
         for text in ["", "#", "#x", "op:"] {

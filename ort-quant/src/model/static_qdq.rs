@@ -6,20 +6,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ort_core::Result;
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::{NodeProto, TensorProto};
-use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{Draft, integer, node};
-use super::options::{Quantizer, StaticOptions, StaticType};
+use super::options::{Mode, Quantizer, Scope, StaticOptions, StaticType};
 use super::products::{Product, ProductWeight, product};
+use super::range_search::GridNames;
+use super::scope::quantized_inputs;
 use super::smoothed::Smoothing;
 use super::smoothing;
-use super::weights::{BIAS, BiasOf, Form, Job, RowScales};
-use super::work::{Outcome, Work, is_standard};
+use super::static_bias;
+use super::static_weights::{WeightNames, weight_codes};
+use super::weights::RowScales;
+use super::work::{Found, Outcome, Work, is_standard};
 use crate::float8::value_scale;
-use crate::integer::{Grid, GridOptions, QuantType};
-use crate::linear::LinearQuantizer;
+use crate::integer::{Grid, QuantType};
 use crate::range::ValueRange;
 
 /// The position of the weight.
@@ -28,6 +31,13 @@ const WEIGHT: usize = 1;
 /// The values whose ranges are needed.
 pub(super) fn activations(work: &Work, nodes: &[NodeProto], quantizer: &Quantizer) -> BTreeSet<String> {
     let mut values = BTreeSet::new();
+    let scope = match &quantizer.mode {
+        Mode::Static(options) => options.scope,
+        _ => Scope::Heavy,
+    };
+    for (node, places) in nodes.iter().zip(quantized_inputs(work, nodes, (scope, quantizer))) {
+        values.extend(places.into_iter().filter_map(|place| node.input.get(place)).cloned());
+    }
     for (index, node) in nodes.iter().enumerate() {
         if let (Ok(()), Some(Ok(found))) =
             (quantizer.allows(work.place(index), node), product(work, node, true))
@@ -53,7 +63,36 @@ pub(super) fn rewrite(
             missing_range(inputs.map(String::as_str), &values.ranges).map(|()| found)
         }))
     });
-    work.each_layer(&nodes, found, |work, node, found| replace(work, node, &found, (options, &mut values)))
+    let found = found.into_iter().map(|found| Some(found?.map(Step::Product)));
+    let mut found: Vec<Option<Found<Step>>> = found.collect();
+    let scoped = quantized_inputs(work, &nodes, (options.scope, quantizer));
+    for ((found, places), node) in found.iter_mut().zip(scoped).zip(&nodes) {
+        let names = places.iter().filter_map(|place| node.input.get(*place));
+        let is_ready = missing_range(names.map(String::as_str), &values.ranges).is_ok();
+        if found.is_none() && !places.is_empty() && is_ready {
+            *found = Some(Ok(Step::Other(places)));
+        }
+    }
+    work.each_layer(&nodes, found, |work, node, step| match step {
+        Step::Product(product) => replace(work, node, &product, (options, &mut values)),
+        Step::Other(places) => {
+            let mut new = node.clone();
+            for place in places {
+                let Some(input) = new.input.get_mut(place) else { continue };
+                *input = values.quantized(work, input, options)?;
+            }
+            work.draft.nodes.push(new);
+            Ok(())
+        }
+    })
+}
+
+/// What becomes of a node.
+enum Step {
+    /// Its inputs and its weight are quantized.
+    Product(Product),
+    /// These inputs are.
+    Other(Vec<usize>),
 }
 
 /// The nodes with the constants of smoothed values, the ranges, and the values that are smoothed.
@@ -72,6 +111,7 @@ pub(super) fn prepared(
         smoothing.retain(|name, _| ranges.contains_key(name));
         smoothing::fold(work, &mut nodes, &smoothing, quantizer)?;
     }
+    static_bias::fold(work, &mut nodes, &options.biases);
     Ok((nodes, ranges, smoothing))
 }
 
@@ -140,8 +180,13 @@ fn replace(
         let smooth = if smoothed.is_some() { ", smoothed" } else { "" };
         precision = format!("{weight_type}, {grouping}, {input_type} inputs{smooth}");
     }
+    let correction = options.biases.of(old);
+    precision.extend(correction.map(|_| ", bias corrected"));
     work.note(old, shape, Outcome::Quantized { precision, before, after, codes });
-    work.draft.nodes.push(new);
+    match correction.filter(|correction| correction.is_added) {
+        Some(correction) => static_bias::push_with_add(work, new, correction),
+        None => work.draft.nodes.push(new),
+    }
     Ok(())
 }
 
@@ -161,6 +206,11 @@ impl Values {
         let value = divided.as_str();
         let draft = &mut work.draft;
         let (scale, point) = add_grid(draft, value, &grid, options.ty);
+        // The range of a softmax is not the caller's choice.
+        if options.ranges.get(given) == self.ranges.get(given) {
+            let names = GridNames { scale: scale.clone(), zero_point: point.clone() };
+            work.grids.entry(given.to_string()).or_default().push(names);
+        }
         let codes = draft.value_name(&format!("{value}_QuantizeLinear_Output"));
         let floats = draft.value_name(&format!("{value}_DequantizeLinear_Output"));
         let name = draft.node_name(&format!("{value}_QuantizeLinear"));
@@ -235,60 +285,4 @@ fn quantized_weight(
     draft.nodes.push(node(("", "DequantizeLinear"), node_name, &inputs, &[&floats], axis));
     values.done.insert(codes.clone(), floats.clone());
     Ok(QuantizedWeight { floats, codes, added })
-}
-
-/// The names of a quantized weight.
-pub(super) struct WeightNames {
-    pub(super) codes: String,
-    pub(super) scale: String,
-    pub(super) zero_point: String,
-    /// That of its bias in 32 bits.
-    pub(super) bias: Option<String>,
-}
-
-/// Adds a weight as int8 or float8, and the bytes that it takes.
-pub(super) fn weight_codes(
-    work: &mut Work,
-    (name, weight): (&str, &ProductWeight),
-    (scales, bias): (Option<RowScales>, Option<BiasOf>),
-    options: &StaticOptions,
-) -> Result<(WeightNames, usize)> {
-    let missing = || Error::new(ErrorKind::Fail, format!("there is no constant '{name}'"));
-    let proto = work.draft.constant(name).cloned().ok_or_else(missing)?;
-    let ty = QuantType::Int8;
-    let grid = GridOptions { reduce_range: options.reduce_range, ..GridOptions::new(ty, true) };
-    let channels = weight.axis.and_then(|axis| weight.shape.get(axis)).copied();
-    let channels: Vec<usize> = channels.into_iter().collect();
-    let (dtype, form) = match options.ty {
-        StaticType::Int8 => (ty.dtype(), Form::Linear(LinearQuantizer { grid, axis: weight.axis })),
-        StaticType::Float8 => (DType::F8E4M3FN, Form::Float8(weight.axis)),
-    };
-    let mut results = vec![
-        ("_scale", DType::F32, channels.clone()),
-        ("_zero_point", dtype, channels),
-        ("_quantized", dtype, weight.shape.clone()),
-    ];
-    if let Some(bias) = &bias {
-        let dims = bias.tensor.dims.iter().map(|size| *size as usize);
-        results.push((BIAS, DType::I32, dims.collect()));
-    }
-    let job = Job {
-        weight: proto,
-        codes: String::new(),
-        is_transposed: false,
-        shape: weight.shape.clone(),
-        is_half: false,
-        has_one_point: false,
-        scales,
-        bias,
-        importance: None,
-        ready: None,
-        form,
-    };
-    let (names, added) = work.add_weight(job, &results)?;
-    let mut names = names.into_iter();
-    let (Some(scale), Some(zero_point), Some(codes)) = (names.next(), names.next(), names.next()) else {
-        return Err(missing());
-    };
-    Ok((WeightNames { codes, scale, zero_point, bias: names.next() }, added))
 }

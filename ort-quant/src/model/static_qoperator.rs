@@ -15,7 +15,8 @@ use super::options::{Quantizer, StaticOptions};
 use super::products::Product;
 use super::smoothed::Smoothing;
 use super::smoothing;
-use super::static_qdq::{add_grid, missing_range, prepared, weight_codes};
+use super::static_qdq::{add_grid, missing_range, prepared};
+use super::static_weights::weight_codes;
 use super::weights::BiasOf;
 use super::work::{Outcome, Work, is_standard, title};
 use crate::range::ValueRange;
@@ -236,6 +237,7 @@ impl Values {
         attributes.retain(|attribute| attribute.name() != "beta");
         let title = work.draft.node_name(&format!("{}_quant", title(old)));
         work.draft.nodes.push(node((domain, operator), title, &inputs, &[&output.codes], attributes));
+        precision.extend(options.biases.of(old).map(|_| ", bias corrected"));
         work.note(old, shape, Outcome::Quantized { precision, before, after, codes });
         self.codes.insert(result.to_string(), output);
         self.absent.insert(result.to_string());

@@ -11,6 +11,7 @@ use ort_core::{Error, ErrorKind, Result};
 use super::block_values::BlockValues;
 use super::half_type::HalfType;
 use super::prune_form::{PruneForm, PrunedElements};
+use super::scale_form::ScaleForm;
 use super::slice_form::SliceForm;
 use crate::elements::{Elements, RawElements, ScaledElements, each_chunk};
 use crate::feedback::Curvature;
@@ -36,6 +37,8 @@ pub(super) enum Form {
     Pruned(PruneForm),
     /// The elements of the channels that stay.
     Sliced(SliceForm),
+    /// The elements, in floating point, of channels that are multiplied by factors.
+    Scaled(ScaleForm),
 }
 
 impl Form {
@@ -43,7 +46,7 @@ impl Form {
     pub(super) fn codes(&self) -> usize {
         match self {
             Form::Linear(_) | Form::Float8(_) => 2,
-            Form::Blocks(..) | Form::Half(_) | Form::Pruned(_) | Form::Sliced(_) => 0,
+            Form::Blocks(..) | Form::Half(_) | Form::Pruned(_) | Form::Sliced(_) | Form::Scaled(_) => 0,
         }
     }
 }
@@ -141,7 +144,13 @@ impl Job {
         Ok(match &self.form {
             Form::Linear(quantizer) => {
                 let ty = quantizer.grid.ty;
-                let grids = quantizer.axis.map_or(1, |axis| self.shape.get(axis).copied().unwrap_or(1));
+                let grids = match &self.shape[..] {
+                    // Each direction of a recurrent weight has grids of its own.
+                    [directions, _, gates] if self.is_transposed => {
+                        directions * if quantizer.axis.is_some() { *gates } else { 1 }
+                    }
+                    shape => quantizer.axis.map_or(1, |axis| shape.get(axis).copied().unwrap_or(1)),
+                };
                 let points = if self.has_one_point { 1 } else { grids };
                 let codes = ty.byte_count(self.shape.iter().product());
                 let mut lengths = vec![grids * element, ty.byte_count(points), codes];
@@ -154,7 +163,9 @@ impl Job {
                 vec![channels * element, channels, self.shape.iter().product()]
             }
             Form::Half(_) => vec![2 * self.shape.iter().product::<usize>()],
-            Form::Pruned(_) | Form::Sliced(_) => vec![element * self.shape.iter().product::<usize>()],
+            Form::Pruned(_) | Form::Sliced(_) | Form::Scaled(_) => {
+                vec![element * self.shape.iter().product::<usize>()]
+            }
             Form::Blocks(scheme) => {
                 let sizes = scheme.sizes(element)?;
                 let mut lengths = vec![sizes.codes, sizes.scales * element];
@@ -252,6 +263,12 @@ impl Job {
                 shift: Shift::default(),
                 zeros: Zeros::default(),
             }),
+            (Form::Scaled(form), _) => Ok(Done {
+                results: vec![form.run(elements, &self.shape)],
+                noise: Noise::default(),
+                shift: Shift::default(),
+                zeros: Zeros::default(),
+            }),
             (Form::Blocks(scheme), Some(RowScales { axis, scales, .. })) => {
                 let inner = if *axis == 0 { scheme.blocks.n } else { 1 };
                 self.in_blocks(scheme, curvature, &ScaledElements { elements, scales, inner })
@@ -281,6 +298,15 @@ impl Job {
                 let own = LinearQuantizer { axis, ..*quantizer };
                 let done = own.quantize_elements(elements, &[*columns, *rows])?;
                 LinearCodes { codes: transpose(&done.codes, &self.shape), ..done }
+            }
+            [directions, inputs, gates] if self.is_transposed => {
+                let rows = if quantizer.axis.is_some() { directions * gates } else { *directions };
+                let own = LinearQuantizer { axis: Some(0), ..*quantizer };
+                let columns = directions * gates * inputs / rows.max(1);
+                let done = own.quantize_elements(elements, &[rows, columns])?;
+                let parts = done.codes.chunks((gates * inputs).max(1));
+                let codes = parts.flat_map(|part| transpose(part, &[*inputs, *gates])).collect();
+                LinearCodes { codes, ..done }
             }
             shape => quantizer.quantize_elements(elements, shape)?,
         };

@@ -10,6 +10,8 @@ use ort_core::{Result, Within};
 
 use super::draft::{Draft, Part};
 use super::options::Quantizer;
+use super::range_search::Grids;
+use super::select::Place;
 use super::weights::{BIAS, Job};
 
 /// A node that has a weight, and what became of it.
@@ -81,10 +83,14 @@ pub(super) struct Work {
     pub(super) draft: Draft,
     pub(super) types: Types,
     pub(super) layers: Vec<Layer>,
+    /// The constants of the grids of values.
+    pub(super) grids: Grids,
     /// The outputs of the graph whose nodes are rewritten: the model's, or those of a body.
     pub(super) outputs: BTreeSet<String>,
     /// Whether the nodes are those of a body.
     pub(super) is_inside: bool,
+    /// The numbers of the first and the last layer with a weight in the model's graph.
+    ends: Option<(usize, usize)>,
     /// The axes that a weight of a body has at least to be moved out of it.
     pub(super) least_rank: usize,
     /// The names of the results of a weight, and its bytes, by its name and form.
@@ -119,7 +125,19 @@ impl Work {
         let outputs = draft.message.graph.iter().flat_map(|graph| &graph.output);
         let outputs = outputs.map(|output| output.name().to_string()).collect();
         let (types, layers, done) = (Types::of(model), Vec::new(), BTreeMap::new());
-        Work { draft, types, layers, outputs, is_inside: false, least_rank: 2, done }
+        let (is_inside, ends, grids) = (false, None, BTreeMap::new());
+        Work { draft, types, layers, grids, outputs, is_inside, ends, least_rank: 2, done }
+    }
+
+    /// Finds the ends of the chain of layers, for patterns.
+    pub(super) fn find_ends(&mut self, nodes: &[NodeProto]) {
+        let is_layer = |node: &NodeProto| {
+            let operators = ["MatMul", "Gemm"].iter().chain(&WEIGHTED);
+            let is_weighted = operators.into_iter().any(|operator| is_standard(node, operator));
+            is_weighted && node.input.get(1).is_some_and(|weight| self.weight(weight).is_ok())
+        };
+        let first = nodes.iter().position(is_layer);
+        self.ends = first.zip(nodes.iter().rposition(is_layer));
     }
 
     /// Whether a value is in float32.
@@ -238,9 +256,10 @@ impl Work {
         self.layers.push(Layer { node: title(node), operator, shape, outcome });
     }
 
-    /// The number of a node in the file, for patterns. Nodes of bodies have none.
-    pub(super) fn place(&self, index: usize) -> Option<usize> {
-        (!self.is_inside).then_some(index)
+    /// The place of a node, for patterns. Nodes of bodies have none.
+    pub(super) fn place(&self, index: usize) -> Option<Place> {
+        let (is_first, is_last) = self.ends.map_or((false, false), |ends| (ends.0 == index, ends.1 == index));
+        (!self.is_inside).then_some(Place { index, is_first, is_last })
     }
 }
 

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use ort_runtime::Model;
 use ort_runtime::onnx::Weights;
 use ort_runtime::quant::{
     Bits, BlockMethod, BlockOptions, DynamicOptions, GptqOptions, HalfOptions, HalfType, Mode, NodePattern,
-    Quantizer, RangeRule, Smooth, StaticFormat, StaticOptions, StaticType, TunedWeights,
+    Quantizer, RangeRule, Scope, Smooth, StaticBiases, StaticFormat, StaticOptions, StaticType, TokenMask,
+    TunedWeights, Wanted,
 };
 
 use crate::args::{ModelArgs, size};
@@ -28,8 +31,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_enum, required_unless_present_any = ["compare", "budget", "budget_run", "error"])]
     pub(super) mode: Option<ModeArg>,
     /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
-    #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "smooth", "block", "method",
-        "act_order", "bias_correction", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
+    #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "scope", "smooth", "block", "method",
+        "act_order", "bias_correction", "equalise", "mask", "score", "max_drop", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
         "only", "exclude", "external_data", "dry_run", "budget", "budget_run", "error", "exact_errors"])]
     pub(super) compare: bool,
     #[command(flatten)]
@@ -43,9 +46,20 @@ pub(crate) struct QuantizeArgs {
     /// What a static model consists of.
     #[arg(long, value_enum, default_value_t = FormatArg::Qdq)]
     format: FormatArg,
+    /// Which nodes of a static model in the qdq format read quantized values.
+    #[arg(long, value_enum, default_value_t = ScopeArg::Heavy)]
+    scope: ScopeArg,
     /// How ranges follow from the samples: minmax, average, percentile (=99.99), entropy or mse.
-    #[arg(long, value_name = "RULE", default_value = "minmax", value_parser = range_rule)]
-    pub(super) ranges: RangeRule,
+    /// With `auto`, each value has the rule with which the outputs change least.
+    #[arg(long, value_name = "auto|RULE", default_value = "minmax", value_parser = range_rule)]
+    pub(super) ranges: RangesArg,
+    /// The input of shape [batch, tokens] that is 0 for padding, which then counts in no statistic.
+    #[arg(long, value_name = "INPUT", requires = "data")]
+    pub(super) mask: Option<String>,
+    /// Cross-layer equalisation: channels between two layers get ranges of the same size (dynamic,
+    /// static and fp8 mode).
+    #[arg(long, conflicts_with = "calibration")]
+    pub(super) equalise: bool,
     /// SmoothQuant (static mode): moves outliers of the inputs of products into their weights.
     /// ALPHA from 0 to 1 says how much; `auto` finds it for each input [default: auto; off with
     /// --calibration].
@@ -60,10 +74,12 @@ pub(crate) struct QuantizeArgs {
     /// With --method gptq: round the rows of channels with much energy first.
     #[arg(long)]
     act_order: bool,
-    /// Add biases to products whose mean outputs the errors of their weights change (weights alone,
-    /// with --data).
-    #[arg(long)]
-    pub(super) bias_correction: bool,
+    /// Correct the biases of products whose mean outputs the errors of their weights change (static
+    /// mode and weights alone, with --data). With `auto`, in static mode, only if the outputs of
+    /// the held-out samples change less.
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true,
+        default_value_t = BiasArg::Off, default_missing_value = "on")]
+    pub(super) bias_correction: BiasArg,
     /// Blocks without zero points: less memory and, for weights that are not centred, less
     /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
     #[arg(long)]
@@ -83,12 +99,21 @@ pub(crate) struct QuantizeArgs {
     /// Convert the inputs and outputs of the model, too (fp16 and bf16 mode).
     #[arg(long)]
     convert_io: bool,
-    /// Quantize these nodes alone: a name with * and ?, op:OPERATOR or #NUMBER (repeatable).
+    /// Quantize these nodes alone: a name with * and ?, op:OPERATOR, #NUMBER, first or last
+    /// (repeatable).
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     only: Vec<NodePattern>,
     /// Keep these nodes in floating point (repeatable).
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     exclude: Vec<NodePattern>,
+    /// A command that gets the path of a model and prints its score as the last line; higher is
+    /// better. The report has the scores of both models.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "bound")]
+    pub(super) score: Option<String>,
+    /// Keep the layers that harm the outputs most in floating point, until the score is at most X
+    /// lower.
+    #[arg(long, value_name = "X", requires = "score", value_parser = drop_of_score)]
+    pub(super) max_drop: Option<f64>,
     /// Store the weights in OUTPUT.data beside the model; so are those of models above 2 GiB.
     #[arg(long)]
     external_data: bool,
@@ -151,6 +176,56 @@ enum FormatArg {
     Qdq,
     /// Products of integers, such as QLinearConv: faster, and their results are rounded, too.
     Qoperator,
+}
+
+/// The values of `--scope`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ScopeArg {
+    /// Products alone: a value is rounded once before each.
+    Heavy,
+    /// Also sums, averages and others whose inputs come from products, for convolutional networks.
+    All,
+    /// Every operator that onnxruntime.quantization quantizes by default.
+    Ort,
+}
+
+/// The values of `--ranges`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RangesArg {
+    Auto,
+    By(RangeRule),
+}
+
+impl RangesArg {
+    /// The rules to choose from.
+    pub(super) fn rules(self) -> Vec<RangeRule> {
+        match self {
+            RangesArg::By(rule) => vec![rule],
+            RangesArg::Auto => vec![
+                RangeRule::MinMax,
+                RangeRule::SquaredError,
+                RangeRule::Percentile(USUAL_PERCENTILE),
+                RangeRule::Entropy,
+            ],
+        }
+    }
+
+    /// What the observers of a calibration collect.
+    pub(super) fn wanted(self) -> Wanted {
+        let histogram = self.rules().iter().any(|rule| rule.wanted().histogram);
+        Wanted { histogram, moments: false }
+    }
+}
+
+/// The percentile of a rule that names none.
+const USUAL_PERCENTILE: f64 = 0.9999;
+
+/// The values of `--bias-correction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum BiasArg {
+    Off,
+    On,
+    Auto,
 }
 
 /// The values of `--smooth`.
@@ -217,6 +292,17 @@ impl QuantizeArgs {
         self.smooth.unwrap_or(if is_chosen { SmoothArg::By(Smooth::Auto) } else { SmoothArg::Off })
     }
 
+    /// Whether biases are corrected, or may be.
+    pub(super) fn corrects_bias(&self) -> bool {
+        self.bias_correction != BiasArg::Off
+    }
+
+    /// The mask of the padding in samples.
+    pub(super) fn mask(&self, model: &Model) -> Result<Option<Arc<TokenMask>>> {
+        let mask = self.mask.as_ref().map(|input| TokenMask::new(model, input)).transpose()?;
+        Ok(mask.map(Arc::new))
+    }
+
     /// Where the weights go.
     pub(super) fn weights(&self) -> Weights {
         if self.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside }
@@ -242,9 +328,13 @@ impl QuantizeArgs {
                 "--mode fp8 needs --data with samples; without any, take --mode fp16, or int8 for weights alone"
             );
         }
-        if mode == ModeArg::Fp8 && matches!(self.ranges, RangeRule::Entropy | RangeRule::SquaredError) {
+        let is_even = matches!(
+            self.ranges,
+            RangesArg::Auto | RangesArg::By(RangeRule::Entropy | RangeRule::SquaredError)
+        );
+        if mode == ModeArg::Fp8 && is_even {
             wrong_usage!(
-                "--ranges entropy and mse count on evenly spaced codes, and those of --mode fp8 are not; take \
+                "--ranges auto, entropy and mse count on evenly spaced codes, and those of --mode fp8 are not; take \
                  minmax, average or percentile"
             );
         }
@@ -260,12 +350,18 @@ impl QuantizeArgs {
             );
         }
         self.check_bound()?;
-        if self.bias_correction && self.samples.data.is_none() {
+        if self.corrects_bias() && self.samples.data.is_none() {
             wrong_usage!("--bias-correction needs --data with samples; give some, or leave it out");
         }
-        if self.bias_correction && self.method == MethodArg::Awq {
+        if self.corrects_bias() && self.method == MethodArg::Awq {
             wrong_usage!(
                 "--bias-correction does not go with --method awq; take --method gptq, or leave it out"
+            );
+        }
+        if has_ranges && (self.corrects_bias() || self.ranges == RangesArg::Auto) {
+            wrong_usage!(
+                "--bias-correction and --ranges auto need runs of samples, and the ranges of --calibration are read \
+                 without any; leave one of them out"
             );
         }
         let (per_tensor, reduce_range) = (self.per_tensor, self.portable);
@@ -296,7 +392,13 @@ impl QuantizeArgs {
                     FormatArg::Qoperator => StaticFormat::QOperator,
                 },
                 ranges: BTreeMap::new(),
+                scope: match self.scope {
+                    ScopeArg::Heavy => Scope::Heavy,
+                    ScopeArg::All => Scope::All,
+                    ScopeArg::Ort => Scope::Default,
+                },
                 smoothing: BTreeMap::new(),
+                biases: StaticBiases::default(),
                 per_tensor,
                 reduce_range,
                 is_symmetric: self.symmetric,
@@ -335,7 +437,7 @@ impl QuantizeArgs {
     pub(super) fn gptq(&self) -> GptqOptions {
         // With more bits, sweeps take time and gain nothing.
         let sweeps = if self.mode_or_least() == ModeArg::Int2 { 3 } else { 0 };
-        let (act_order, corrects_bias) = (self.act_order, self.bias_correction);
+        let (act_order, corrects_bias) = (self.act_order, self.corrects_bias());
         GptqOptions { act_order, sweeps, corrects_bias, ..GptqOptions::default() }
     }
 
@@ -352,10 +454,15 @@ impl QuantizeArgs {
             ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
             ("--portable", (is_blocks || is_float8 || is_half) && self.portable),
             ("--method", !is_blocks && self.method != MethodArg::Mse),
-            ("--bias-correction", !is_blocks && self.bias_correction),
+            ("--bias-correction", (is_dynamic || is_half) && self.corrects_bias()),
+            ("--bias-correction=auto", is_blocks && self.bias_correction == BiasArg::Auto),
+            ("--equalise", (is_blocks || is_half) && self.equalise),
+            ("--mask", is_dynamic && self.mask.is_some()),
+            ("--max-drop", is_half && self.max_drop.is_some()),
             ("--calibration", !is_static && !is_float8 && self.calibration.is_some()),
             ("--convert-io", !is_half && self.convert_io),
-            ("--ranges", !is_static && !is_float8 && self.ranges != RangeRule::MinMax),
+            ("--ranges", !is_static && !is_float8 && self.ranges != RangesArg::By(RangeRule::MinMax)),
+            ("--scope", (!is_static && !is_float8) && self.scope != ScopeArg::Heavy),
             ("--format", !is_static && self.format != FormatArg::Qdq),
             ("--smooth", !is_static && self.smooth.is_some()),
             ("--budget, --budget-run or --error", !is_blocks && self.bound.bound().is_some()),
@@ -404,15 +511,21 @@ fn smooth(text: &str) -> Result<SmoothArg, String> {
     }
 }
 
-fn range_rule(text: &str) -> Result<RangeRule, String> {
+fn drop_of_score(text: &str) -> Result<f64, String> {
+    let drop = text.parse().ok().filter(|drop: &f64| *drop >= 0.0 && drop.is_finite());
+    drop.ok_or_else(|| format!("`{text}` is not a number of at least 0"))
+}
+
+fn range_rule(text: &str) -> Result<RangesArg, String> {
     let percent = |text: &str| text.parse().ok().map(|percent: f64| percent / 100.0);
     let rule = match text.split_once('=') {
         Some(("percentile", percent_text)) => percent(percent_text).map(RangeRule::Percentile),
         Some(_) => None,
         None => match text {
+            "auto" => return Ok(RangesArg::Auto),
             "minmax" => Some(RangeRule::MinMax),
             "average" => Some(RangeRule::Average),
-            "percentile" => Some(RangeRule::Percentile(0.9999)),
+            "percentile" => Some(RangeRule::Percentile(USUAL_PERCENTILE)),
             "entropy" => Some(RangeRule::Entropy),
             "mse" => Some(RangeRule::SquaredError),
             _ => None,
@@ -422,7 +535,7 @@ fn range_rule(text: &str) -> Result<RangeRule, String> {
         RangeRule::Percentile(share) => (0.5..=1.0).contains(share),
         _ => true,
     };
-    rule.filter(is_valid).ok_or_else(|| {
-        format!("`{text}` is not one of minmax, average, percentile=99.99 (50 to 100), entropy, mse")
+    rule.filter(is_valid).map(RangesArg::By).ok_or_else(|| {
+        format!("`{text}` is not one of auto, minmax, average, percentile=99.99 (50 to 100), entropy, mse")
     })
 }

@@ -1,16 +1,21 @@
 //! Calibration: runs of the float model on samples, which give the ranges of the static mode, and
 //! what GPTQ and AWQ need.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use anyhow::Result;
 use ort_runtime::onnx::Source;
 use ort_runtime::quant::{
-    Calibration, ChannelCalibration, HalfOptions, HalfType, HessianCalibration, Mode, Quantizer, Smoothing,
-    ValueRange, read_ranges, write_ranges,
+    Calibration, ChannelCalibration, GridOptions, HalfOptions, HalfType, HessianCalibration, MeanCalibration,
+    Mode, Observer, Quantizer, RangeRule, Smoothing, TokenMask, ValueRange, read_ranges, write_ranges,
 };
 use ort_runtime::{Model, Session};
 
-use super::arguments::{MethodArg, QuantizeArgs, SmoothArg};
+use super::arguments::{MethodArg, QuantizeArgs, RangesArg, SmoothArg};
+use super::ranges::search_ranges;
 use super::report::Calibrated;
+use crate::args::ModelArgs;
 use crate::comparison::{Inputs, MEMORY_OF_HESSIANS, calibration_session};
 
 /// Finds the ranges of the inputs of products, and how they are smoothed.
@@ -19,7 +24,8 @@ pub(super) fn calibrate(
     (quantizer, source): (&mut Quantizer, &Source),
     (model, inputs): (&Model, &Inputs),
 ) -> Result<Option<Calibrated>> {
-    if args.method.is_tuned() || args.bias_correction {
+    let is_blocks = matches!(quantizer.mode, Mode::Blocks(_));
+    if is_blocks && (args.method.is_tuned() || args.corrects_bias()) {
         return tune(args, (quantizer, source), (model, inputs)).map(Some);
     }
     let names = match &quantizer.mode {
@@ -37,9 +43,10 @@ pub(super) fn calibrate(
     if !inputs.has_samples() {
         return Ok(None);
     }
-    let session = calibration_session(&args.model, model)?;
-    let smoothing = smoothing(args, (quantizer, source), (&session, inputs))?;
-    let calibration = Calibration::new(names, args.ranges.wanted()).smoothed(&smoothing);
+    let mask = args.mask(model)?;
+    let session = calibration_session(&whole(&args.model, mask.as_deref()), model)?;
+    let smoothing = smoothing(args, (quantizer, source), (&session, inputs, &mask))?;
+    let calibration = Calibration::new(names, args.ranges.wanted()).smoothed(&smoothing).masked(mask.clone());
     inputs.calibrate("calibrating", |sample| calibration.run(&session, sample).map(drop))?;
     let mut report =
         Calibrated { samples: inputs.calibration(), smoothed: smoothing.len(), ..Calibrated::default() };
@@ -54,13 +61,23 @@ pub(super) fn calibrate(
         Mode::Static(options) => {
             options.smoothing = smoothing;
             let grid = options.activations();
-            for (name, observer) in observers {
-                if let Some(range) = args.ranges.range(&observer, &grid)? {
-                    options.ranges.insert(name, range);
-                }
+            let mut candidates = Vec::new();
+            for rule in args.ranges.rules() {
+                candidates.push(ranges_of(&observers, rule, &grid)?);
             }
-            if let Some(path) = &args.calibration {
-                write_ranges(path, &options.ranges, args.ranges)?;
+            options.ranges = candidates.first().cloned().unwrap_or_default();
+            if args.ranges == RangesArg::Auto {
+                report.rules = search_ranges(args, (quantizer, source), (model, inputs), &candidates)?;
+            }
+            if args.corrects_bias() {
+                let inputs_of_biases = quantizer.bias_inputs(source)?;
+                let calibration = MeanCalibration::new(inputs_of_biases).masked(mask);
+                inputs.calibrate("observing means", |sample| calibration.run(&session, sample).map(drop))?;
+                report.corrected = quantizer.correct_static_bias(source, &calibration.into_means())?;
+            }
+            if let (Some(path), Mode::Static(options)) = (&args.calibration, &quantizer.mode) {
+                let rule = args.ranges.rules().first().copied().unwrap_or(RangeRule::MinMax);
+                write_ranges(path, &options.ranges, rule)?;
             }
         }
         Mode::Half(options) => {
@@ -79,11 +96,12 @@ fn tune(
     (quantizer, source): (&mut Quantizer, &Source),
     (model, inputs): (&Model, &Inputs),
 ) -> Result<Calibrated> {
-    let session = calibration_session(&args.model, model)?;
+    let mask = args.mask(model)?;
+    let session = calibration_session(&whole(&args.model, mask.as_deref()), model)?;
     let memory = args.model.memory_limit.unwrap_or(MEMORY_OF_HESSIANS);
     let mut report = Calibrated { samples: inputs.calibration(), ..Calibrated::default() };
     for part in quantizer.hessian_inputs(source, memory)? {
-        let calibration = HessianCalibration::new(&part);
+        let calibration = HessianCalibration::new(&part).masked(mask.clone());
         inputs.calibrate("observing inputs", |sample| calibration.run(&session, sample).map(drop))?;
         let hessians = calibration.into_hessians();
         match args.method {
@@ -95,14 +113,35 @@ fn tune(
     Ok(report)
 }
 
+/// The arguments of a calibration: under a mask, a sample runs as a whole, so that its values have
+/// the sizes of the mask.
+fn whole(args: &ModelArgs, mask: Option<&TokenMask>) -> ModelArgs {
+    ModelArgs { no_batch_split: args.no_batch_split || mask.is_some(), ..args.clone() }
+}
+
+/// The ranges that a rule makes.
+fn ranges_of(
+    observers: &BTreeMap<String, Observer>,
+    rule: RangeRule,
+    grid: &GridOptions,
+) -> Result<BTreeMap<String, ValueRange>> {
+    let mut ranges = BTreeMap::new();
+    for (name, observer) in observers {
+        if let Some(range) = rule.range(observer, grid)? {
+            ranges.insert(name.clone(), range);
+        }
+    }
+    Ok(ranges)
+}
+
 /// Finds the scales of SmoothQuant in runs of their own.
 fn smoothing(
     args: &QuantizeArgs,
     (quantizer, source): (&Quantizer, &Source),
-    (session, inputs): (&Session, &Inputs),
+    (session, inputs, mask): (&Session, &Inputs, &Option<Arc<TokenMask>>),
 ) -> Result<Smoothing> {
     let SmoothArg::By(smooth) = args.smoothing() else { return Ok(Smoothing::new()) };
-    let calibration = ChannelCalibration::new(quantizer.smoothable(source)?);
+    let calibration = ChannelCalibration::new(quantizer.smoothable(source)?).masked(mask.clone());
     inputs.calibrate("looking for outliers", |sample| calibration.run(session, sample).map(drop))?;
     Ok(quantizer.smoothing(source, &calibration.into_channels(), smooth)?)
 }

@@ -7,19 +7,26 @@
 mod arguments;
 mod bounded;
 mod calibrate;
+mod ranges;
 mod report;
+mod score;
 mod search;
+mod trials;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use ort_runtime::Model;
+use ort_runtime::onnx::Source;
+use ort_runtime::quant::Quantizer;
+use tempfile::TempDir;
 
 pub(crate) use self::arguments::QuantizeArgs;
 use self::report::{Report, Row};
+use self::trials::{Kept, Trials, scratch};
 use crate::args::ModelArgs;
-use crate::comparison::{Inputs, Ran, Sizes, compare, refuse_new_infinities};
+use crate::comparison::{Inputs, Ran, Sizes, compare};
 use crate::output::say_report;
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
@@ -50,28 +57,53 @@ fn quantize(args: &QuantizeArgs) -> Result<Report> {
     args.check_outputs()?;
     let model = args.model.load()?;
     let inputs = Inputs::open(&args.samples, (&args.model, &model), true)?;
-    let calibration = calibrate::calibrate(args, (&mut quantizer, &source), (&model, &inputs))?;
-    let quantization = quantizer.quantize(&source)?;
-    let bytes_before = quantization.bytes_before();
-    let layers = quantization.layers().to_vec();
+    let even = if args.equalise { Even::of(args, &quantizer, &source)? } else { None };
+    let (float_source, float_model) =
+        even.as_ref().map_or((&source, &model), |even| (&even.source, &even.model));
+    let calibration = calibrate::calibrate(args, (&mut quantizer, float_source), (float_model, &inputs))?;
     let mut report = Report { calibration, ..Report::default() };
-    let mut noises = BTreeMap::new();
-    if !args.dry_run {
-        // Runs before anything is written: a model that does not run is not worth the time.
-        let original = Ran::of(&args.model, &model, &inputs.compared(&args.model, &model)?)?;
-        drop((model, inputs));
-        let mut compared = None;
-        let written = quantization.write(&args.output, &args.weights(), &mut |model: &Model| {
-            let (checked, outputs) = compare(&args.model, &original, model)?;
-            refuse_new_infinities(&outputs)?;
-            compared = Some((checked, outputs));
-            Ok(())
-        })?;
-        let (checked, outputs) = compared.context("the model was not checked")?;
-        (report.checked, report.outputs) = (Some(checked), outputs);
-        report.written = Some(Sizes::of(bytes_before, &written));
-        noises = written.noises;
+    if let Some(even) = &even {
+        report.calibration.get_or_insert_default().equalised = even.pairs;
     }
-    report.layers = layers.into_iter().map(|layer| Row::of(layer, &noises)).collect();
+    if args.dry_run {
+        let quantization = quantizer.quantize(float_source)?;
+        let layers = quantization.layers().iter().cloned();
+        report.layers = layers.map(|layer| Row::of(layer, &BTreeMap::new())).collect();
+        return Ok(report);
+    }
+    // Runs before anything is written: a model that does not run is not worth the time.
+    let original = Ran::of(&args.model, &model, &inputs.compared(&args.model, &model)?)?;
+    drop((model, inputs));
+    let trials = Trials { args, source: float_source, original: &original };
+    if !trials.settle_bias(&mut quantizer)? {
+        report.calibration.get_or_insert_default().corrected = 0;
+    }
+    if let Some(command) = &args.score {
+        report.scores = Some(trials.settle_score(command, &mut quantizer)?);
+    }
+    let Kept { layers, bytes_before, written, checked, outputs } = trials.write(&quantizer, &args.output)?;
+    report.layers = layers.into_iter().map(|layer| Row::of(layer, &written.noises)).collect();
+    report.written = Some(Sizes::of(bytes_before, &written));
+    (report.checked, report.outputs) = (Some(checked), outputs);
     Ok(report)
+}
+
+/// A model whose channels are equalised, in a folder of its own while it is read.
+struct Even {
+    source: Source,
+    model: Model,
+    pairs: usize,
+    _folder: TempDir,
+}
+
+impl Even {
+    /// `None` if no channels can be equalised.
+    fn of(args: &QuantizeArgs, quantizer: &Quantizer, source: &Source) -> Result<Option<Even>> {
+        let Some(equalised) = quantizer.equalise(source)? else { return Ok(None) };
+        let (pairs, folder) = (equalised.pairs, scratch(&args.output)?);
+        let path = folder.path().join("equalised.onnx");
+        equalised.write(&path)?;
+        let args = ModelArgs { model: path, ..args.model.clone() };
+        Ok(Some(Even { source: args.source()?, model: args.load()?, pairs, _folder: folder }))
+    }
 }

@@ -26,6 +26,8 @@ pub(super) struct Report {
     pub(super) written: Option<Sizes>,
     /// How a bound was kept; absent without one.
     pub(super) search: Option<Search>,
+    /// What the caller's command says of the models.
+    pub(super) scores: Option<Scores>,
 }
 
 /// A calibration.
@@ -38,8 +40,23 @@ pub(super) struct Calibrated {
     pub(super) compensated: usize,
     /// The weights of other methods whose products got a bias.
     pub(super) corrected: usize,
+    /// The pairs of layers whose channels were equalised.
+    pub(super) equalised: usize,
+    /// With `--ranges auto`: how many values have each rule.
+    pub(super) rules: BTreeMap<String, usize>,
     /// The values of which elements were NaN or infinite, which no range contains.
     pub(super) not_finite: Vec<String>,
+}
+
+/// The scores of the models.
+#[derive(Serialize)]
+pub(super) struct Scores {
+    pub(super) original: f64,
+    pub(super) quantized: f64,
+    /// The layers that stay in floating point for the sake of the score.
+    pub(super) reverted: Vec<String>,
+    /// How many models were scored.
+    pub(super) trials: usize,
 }
 
 /// A layer.
@@ -98,6 +115,12 @@ impl Report {
         if let Some(search) = &self.search {
             search.print()?;
         }
+        if let Some(Scores { original, quantized, reverted, trials }) = &self.scores {
+            say!("the score {original} became {quantized}, in {trials} trials")?;
+            if !reverted.is_empty() {
+                say!("for it, {} stay in floating point", listed(reverted))?;
+            }
+        }
         print_outputs(&self.outputs)?;
         if let Some(checked) = &self.checked {
             checked.print()?;
@@ -135,6 +158,13 @@ impl Report {
 
 impl Calibrated {
     fn print(&self) -> Result<()> {
+        if self.equalised > 0 {
+            say!("the channels between {} pairs of layers are equalised", self.equalised)?;
+        }
+        if !self.rules.is_empty() {
+            let rules = self.rules.iter().map(|(rule, count)| format!("{count} by {rule}"));
+            say!("ranges: {}", rules.collect::<Vec<_>>().join(", "))?;
+        }
         if self.smoothed > 0 {
             say!("{} inputs of products are smoothed", self.smoothed)?;
         }
