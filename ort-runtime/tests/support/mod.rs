@@ -1,6 +1,6 @@
 //! Helpers that several tests of this crate share.
 
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(dead_code, clippy::expect_used, reason = "each test uses some of it, and tests may panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
