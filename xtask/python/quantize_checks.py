@@ -247,6 +247,8 @@ def files_of_all_modes(bench, bar: dict):
         data = [] if "--data" in arguments else ["--inputs", sample]
         bench.checked("quantize", model, path, *arguments, *data)
         fault, worst = "", 0.0
+        # ONNX Runtime computes float16 in float32 on CPUs, and so keeps digits that the type has not.
+        most = 2e-3 if "fp16" in arguments else 1e-5
         try:
             onnx.checker.check_model(str(path), full_check=True)
             theirs = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, feeds)
@@ -263,9 +265,9 @@ def files_of_all_modes(bench, bar: dict):
             fault = str(error).strip().splitlines()[0][:160]
         yield {
             "what": f"{bar['what']}, {' '.join(arguments[:2])}{' qoperator' if 'qoperator' in arguments else ''}",
-            "limit": "valid, <= 1e-05",
+            "limit": f"valid, <= {most:g}",
             "ours": fault or f"valid, {worst:.2g}",
-            "met": not fault and worst <= 1e-5,
+            "met": not fault and worst <= most,
         }
 
 
