@@ -57,9 +57,26 @@ Examples:
   ort plan model.onnx --json | jq .peak_bytes
   ort plan model.onnx --dim batch=8 --svg plan.svg                     open it in a browser
   ort plan model.onnx --dim batch=1,2,4,8,16 --memory-limit 256MiB     the largest that fits
+  ort plan llama --context 8192 --requests 4 --memory-limit 2GiB       a folder for ort generate
 
 A dimension that is not given is 1. With several sizes, --json describes the largest that fits, whole or \
 with a split batch, or the first if none fits. It lists all in `sweep`.";
+
+pub(crate) const GENERATE: &str = "\
+Examples:
+  ort generate llama --prompt 'Once upon a time'
+  ort generate llama --chat --memory-limit 2GiB                 a conversation; each line is a question
+  ort generate llama --prompt Hi --temperature 0.8 --top-p 0.9 --seed 7
+  ort generate llama --prompt 'One: ' --prompt 'Two: ' --json   both in one batch
+  ort generate llama --memory-limit 2GiB --dry-run              the longest context that fits
+  ort plan llama --context 8192 --requests 4                    the memory of four requests
+
+The folder is one of onnxruntime-genai (genai_config.json), of optimum (config.json and model.onnx with \
+past_key_values) or of Transformers.js (config.json and onnx/model.onnx), with its tokenizer.json. Text goes to \
+standard output as it is generated, tokens a second and memory to standard error.
+
+What does not fit the memory limit is refused before anything runs, with the bytes that it takes and the longest \
+context that fits.";
 
 pub(crate) const OPTIMIZE: &str = "\
 Examples:

@@ -4,7 +4,7 @@
 //! our own level colour remains.
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 
 use ort_runtime::shown;
 use tracing::{Event, Level, Subscriber};
@@ -23,6 +23,14 @@ pub(crate) fn start(level: LevelFilter) {
     let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
     // `Line` writes the only escape sequences.
     lines.with_ansi(false).event_format(Line { is_coloured }).init();
+}
+
+/// Writes a line about the work that was done, unless the user wants errors alone.
+pub(crate) fn note(text: &str) {
+    if tracing::enabled!(Level::WARN) {
+        // If standard error is closed, no one reads it.
+        let _ = writeln!(std::io::stderr(), "{}", shown(text, LINE_BYTES));
+    }
 }
 
 /// The event format `LEVEL module: message field=value`.

@@ -84,6 +84,9 @@ enum Command {
     /// Show the memory plan of a run without running it.
     #[command(after_help = help::PLAN)]
     Plan(cmd::plan::PlanArgs),
+    /// Generate text with a language model.
+    #[command(after_help = help::GENERATE)]
+    Generate(Box<cmd::generate::GenerateArgs>),
     /// Write the optimized model as standard ONNX.
     #[command(after_help = help::OPTIMIZE)]
     Optimize(cmd::optimize::OptimizeArgs),
@@ -210,6 +213,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
+        Command::Generate(args) => cmd::generate::run(&args),
         Command::Optimize(args) => cmd::optimize::run(&args),
         Command::Quantize(args) => cmd::quantize::run(&args),
         Command::Prune(args) => cmd::prune::run(&args),

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Each execution provider is a cargo feature: `cpu` (on by default), `cuda` and `wgpu`. The
-//! feature `train` adds the module `train`, which trains models.
+//! feature `train` adds the module `train`, which trains models; `generate` generates text.
 //!
 //! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim also returns its
 //! free pages to the system. A program opts in with `#[global_allocator] static HEAP:
@@ -60,6 +60,8 @@ pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
     nearest, onnx, pass, placement, plan, random, rewrite, shown, spec, steers,
 };
+#[cfg(feature = "generate")]
+pub use ort_generate as generate;
 #[cfg(feature = "quant")]
 pub use ort_quant as quant;
 #[cfg(feature = "train")]

@@ -19,8 +19,8 @@ impl KeptOutputs<'_> {
         let inputs = session.inputs();
         let memories = memories_of(session, &inputs);
         let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
-        let replaces = self.replaces.iter().map(|(input, output)| (output.as_str(), memory_of(input)));
-        let others = self.outputs.iter().map(|output| (output.as_str(), DeviceId::HOST));
+        let replaces = self.replaces.iter().map(|(input, output)| (output.as_str(), memory_of(input).into()));
+        let others = self.outputs.iter().map(|output| (output.as_str(), DeviceId::HOST.into()));
         session.bound_peak(dims, &replaces.chain(others).collect::<Vec<_>>())
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compile;
 pub(crate) mod demo;
+pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod limits;
 pub(crate) mod optimize;

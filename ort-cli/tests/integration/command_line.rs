@@ -6,13 +6,14 @@ use std::process::Stdio;
 
 use crate::support::*;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "demo",
     "run",
     "bench",
     "inspect",
     "check",
     "plan",
+    "generate",
     "optimize",
     "quantize",
     "prune",

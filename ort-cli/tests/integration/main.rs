@@ -6,6 +6,7 @@
 mod command_line;
 mod compile;
 mod damaged_models;
+mod generate;
 mod hostile_inputs;
 mod memory_report;
 mod optimize;

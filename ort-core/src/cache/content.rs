@@ -54,6 +54,14 @@ impl Content {
         Content { name, bytes: Some(bytes), mapping, identity, hash: Arc::default() }
     }
 
+    /// Returns the content that stands for an edit of a graph.
+    pub(crate) fn of_edit(name: &str) -> Content {
+        // A null byte, which no location of a data file has: the names of files and of changes
+        // differ.
+        let identity = Identity::Hash(blake3::hash(name.as_bytes()));
+        Content::new(format!("\0edit {name}"), Bytes::new(), None, identity)
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -12,7 +12,7 @@ mod builder;
 mod display;
 mod graph;
 pub mod spec;
-mod verify;
+pub(crate) mod verify;
 
 pub use crate::tensor::types::{SymShape, TensorType, ValueType};
 pub use attribute::{Attribute, Attributes};

@@ -27,6 +27,21 @@ pub struct BoundPeak {
     pub is_known: bool,
 }
 
+/// Where a planned run over a binding keeps an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptIn<'a> {
+    /// Memory of this device, which the session allocates.
+    Device(DeviceId),
+    /// The buffer of the input with this name, which counts as the caller's.
+    Input(&'a str),
+}
+
+impl From<DeviceId> for KeptIn<'_> {
+    fn from(device: DeviceId) -> Self {
+        KeptIn::Device(device)
+    }
+}
+
 impl Session {
     /// Returns the memory that a run over a binding needs with these sizes of symbolic dimensions,
     /// if it keeps the named outputs in these memories. Output buffers count from the start of the
@@ -35,8 +50,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The model has no such dimension or output.
-    pub fn bound_peak(&self, dims: &[(&str, i64)], kept: &[(&str, DeviceId)]) -> Result<BoundPeak> {
+    /// The model has no such dimension, output or input.
+    pub fn bound_peak(&self, dims: &[(&str, i64)], kept: &[(&str, KeptIn<'_>)]) -> Result<BoundPeak> {
         let bindings = self.bindings(dims)?;
         let program = &self.executor.compiled.program;
         let mut bound = program.bound_values(self.executor.planning);
@@ -47,7 +62,17 @@ impl Session {
             let index = specs.iter().position(|spec| spec.name == *name);
             let output = index.and_then(|index| bound.outputs.get_mut(index));
             let output = output.ok_or_else(|| error!(InvalidArgument, "the model has no output '{name}'"))?;
-            *output = OutputMemory::Kept(*memory);
+            *output = match memory {
+                KeptIn::Device(memory) => OutputMemory::Kept(*memory),
+                KeptIn::Input(input) => {
+                    let index = self.model.inputs().iter().position(|spec| spec.name == *input);
+                    let given = index.and_then(|index| Some((index, bound.inputs.get_mut(index)?)));
+                    let (index, given) =
+                        given.ok_or_else(|| error!(InvalidArgument, "the model has no input '{input}'"))?;
+                    *given = GivenMemory { memory: DeviceId::HOST, in_buffer: true };
+                    OutputMemory::Input(index)
+                }
+            };
         }
         let plan = self.executor.plan_bound(&bindings, &bound)?;
         let mut bytes = plan.peak();

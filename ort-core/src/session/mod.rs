@@ -45,7 +45,7 @@ pub use crate::ep::dynamic::ArenaDevice;
 pub use crate::placement::NodePlacement;
 pub use crate::plan::BatchSplit;
 pub use binding::{InputSource, IoBinding, OutputTarget};
-pub use bound_run::BoundPeak;
+pub use bound_run::{BoundPeak, KeptIn};
 pub use builder::SessionBuilder;
 pub use memory::MemoryUse;
 pub use model::Model;

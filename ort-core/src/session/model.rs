@@ -13,12 +13,13 @@ use ort_alloc::TrimOnDrop;
 
 use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
+use crate::ir::verify::verify;
 use crate::ir::{Graph, ValueInfo, ValueType};
 use crate::onnx::{
     FileAccess, LoadOptions, LoadedModel, Location, ModelInfo, ModelWarning, Source, Warnings, load_warning,
 };
 use crate::pass::{expand_gradients, holds_gradient};
-use crate::spec::{find_requirements, infer_comparing};
+use crate::spec::{find_requirements, infer_comparing, infer_until};
 use crate::tensor::Tensor;
 use crate::{Result, Within};
 
@@ -51,6 +52,25 @@ enum DimNames {
     Documentation,
     /// No two names are equal.
     Independent,
+}
+
+/// A change to a graph after inference.
+struct GraphEdit<'a> {
+    name: &'a str,
+    edit: &'a mut dyn FnMut(&mut Graph) -> Result<()>,
+}
+
+impl GraphEdit<'_> {
+    fn apply(self, loaded: &mut LoadedModel) -> Result<()> {
+        (self.edit)(&mut loaded.graph)?;
+        loaded.graph.sort()?;
+        infer_until(&mut loaded.graph, loaded.limits.until())?;
+        verify(&loaded.graph)?;
+        // The weights of a compiled model were packed for the graph before the edit.
+        loaded.compiled = None;
+        loaded.changes.push(Content::of_edit(self.name));
+        Ok(())
+    }
 }
 
 impl Model {
@@ -96,6 +116,39 @@ impl Model {
     /// that the model does not have. Other changes for which the model has no counterpart are
     /// [`warnings`](Self::warnings).
     pub fn from_source_with(source: Source, options: &LoadOptions) -> Result<Model> {
+        Model::load_edited(source, options, None)
+    }
+
+    /// Loads a model from an open source, and edits its inferred graph. Unlike a graph that was
+    /// built by hand, the edited one keeps the mapped files of its weights. `name` stands for the
+    /// edit: the compiled cache has separate entries for it, so two edits need two names.
+    ///
+    /// ```no_run
+    /// use ort_core::onnx::{FileAccess, Source};
+    /// use ort_core::session::Model;
+    ///
+    /// let source = Source::open("model.onnx", FileAccess::default())?;
+    /// let model = Model::from_source_edited(source, "without the second output", |graph| {
+    ///     graph.outputs.truncate(1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`from_source`](Self::from_source) and of the edit, and a graph that is not
+    /// valid after the edit.
+    pub fn from_source_edited(
+        source: Source,
+        name: &str,
+        mut edit: impl FnMut(&mut Graph) -> Result<()>,
+    ) -> Result<Model> {
+        let edit = GraphEdit { name, edit: &mut edit };
+        Model::load_edited(source, &LoadOptions::default(), Some(edit))
+    }
+
+    fn load_edited(source: Source, options: &LoadOptions, edit: Option<GraphEdit<'_>>) -> Result<Model> {
         let mut warnings = Warnings::new(source.is_strict());
         let mut loaded = load_warning(&source, options, &mut warnings)?;
         let (name, keeps_hash) = (source.name().to_owned(), source.keeps_hash());
@@ -115,6 +168,9 @@ impl Model {
         infer_comparing(&mut loaded.graph, until, &mut compare)
             .and_then(|()| expand_gradients(&mut loaded.graph))
             .within(|| format!("model '{name}'"))?;
+        if let Some(edit) = edit {
+            edit.apply(&mut loaded).within(|| format!("model '{name}'"))?;
+        }
         find_requirements(&mut loaded.graph);
         warnings.log();
         loaded.warnings = warnings.into_list();

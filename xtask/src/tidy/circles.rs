@@ -30,6 +30,7 @@ const ROOTS: &[&str] = &[
     "ort-ep-cpu/vector/src/lib.rs",
     "ort-ep-cuda/src/lib.rs",
     "ort-ep-wgpu/src/lib.rs",
+    "ort-generate/src/lib.rs",
     "ort-gpu/src/lib.rs",
     "ort-numpy/src/lib.rs",
     "ort-quant/src/lib.rs",

@@ -16,6 +16,7 @@ const CRATES: &[&str] = &[
     "ort-ep-cpu/",
     "ort-ep-cuda/",
     "ort-ep-wgpu/",
+    "ort-generate/",
     "ort-gpu/",
     "ort-numpy/",
     "ort-quant/",

@@ -27,6 +27,7 @@ const SOURCES: &[&str] = &[
     "ort-ep-cpu/vector/src/",
     "ort-ep-cuda/src/",
     "ort-ep-wgpu/src/",
+    "ort-generate/src/",
     "ort-gpu/src/",
     "ort-numpy/src/",
     "ort-quant/src/",

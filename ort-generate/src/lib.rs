@@ -1,0 +1,53 @@
+//! Text generation with decoder models, within a memory budget that is known before loading.
+//!
+//! A [`ModelFolder`] is what onnxruntime-genai, optimum and Transformers.js write. A [`TextCodec`]
+//! has its tokenizer and its chat template. A [`Decoder`] runs the model over KV caches and knows
+//! the bytes of a context before it allocates them. A [`Generator`] samples tokens from it.
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//! use ort_generate::{Decoder, DecoderOptions, GenerateOptions, Generator, ModelFolder, TextCodec};
+//!
+//! let folder = ModelFolder::open("model", None)?;
+//! let text = TextCodec::open(&folder)?;
+//! let options = DecoderOptions { memory_limit: Some(2 << 30), ..DecoderOptions::default() };
+//! let mut generator = Generator::new(Decoder::open(&folder, &options)?);
+//! let prompt = text.encode("Once upon a time", true)?;
+//! let options = GenerateOptions::default();
+//! let answers = generator.generate(&[prompt], &options, &mut |_, _| Ok(ControlFlow::Continue(())))?;
+//! for answer in answers {
+//!     println!("{}", text.decode(&answer.tokens)?);
+//! }
+//! # Ok::<(), ort_core::Error>(())
+//! ```
+
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+#![forbid(unsafe_code)]
+
+mod caches;
+mod chat;
+mod decoder;
+mod folder;
+mod generate;
+mod last_row;
+mod layout;
+mod memory;
+mod sampling;
+mod stream;
+mod text;
+
+pub use chat::{ChatTemplate, Message};
+pub use decoder::{Decoder, DecoderOptions};
+pub use folder::{FolderFormat, ModelFolder};
+pub use generate::{EndReason, GenerateOptions, Generated, Generator, OnToken, Timing};
+pub use memory::{ContextMemory, ContextPlan};
+pub use sampling::{Sampler, Sampling};
+pub use stream::TextStream;
+pub use text::TextCodec;
