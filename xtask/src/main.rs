@@ -38,6 +38,7 @@ mod summary;
 mod table;
 mod test;
 mod tidy;
+mod torch;
 mod train_reference;
 mod trees;
 mod vector_loops;
@@ -96,6 +97,8 @@ enum Command {
     Package,
     /// Build, check and test the Python package `ort_runtime`.
     Python(python_package::PythonOptions),
+    /// Test the backend of `torch.compile` and `ORTModule` with PyTorch.
+    Torch(torch::TorchOptions),
     /// Build the wheels of the Python package to target/dist, and check their sizes and tags.
     Dist(dist::DistOptions),
     /// Run the fuzz targets on a nightly compiler, each for a while.
@@ -139,6 +142,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Package => package::run(&workspace),
         Command::Python(options) => python_package::run(&workspace, &options).map(drop),
+        Command::Torch(options) => torch::run(&workspace, options),
         Command::Dist(options) => dist::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),
