@@ -102,6 +102,30 @@ def test_operator(name: str):
         near(compiled(function)(data), results[0][0], tolerance)
 
 
+AUTOCAST = {
+    "mlp": torch.bfloat16,
+    "cnn": torch.bfloat16,
+    "gpt": torch.bfloat16,
+    "bert": torch.float16,
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast(name: str):
+    """Gradients under autocast are as near to those in float32 as eager torch's are."""
+    network = NETWORKS[name]
+    modules = [made(network) for _ in range(3)]
+    modules[0](*network.batch(0)).backward()
+    for module, call in ((modules[1], modules[1]), (modules[2], compiled(modules[2]))):
+        with torch.autocast("cpu", dtype=AUTOCAST[name]):
+            loss = call(*network.batch(0))
+        loss.backward()
+    exact, eager, ours = (
+        torch.cat([slope.flatten() for slope in gradients(module).values()]) for module in modules
+    )
+    assert (ours - exact).norm() <= 1.5 * (eager - exact).norm()
+
+
 SIZES = {
     "tokens": (lambda: Language(causal=True), [(2, 8), (2, 8), (3, 8), (2, 12), (5, 7)]),
 }

@@ -174,7 +174,7 @@ class Emitter:
         if not isinstance(node, fx.Node):
             raise Unsupported(f"expected a tensor, not {node!r}")
         value = self.values.get(node)
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value:
             raise Unsupported(f"{node.format_node()} has no value that can be read")
         return value
 

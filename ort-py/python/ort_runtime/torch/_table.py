@@ -101,6 +101,9 @@ def quotient(e: Emitter, node: fx.Node, a: Arguments) -> str:
         return divided
     if mode == "floor" and dtype.is_floating_point:
         return e.op("Floor", divided)
+    if mode == "floor":
+        # Without the remainder, which has the divisor's sign, the division is exact.
+        return e.op("Div", e.op("Sub", first, e.op("Mod", first, second)), second)
     raise Unsupported(f"division of {dtype} with rounding_mode {mode!r}")
 
 

@@ -103,32 +103,48 @@ def log_softmax_gradient(e: Emitter, node: fx.Node, a: Arguments) -> str:
 # Normalization.
 
 
+def _wide(e: Emitter, *values: fx.Node | None) -> torch.dtype:
+    """The type that normalization computes in: 16-bit values are widened."""
+    dtypes = [e.dtype(value) for value in values if value is not None]
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _as_result(e: Emitter, node: fx.Node, wide: torch.dtype, *names: str) -> tuple[str, ...]:
+    """Casts results to the types that the FX node has. One that is not asked for has no name."""
+    pairs = zip(names, node.meta["val"])
+    return tuple(e.cast(name, wide, value.dtype) if name else "" for name, value in pairs)
+
+
 def layer_norm(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     """Layer normalization, with the mean and the inverse deviation for its gradient."""
     source, shape = a["input"], a["normalized_shape"]
     weight, bias = a["weight"], a["bias"]
-    scale = e.of(weight) if weight is not None else None
-    if scale is None:
-        one = e.number(1.0, e.dtype(source))
-        scale = e.op("Expand", one, e.sizes(shape))
+    wide = _wide(e, source, weight, bias)
+    if weight is None:
+        scale = e.op("Expand", e.number(1.0, wide), e.sizes(shape))
+    else:
+        scale = e.read(weight, wide)
     axis = e.rank(source) - len(shape)
-    return e.op(
-        "LayerNormalization", e.of(source), scale, e.of(bias) if bias is not None else "",
+    found = e.op(
+        "LayerNormalization", e.read(source, wide), scale, e.read(bias, wide) if bias else "",
         outputs=3, axis=axis, epsilon=float(a["eps"]),
     )  # fmt: skip
+    return _as_result(e, node, wide, *found)
 
 
 def layer_norm_gradient(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     """With the unit input `u` and the scaled upstream gradient `g`:
     `dx = (g - mean(g) - u * mean(g * u)) / deviation`."""
-    source, upstream = a["input"], e.of(a["grad_out"])
+    source, weight = a["input"], a["weight"]
+    wide = _wide(e, source, weight)
+    upstream = e.read(a["grad_out"], wide)
     first = e.rank(source) - len(a["normalized_shape"])
     inner, outer = e.ints(*range(first, e.rank(source))), e.ints(*range(first))
-    mean, inverse = e.of(a["mean"]), e.of(a["rstd"])
-    unit = e.op("Mul", e.op("Sub", e.of(source), mean), inverse)
+    mean, inverse = e.read(a["mean"], wide), e.read(a["rstd"], wide)
+    unit = e.op("Mul", e.op("Sub", e.read(source, wide), mean), inverse)
     of_source = of_weight = of_bias = ""
     if a["output_mask"][0]:
-        scaled = e.op("Mul", upstream, e.of(a["weight"])) if a["weight"] else upstream
+        scaled = e.op("Mul", upstream, e.read(weight, wide)) if weight else upstream
         level = e.op("ReduceMean", scaled, inner, keepdims=1)
         along = e.op("ReduceMean", e.op("Mul", scaled, unit), inner, keepdims=1)
         rest = e.op("Sub", e.op("Sub", scaled, level), e.op("Mul", unit, along))
@@ -138,7 +154,7 @@ def layer_norm_gradient(e: Emitter, node: fx.Node, a: Arguments) -> Any:
         of_weight = e.op("ReduceSum", of_weight, outer, keepdims=0) if first else of_weight
     if a["output_mask"][2]:
         of_bias = e.op("ReduceSum", upstream, outer, keepdims=0) if first else upstream
-    return of_source, of_weight, of_bias
+    return _as_result(e, node, wide, of_source, of_weight, of_bias)
 
 
 def _channels(e: Emitter, value: str, rank: int) -> str:
@@ -146,11 +162,13 @@ def _channels(e: Emitter, value: str, rank: int) -> str:
     return e.op("Reshape", value, e.ints(1, -1, *[1] * (rank - 2)))
 
 
-def _or_filled(e: Emitter, value: fx.Node | None, like: fx.Node, fill: float) -> str:
+def _or_filled(
+    e: Emitter, value: fx.Node | None, like: fx.Node, fill: float, dtype: torch.dtype
+) -> str:
+    """A vector of channels, or one number for each of them."""
     if value is not None:
-        return e.of(value)
-    channels = e.sizes([e.shape(like)[1]])
-    return e.op("Expand", e.number(fill, e.dtype(like)), channels)
+        return e.read(value, dtype)
+    return e.op("Expand", e.number(fill, dtype), e.sizes([e.shape(like)[1]]))
 
 
 def batch_norm(e: Emitter, node: fx.Node, a: Arguments) -> Any:
@@ -160,30 +178,36 @@ def batch_norm(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     sample, so they are updated here. The operator is then the same with and without them.
     """
     source, epsilon = a["input"], float(a["eps"])
-    rank, dtype = e.rank(source), e.dtype(source)
+    rank = e.rank(source)
     if not a.get("training", True):
         return (*batch_norm_fixed(e, node, a), e.of(a["running_mean"]), e.of(a["running_var"]))
-    if dtype not in (torch.float32, torch.float64):
-        raise Unsupported(f"batch normalization of {dtype} in training mode")
-    zeros, ones = _or_filled(e, None, source, 0.0), _or_filled(e, None, source, 1.0)
+    wide = _wide(e, source)
+    x = e.read(source, wide)
+
+    def filled(value: fx.Node | None, fill: float) -> str:
+        return _or_filled(e, value, source, fill, wide)
+
     mean, inverse = e.own(
-        "BatchNormalizationStatistics", e.of(source), zeros, ones, outputs=2, epsilon=epsilon
-    )
-    scale = _channels(e, _or_filled(e, a["weight"], source, 1.0), rank)
-    bias = _channels(e, _or_filled(e, a["bias"], source, 0.0), rank)
-    centred = e.op("Sub", e.of(source), mean)
+        "BatchNormalizationStatistics", x, filled(None, 0.0), filled(None, 1.0),
+        outputs=2, epsilon=epsilon,
+    )  # fmt: skip
+    scale = _channels(e, filled(a["weight"], 1.0), rank)
+    bias = _channels(e, filled(a["bias"], 0.0), rank)
+    centred = e.op("Sub", x, mean)
     output = e.op("Add", e.op("Mul", centred, e.op("Mul", inverse, scale)), bias)
     flat = e.ints(-1)
     saved_mean, saved_inverse = e.op("Reshape", mean, flat), e.op("Reshape", inverse, flat)
     found = [output, saved_mean, saved_inverse]
     if a.get("running_mean") is not None:
-        found += _running(e, a, saved_mean, saved_inverse)
-    return tuple(found)
+        found += _running(e, a, saved_mean, saved_inverse, wide)
+    return _as_result(e, node, wide, *found)
 
 
-def _running(e: Emitter, a: Arguments, mean: str, inverse: str) -> list[str]:
+def _running(
+    e: Emitter, a: Arguments, mean: str, inverse: str, dtype: torch.dtype
+) -> list[str]:
     """The running mean and variance after a batch."""
-    source, dtype = a["input"], e.dtype(a["input"])
+    source = a["input"]
     momentum, epsilon = float(a["momentum"]), float(a["eps"])
     squared = e.op("Reciprocal", e.op("Mul", inverse, inverse))
     population = e.op("Sub", squared, e.number(epsilon, dtype))
@@ -196,48 +220,57 @@ def _running(e: Emitter, a: Arguments, mean: str, inverse: str) -> list[str]:
     keep, take = e.number(1 - momentum, dtype), e.number(momentum, dtype)
     pairs = ((a["running_mean"], mean), (a["running_var"], sample))
     return [
-        e.op("Add", e.op("Mul", e.of(old), keep), e.op("Mul", new, take)) for old, new in pairs
+        e.op("Add", e.op("Mul", e.read(old, dtype), keep), e.op("Mul", new, take))
+        for old, new in pairs
     ]
 
 
 def batch_norm_fixed(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     """Batch normalization by the running statistics. The statistics of the batch are empty."""
     source = a["input"]
+    wide = _wide(e, source)
     found = e.op(
         "BatchNormalization",
-        e.of(source),
-        _or_filled(e, a["weight"], source, 1.0),
-        _or_filled(e, a["bias"], source, 0.0),
-        e.of(a["running_mean"]),
-        e.of(a["running_var"]),
+        e.read(source, wide),
+        _or_filled(e, a["weight"], source, 1.0, wide),
+        _or_filled(e, a["bias"], source, 0.0, wide),
+        e.read(a["running_mean"], wide),
+        e.read(a["running_var"], wide),
         epsilon=float(a["eps"]),
     )
-    empty = e.frozen(torch.empty(0, dtype=e.dtype(source)))
-    return found, empty, empty
+    empty = e.frozen(torch.empty(0, dtype=wide))
+    return _as_result(e, node, wide, found, empty, empty)
 
 
 def batch_norm_gradient(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     """The gradients by the input, the scale and the bias."""
-    source, upstream = a["input"], e.of(a["grad_out"])
-    rank, dtype = e.rank(source), e.dtype(source)
-    scale = _or_filled(e, a["weight"], source, 1.0)
+    source = a["input"]
+    rank, wide = e.rank(source), _wide(e, source)
+    x, upstream = e.read(source, wide), e.read(a["grad_out"], wide)
+    scale = _or_filled(e, a["weight"], source, 1.0, wide)
     if a["train"]:
-        mean = _channels(e, e.of(a["save_mean"]), rank)
-        inverse = _channels(e, e.of(a["save_invstd"]), rank)
-        epsilon = float(a["eps"])
-        return e.own(
-            "BatchNormalizationGrad", e.of(source), scale, upstream, mean, inverse,
-            outputs=3, epsilon=epsilon,
+        mean = _channels(e, e.read(a["save_mean"], wide), rank)
+        inverse = _channels(e, e.read(a["save_invstd"], wide), rank)
+        made = e.own(
+            "BatchNormalizationGrad", x, scale, upstream, mean, inverse,
+            outputs=3, epsilon=float(a["eps"]),
         )  # fmt: skip
-    variance = e.op("Add", e.of(a["running_var"]), e.number(float(a["eps"]), dtype))
+        return _as_result(e, node, wide, *_asked(a, made))
+    variance = e.op("Add", e.read(a["running_var"], wide), e.number(float(a["eps"]), wide))
     inverse = e.op("Reciprocal", e.op("Sqrt", variance))
     factor = _channels(e, e.op("Mul", inverse, scale), rank)
     axes = e.ints(0, *range(2, rank))
-    centred = e.op("Sub", e.of(source), _channels(e, e.of(a["running_mean"]), rank))
+    centred = e.op("Sub", x, _channels(e, e.read(a["running_mean"], wide), rank))
     unit = e.op("Mul", centred, _channels(e, inverse, rank))
     of_scale = e.op("ReduceSum", e.op("Mul", upstream, unit), axes, keepdims=0)
     of_bias = e.op("ReduceSum", upstream, axes, keepdims=0)
-    return e.op("Mul", upstream, factor), of_scale, of_bias
+    made = (e.op("Mul", upstream, factor), of_scale, of_bias)
+    return _as_result(e, node, wide, *_asked(a, made))
+
+
+def _asked(a: Arguments, names: tuple[str, ...]) -> list[str]:
+    """The gradients that a mask asks for; the others have no name."""
+    return [name if asked else "" for name, asked in zip(names, a["output_mask"])]
 
 
 # Convolution.
