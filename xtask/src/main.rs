@@ -39,6 +39,7 @@ mod summary;
 mod table;
 mod test;
 mod tidy;
+mod torch;
 mod train_reference;
 mod trees;
 mod vector_loops;
@@ -99,6 +100,8 @@ enum Command {
     Python(python_package::PythonOptions),
     /// Run the Python package on Ray and Spark, with two nodes each on this machine.
     Cluster(cluster::ClusterOptions),
+    /// Test the backend of `torch.compile` and `ORTModule` with PyTorch.
+    Torch(torch::TorchOptions),
     /// Build the wheels of the Python package to target/dist, and check their sizes and tags.
     Dist(dist::DistOptions),
     /// Run the fuzz targets on a nightly compiler, each for a while.
@@ -143,6 +146,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Package => package::run(&workspace),
         Command::Python(options) => python_package::run(&workspace, &options).map(drop),
         Command::Cluster(options) => cluster::run(&workspace, &options),
+        Command::Torch(options) => torch::run(&workspace, options),
         Command::Dist(options) => dist::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),

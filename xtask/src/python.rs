@@ -1,5 +1,5 @@
 //! Private Python environments, created on demand and kept: one with the ONNX packages and our own
-//! package, one with PyTorch for training, and one with NVIDIA's compiler.
+//! package, two with PyTorch, and one with NVIDIA's compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,20 @@ impl Python {
     /// Opens the environment with Ray and Spark; Spark needs Java.
     pub(crate) fn open_for_cluster(workspace: &Workspace) -> Result<Self> {
         Self::open_in(workspace.target.join("python_cluster"), workspace, "python/cluster_requirements.txt")
+    }
+
+    /// Opens the environment with a current PyTorch, for the tests of the package's backend. The
+    /// CUDA libraries that it links are stand-ins.
+    pub(crate) fn open_for_torch(workspace: &Workspace) -> Result<Self> {
+        let folder = workspace.target.join("python_torch");
+        let python = Self::open_in(folder.clone(), workspace, "python/torch_requirements.txt")?;
+        // The stamp is inside, so recreating the environment removes it too.
+        let stamp = folder.join("stand_ins.installed");
+        if !stamp.exists() {
+            run(&mut python.script("torch_libraries.py"))?;
+            fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))?;
+        }
+        Ok(python)
     }
 
     /// Opens the training environment with the extensions that ORTModule needs, compiled once for

@@ -38,6 +38,13 @@ pub(crate) struct PythonOptions {
     pytest: Vec<String>,
 }
 
+impl PythonOptions {
+    /// Tests our own package with these arguments.
+    pub(crate) fn of_pytest(pytest: Vec<String>) -> PythonOptions {
+        PythonOptions { against: None, pytest }
+    }
+}
+
 /// Builds, installs, checks and tests the package; an error if a test fails.
 pub(crate) fn run(workspace: &Workspace, options: &PythonOptions) -> Result<Summary> {
     run_in(workspace, options, &Python::open_for_package(workspace)?)
@@ -74,7 +81,8 @@ fn count_in(folder: &Path) -> Result<usize> {
     Ok(count)
 }
 
-fn run_in(workspace: &Workspace, options: &PythonOptions, python: &Python) -> Result<Summary> {
+/// Does the same in an environment.
+pub(crate) fn run_in(workspace: &Workspace, options: &PythonOptions, python: &Python) -> Result<Summary> {
     if options.against.is_none() {
         let wheel = dist::build_wheel(workspace, python, &workspace.target.join("python_wheel"))?;
         python.install_wheels(&[wheel], None)?;

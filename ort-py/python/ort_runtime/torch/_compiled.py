@@ -1,0 +1,171 @@
+"""Compiled graphs: a session that takes and returns torch tensors without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.printers import PythonPrinter
+
+import ort_runtime
+
+from ._translate import Output, Program
+
+__all__ = ["CompiledGraph", "is_here"]
+
+#: The names that printed expressions of sizes use.
+_NAMES = {"math": __import__("math"), **vars(sympy_functions)}
+
+# Types that numpy lacks cross as integers of the same width.
+_WITHOUT_NUMPY = {torch.bfloat16: torch.int16}
+_BFLOAT16 = 16
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in memory that a session reads."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+def evaluator(expression: int | sympy.Expr) -> Callable[[dict[str, int]], int]:
+    """Returns a function that computes an expression from the sizes of a call."""
+    if isinstance(expression, int):
+        return lambda sizes: expression
+    if expression.is_Symbol:
+        symbol = str(expression)
+        return lambda sizes: sizes[symbol]
+    code = compile(PythonPrinter().doprint(expression), "<size>", "eval")
+    return lambda sizes: int(eval(code, _NAMES, sizes))
+
+
+class CompiledGraph:
+    """A session for a graph, callable with the graph's arguments.
+
+    Arguments are read where they lie, results lie where the session wrote them. The arguments
+    come as a list, which is emptied so that what nothing else holds is freed after the run.
+    """
+
+    def __init__(self, program: Program, options: ort_runtime.SessionOptions) -> None:
+        self.program = program
+        self.session: Any = None
+        if any(output.name for output in program.outputs):
+            self.session = ort_runtime.InferenceSession(
+                program.model, options, providers=["CPUExecutionProvider"]
+            )
+        self._outputs = [output for output in program.outputs]
+        names = dict.fromkeys(output.name for output in self._outputs if output.name)
+        self._names = list(names)
+        self._numbers = {
+            place: evaluator(output.expression)
+            for place, output in enumerate(self._outputs)
+            if output.expression is not None
+        }
+        self._computed = [(one.name, evaluator(one.expression)) for one in program.computed]
+        self._draws = [
+            (draw.name, [evaluator(size) for size in draw.shape], draw.probability)
+            for draw in program.draws
+        ]
+        self._strides = {
+            place: [[evaluator(size) for size in sizes] for sizes in output.strides]
+            for place, output in enumerate(self._outputs)
+            if output.strides is not None
+        }
+        self._values = _values_of(self.session, self._names)
+
+    def sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
+        """Returns the sizes that arguments bind."""
+        found = {}
+        for symbol, place, axis in self.program.sizes:
+            argument = arguments[place]
+            found[symbol] = int(argument if axis is None else argument.shape[axis])
+        return found
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        """Runs the graph."""
+        sizes = self.sizes(arguments)
+        feed: dict[str, Any] = {
+            name: _lent(arguments[place]) for place, name in self.program.inputs.items()
+        }
+        for name, value in self._computed:
+            feed[name] = np.array([value(sizes)], np.int64)
+        for name, shape, probability in self._draws:
+            drawn = torch.empty([size(sizes) for size in shape], dtype=torch.bool)
+            feed[name] = drawn.bernoulli_(probability).numpy()
+        passed = {
+            output.argument: arguments[output.argument]
+            for output in self._outputs
+            if output.argument is not None
+        }
+        arguments.clear()
+        results = self._run(feed)
+        return [
+            self._result(place, output, passed, results, sizes)
+            for place, output in enumerate(self._outputs)
+        ]
+
+    def _run(self, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
+        if not self._names:
+            return {}
+        if self._values:
+            values = self.session.run_with_ort_values(self._names, _as_values(feed))
+            return {
+                name: torch.from_dlpack(value._ortvalue.to_dlpack())
+                for name, value in zip(self._names, values)
+            }
+        found = self.session.run(self._names, feed)
+        return {name: torch.from_numpy(array) for name, array in zip(self._names, found)}
+
+    def _result(
+        self,
+        place: int,
+        output: Output,
+        passed: dict[int, Any],
+        results: dict[str, torch.Tensor],
+        sizes: dict[str, int],
+    ) -> Any:
+        if output.name:
+            found = results[output.name]
+            return self._restrided(place, found, sizes) if place in self._strides else found
+        if output.argument is not None:
+            return passed[output.argument]
+        number = self._numbers.get(place)
+        return number(sizes) if number is not None else None
+
+    def _restrided(self, place: int, found: torch.Tensor, sizes: dict[str, int]) -> torch.Tensor:
+        """Returns a copy with the strides that torch traced: views may be made by them."""
+        shape, strides = ([size(sizes) for size in each] for each in self._strides[place])
+        copy = torch.empty_strided(shape, strides, dtype=found.dtype)
+        # Along an axis of stride 0 all elements are one.
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        copy[once].copy_(found[once])
+        return copy
+
+
+def _lent(tensor: torch.Tensor) -> Any:
+    """Returns a tensor as what a session reads, in the same memory if that is contiguous."""
+    tensor = tensor.detach().contiguous()
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_neg().resolve_conj()
+    if tensor.dtype in _WITHOUT_NUMPY:
+        array = tensor.view(_WITHOUT_NUMPY[tensor.dtype]).numpy()
+        return ort_runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+    return tensor.numpy()
+
+
+def _as_values(feed: dict[str, Any]) -> dict[str, Any]:
+    wrap = ort_runtime.OrtValue.ortvalue_from_numpy
+    return {
+        name: wrap(value) if isinstance(value, np.ndarray) else value
+        for name, value in feed.items()
+    }
+
+
+def _values_of(session: Any, names: list[str]) -> bool:
+    """Whether a result is of a type that numpy lacks."""
+    if session is None:
+        return False
+    types = {output.name: output.type for output in session.get_outputs()}
+    return any(types[name] == "tensor(bfloat16)" for name in names)

@@ -1,0 +1,322 @@
+"""The wrapper: a module with the parameters, names and signature of the one inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ort_runtime.torch import Backend, NotTranslated, Recompute, read_requests
+from ort_runtime.torch._partition import Partition
+
+from ._fallback import (
+    ORTModuleDeviceException,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+    _FallbackPolicy,
+)
+from ._options import DebugOptions, Environment, LogLevel
+from ._report import insight, report
+
+__all__ = ["ORTModule"]
+
+logger = logging.getLogger("orttraining")
+
+#: The wrapper's own attributes. Everything else is the wrapped module's.
+_OWN = frozenset(
+    {"_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "forward"}
+)
+
+#: Methods of torch.nn.Module that act on the wrapped module, whose names are its own.
+_DELEGATED = (
+    "state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers",
+    "children", "named_children", "modules", "named_modules", "get_parameter", "get_buffer",
+    "get_submodule", "zero_grad", "extra_repr", "_load_from_state_dict", "register_buffer",
+    "register_parameter", "register_module", "_named_members",
+)  # fmt: skip
+#: Those that return the module itself.
+_CHAINED = (
+    "train", "eval", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "apply", "_apply",
+    "requires_grad_", "share_memory", "type", "to_empty",
+)  # fmt: skip
+
+
+class ORTModule(torch.nn.Module):
+    """A torch module whose forward and backward passes run in this runtime.
+
+    It has the same Parameter objects, under the same names, and the same signature. What
+    the runtime does not cover runs in torch, with one warning, unless the fallback policy forbids.
+    The environment is read when the module is wrapped.
+
+    Args:
+        module: the module; it stays usable.
+        debug_options: what is logged and saved.
+        memory_limit: the most bytes that each session may hold, a number or a text such as
+            "2 GiB". A run that needs more is an error that names the minimum.
+
+    Raises:
+        TypeError: `module` is no torch module, or `debug_options` no DebugOptions.
+        ORTModuleTorchModelException: the module cannot be wrapped.
+        ValueError, OSError: the environment or the configuration file is wrong.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        debug_options: DebugOptions | None = None,
+        memory_limit: int | str | None = None,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
+        if isinstance(module, torch.nn.DataParallel):
+            raise ORTModuleTorchModelException(
+                "ORTModule is not compatible with torch.nn.DataParallel; "
+                "use torch.nn.parallel.DistributedDataParallel around the ORTModule"
+            )
+        if debug_options is not None and not isinstance(debug_options, DebugOptions):
+            raise TypeError(f"debug_options are DebugOptions, not {type(debug_options).__name__}")
+        super().__init__()
+        state = self.__dict__
+        state["_wrapped"] = module
+        state["_options"] = debug_options or DebugOptions()
+        state["_environment"] = Environment.read()
+        state["_limit"] = memory_limit
+        self._prepare()
+        _warn_of_clashes(module)
+
+    # Compilation.
+
+    def _prepare(self) -> None:
+        """Makes the backend anew, and forgets what was compiled."""
+        state = self.__dict__
+        state["_backend"] = _Session(self._options, self._environment, self._limit)
+        state["_compiled"] = None
+        state["forward"] = _with_signature(self._forward, self._wrapped.forward)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.__dict__
+        policy = self._environment.policy
+        forced = (
+            _FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD
+            | _FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD
+        )
+        if policy & forced:
+            return self._wrapped(*args, **kwargs)
+        if state["_compiled"] is None:
+            problem = _device_problem(self._wrapped)
+            if problem:
+                self._backend.refuse(ORTModuleDeviceException(problem), "DEVICE")
+                return self._wrapped(*args, **kwargs)
+            # Hooks of the wrapped module are called by it, so it is compiled as it is called.
+            state["_compiled"] = torch.compile(self._wrapped, backend=self._backend.backend)
+        return self._backend.call(state["_compiled"], self._wrapped.training, args, kwargs)
+
+    # Transparency.
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module."""
+        return self.__dict__["_wrapped"]
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN or "_wrapped" not in self.__dict__:
+            self.__dict__[name] = value
+            return
+        setattr(self._wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._wrapped, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._wrapped)})
+
+    def __repr__(self) -> str:
+        return f"ORTModule({self._wrapped!r})"
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Is refused: the graph is that of the module when it was wrapped."""
+        raise NotImplementedError("ORTModule does not support adding modules to it")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_wrapped", "_options", "_environment", "_limit")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__init__(self)
+        self.__dict__.update(state)
+        self._prepare()
+
+    # Training mode is read by torch.nn.Module's own code, too.
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped module is in training mode."""
+        wrapped = self.__dict__.get("_wrapped")
+        return wrapped.training if wrapped is not None else True
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is not None:
+            wrapped.training = mode
+
+
+def _delegated(name: str, chained: bool) -> Callable[..., Any]:
+    original = getattr(torch.nn.Module, name)
+
+    @functools.wraps(original)
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(self.__dict__["_wrapped"], name)(*args, **kwargs)
+        return self if chained else found
+
+    return method
+
+
+for _name in _DELEGATED + _CHAINED:
+    if hasattr(torch.nn.Module, _name):
+        setattr(ORTModule, _name, _delegated(_name, _name in _CHAINED))
+
+
+class _Session:
+    """The backend of one wrapper, and what it reports."""
+
+    def __init__(
+        self, options: DebugOptions, environment: Environment, limit: int | str | None
+    ) -> None:
+        self._options, self._environment = options, environment
+        requests = []
+        if environment.config and not environment.level:
+            requests = read_requests(environment.config)
+        disabled = environment.policy.is_disabled()
+        allowed = _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL in environment.policy
+        self.backend = Backend(
+            recompute=Recompute(int(environment.level), requests),
+            on_missing="torch" if allowed and not disabled else "raise",
+            memory_limit=limit,
+            on_compiled=self._compiled,
+            on_partition=self._partitioned,
+        )
+        self._partition: Partition | None = None
+        self._reported: set[str] = set()
+        self._started = time.perf_counter()
+        self._refused = False
+        self._saved: dict[str, int] = {}
+
+    def _partitioned(self, partition: Partition) -> None:
+        self._partition = partition
+        self._check_requests(partition)
+
+    def _check_requests(self, partition: Partition) -> None:
+        known = {cluster.id for cluster in partition.clusters}
+        for request in self.backend.recompute.requests:
+            if request.id not in known:
+                logger.warning(
+                    "%s is not a recompute plan of this module, whose plans are: %s",
+                    request.id,
+                    ", ".join(sorted(known)) or "none",
+                )
+
+    def _compiled(self, kind: str, graph: Any) -> None:
+        saved = self._options.save_onnx_models
+        if not saved.save or graph is None:
+            return
+        mode = "inference" if kind == "inference" else "training"
+        what = "execution_model" if kind == "inference" else f"{kind}_model"
+        count = self._saved[kind] = self._saved.get(kind, 0) + 1
+        # A second graph of a kind, for other sizes or after a graph break, has a number.
+        number = f"_{count}" if count > 1 else ""
+        name = f"{saved.name_prefix}_{what}_{mode}{number}.onnx"
+        with open(os.path.join(saved.path, name), "wb") as file:
+            file.write(graph.program.model)
+
+    def refuse(self, problem: Exception, kind: str) -> None:
+        """Raises a problem, or warns of it once if the policy lets torch run instead."""
+        flag = _FallbackPolicy[f"FALLBACK_UNSUPPORTED_{kind}"]
+        if self._environment.policy.is_disabled() or flag not in self._environment.policy:
+            raise problem
+        if not self._refused:
+            self._refused = True
+            warnings.warn(f"Fallback to torch: {problem}", UserWarning, stacklevel=3)
+
+    def call(self, compiled: Any, training: bool, args: Any, kwargs: Any) -> Any:
+        """Calls the compiled module, and reports what the first call in each mode did."""
+        mode = "training" if training and torch.is_grad_enabled() else "inference"
+        is_first = mode not in self._reported
+        self._started = time.perf_counter()
+        try:
+            found = compiled(*args, **kwargs)
+        except Exception as problem:
+            cause = _untranslated(problem)
+            if cause is None:
+                raise
+            raise ORTModuleONNXModelException(str(cause)) from problem
+        if is_first:
+            self._reported.add(mode)
+            self._report(mode, time.perf_counter() - self._started)
+        return found
+
+    def _report(self, mode: str, seconds: float) -> None:
+        level = self._options.logging.log_level
+        if level > LogLevel.WARNING:
+            return
+        partition = self._partition if mode == "training" else None
+        plans = level < LogLevel.WARNING
+        logger.warning("%s", report(mode, self._environment, partition, seconds, plans))
+        if level <= LogLevel.DEVINFO and partition is not None:
+            logger.warning("%s", insight(partition, self._environment.config))
+
+
+def _untranslated(problem: BaseException) -> NotTranslated | None:
+    """Returns the backend's own exception behind the one that Dynamo raises."""
+    cause: BaseException | None = problem
+    while cause is not None and not isinstance(cause, NotTranslated):
+        inner = getattr(cause, "inner_exception", None)
+        cause = inner or cause.__cause__ or cause.__context__
+    return cause
+
+
+def _device_problem(module: torch.nn.Module) -> str:
+    """Returns what is wrong with where parameters and buffers are, empty if nothing is."""
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if value.device.type != "cpu":
+            return f"{name} is on {value.device}; sessions read tensors of the CPU"
+    return ""
+
+
+def _with_signature(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function with the signature and documentation of the wrapped forward."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    forward.__doc__ = original.__doc__
+    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return forward
+
+
+def _warn_of_clashes(module: torch.nn.Module) -> None:
+    """Warns of attributes of the module that the wrapper has itself."""
+    own = {name for name in vars(ORTModule) if not name.startswith("__")}
+    for name in sorted(own & set(vars(type(module)))):
+        is_torch = getattr(torch.nn.Module, name, None)
+        if name == "forward" or getattr(type(module), name) is is_torch:
+            continue
+        if name in _DELEGATED or name in _CHAINED:
+            continue
+        warnings.warn(
+            f"User module's attribute name {name} collides with ORTModule's attribute name; "
+            "use .module to reach the user module's",
+            stacklevel=3,
+        )

@@ -1,0 +1,29 @@
+//! `cargo xtask torch`: tests the backend of `torch.compile` and `ORTModule` with PyTorch.
+
+use anyhow::Result;
+
+use crate::python::Python;
+use crate::python_package::{self, PythonOptions};
+use crate::workspace::Workspace;
+
+/// The tests that need PyTorch, from the repository's root.
+const TESTS: [&str; 3] =
+    ["ort-py/tests/test_torch.py", "ort-py/tests/test_ortmodule.py", "ort-py/tests/seeds"];
+
+/// What to test.
+#[derive(clap::Args, Default)]
+pub(crate) struct TorchOptions {
+    /// Arguments of pytest, with paths from the root.
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    pytest: Vec<String>,
+}
+
+/// Builds and installs the package beside PyTorch, and runs the tests; an error if one fails.
+pub(crate) fn run(workspace: &Workspace, options: TorchOptions) -> Result<()> {
+    let mut pytest = options.pytest;
+    if pytest.is_empty() {
+        pytest.extend(TESTS.map(str::to_owned));
+    }
+    let python = Python::open_for_torch(workspace)?;
+    python_package::run_in(workspace, &PythonOptions::of_pytest(pytest), &python).map(drop)
+}
