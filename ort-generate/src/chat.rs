@@ -235,7 +235,7 @@ mod tests {
             ("{{ messages[0].content.nothing() }}", "nothing"),
         ] {
             let problem = ChatTemplate::new(template, "", "").and_then(|chat| chat.render(&user));
-            let text = problem.map_or_else(|problem| problem.to_string(), |text| text);
+            let text = problem.unwrap_or_else(|problem| problem.to_string());
             assert!(text.contains(expected), "{template}: {text}");
         }
         let problem = ChatTemplate::new("{% if %}", "", "").err().map(|problem| problem.to_string());

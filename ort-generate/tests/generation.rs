@@ -59,7 +59,7 @@ fn tokens_are_those_of_other_runtimes() -> Result<()> {
             let options = DecoderOptions { prefill_chunk: chunk, ..DecoderOptions::default() };
             let mut generator = open(&data(name), &options)?;
             for (prompt, expected) in references(name) {
-                let answer = tokens(&mut generator, &[prompt.clone()], expected.len())?;
+                let answer = tokens(&mut generator, std::slice::from_ref(&prompt), expected.len())?;
                 assert_eq!(answer, [without_end(&expected)], "{name}, chunk {chunk:?}, {prompt:?}");
             }
         }

@@ -171,7 +171,7 @@ impl Case {
         let sizes = self.sizes;
         let visible = |[_, query]: [usize; 2]| self.visible(query);
         let mut attention = self.attention(inputs, (keys, values), f64::from(scale), &visible);
-        let is_half = keys.is_half() || values.is_half();
+        let is_half = keys.is_narrow() || values.is_narrow();
         let mut len = scratch_len::<f32>(&sizes, cpu, false, is_half);
         let (biases, bias);
         if matches!(self.kind, Kind::Grid { .. }) {
