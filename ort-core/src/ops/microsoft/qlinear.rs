@@ -80,11 +80,12 @@ pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> R
         Some(Attribute::Ints(kernel)) if !kernel.is_empty() => Some(kernel.len() + 2),
         _ => None,
     };
-    let rank = own.or_else(of_weights).or_else(of_windows);
-    rank.ok_or_else(|| {
+    let rank = own.or_else(of_weights).or_else(of_windows).ok_or_else(|| {
         error!(NotImplemented, "the rank of the image is not known")
             .help("give the model's input, or the image's value_info, a shape; or the node the attribute 'kernel_shape'")
-    })
+    })?;
+    ensure!(rank >= 3, InvalidGraph, "an image has rank 3 or more, got rank {rank}");
+    Ok(rank)
 }
 
 /// Transposes an image from NHWC to NCHW, or back.
