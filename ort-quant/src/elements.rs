@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 
+use crate::pages::WeightPages;
 use crate::weight::Weight;
 
 /// Elements in order.
@@ -37,12 +38,18 @@ impl<T: Weight> Elements for [T] {
 /// Elements as the bytes of a tensor, which need no alignment.
 pub(crate) struct RawElements<'b, T> {
     bytes: &'b [u8],
+    pages: Option<&'b WeightPages<'b>>,
     element: PhantomData<fn() -> T>,
 }
 
 impl<'b, T: Weight> RawElements<'b, T> {
     pub(crate) fn new(bytes: &'b [u8]) -> RawElements<'b, T> {
-        RawElements { bytes, element: PhantomData }
+        RawElements { bytes, pages: None, element: PhantomData }
+    }
+
+    /// Gives the pages of the bytes back while they are read.
+    pub(crate) fn paged(self, pages: Option<&'b WeightPages<'b>>) -> RawElements<'b, T> {
+        RawElements { pages, ..self }
     }
 }
 
@@ -55,8 +62,11 @@ impl<T: Weight> Elements for RawElements<'_, T> {
 
     fn widen(&self, start: usize, to: &mut [f32]) {
         let range = start * size_of::<T>()..(start + to.len()) * size_of::<T>();
-        if let Some(from) = self.bytes.get(range) {
+        if let Some(from) = self.bytes.get(range.clone()) {
             T::widen_bytes(from, to);
+            if let Some(pages) = self.pages {
+                pages.note(&range);
+            }
         }
     }
 }

@@ -77,6 +77,7 @@ mod model;
 mod noise;
 mod observe;
 mod pack;
+mod pages;
 mod parallel;
 mod prune;
 mod range;

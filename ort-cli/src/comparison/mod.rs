@@ -36,15 +36,17 @@ impl Ran {
 
     /// Runs a model on each of the inputs.
     pub(crate) fn of(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
-        let is_free = args.memory_limit.is_none() && inputs.len() == 1;
-        let mut limit = is_free.then_some(MEMORY_OF_ONE_RUN);
+        let own = args.memory_limit.unwrap_or(usize::MAX);
+        // Not all of the caller's limit: the process needs memory for more than this run.
+        let mut limit = (inputs.len() == 1).then_some(MEMORY_OF_ONE_RUN).filter(|limit| *limit < own);
         for _ in 0..2 {
             let problem = match Ran::within(args, model, (inputs, limit)) {
                 Err(problem) if limit.is_some() => problem,
                 done => return done,
             };
             let shortage = problem.downcast_ref::<Error>().and_then(|problem| problem.shortage());
-            limit = Some(shortage.map(MemoryShortage::sufficient_limit).ok_or(problem)?);
+            let needed = shortage.map(MemoryShortage::sufficient_limit).ok_or(problem)?;
+            limit = Some(needed).filter(|needed| *needed < own);
         }
         Ran::within(args, model, (inputs, None))
     }

@@ -144,7 +144,8 @@ impl Correctable<'_> {
         let scales = smoothed.filter(|_| !work.is_inside).map(|by| smoothing::row_scales(by, node));
         let job = weight_job(work, (name, weight), (scales, None), options)?;
         let tensor = reader.tensor(work, name)?;
-        let done = job.run(&tensor, None).within(|| format!("weight '{name}'"))?;
+        let done =
+            job.run(&tensor, None, reader.pages(&tensor).as_ref()).within(|| format!("weight '{name}'"))?;
         let shift = shift(&job, (&tensor, &done), &WeightChannels::of(node, &job.shape), (&means, &squares));
         reader.release(&tensor);
         let Some(Shift { means, square }) = shift else { return Ok(None) };

@@ -82,7 +82,7 @@ impl Quantizer {
                 };
                 let job = layer.job(work, weight)?;
                 let tensor = reader.tensor(work, weight)?;
-                let rounded = job.run_with(&tensor, found.curvature());
+                let rounded = job.run_with(&tensor, found.curvature(), reader.pages(&tensor).as_ref());
                 let mut rounded = rounded.within(|| format!("weight '{weight}'"))?;
                 reader.release(&tensor);
                 let is_corrected = !found.means.is_empty() && rounded.shift.is_significant();

@@ -24,6 +24,8 @@ use super::options::{HalfOptions, Quantizer};
 use super::variances;
 use super::weights::{Form, Job, nearest_bfloat, nearest_half};
 use super::work::{Outcome, Work, is_standard, title};
+use crate::elements::{Elements, RawElements, each_chunk};
+use crate::pages::WeightPages;
 use crate::range::ValueRange;
 
 /// Operators that stay in float32: their results are ids or positions, they have no types of 16
@@ -213,11 +215,14 @@ impl SharedConstants {
                 continue;
             }
             let tensor = tensor_from_proto(proto.clone(), &mut external)?;
-            if let Some(is_negative) = beyond_half(&tensor)? {
+            let bytes = tensor.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
+            let mappings = || source.mapping().into_iter().chain(external.mappings());
+            let pages = WeightPages::of(bytes, mappings());
+            if let Some(is_negative) = beyond_half(&RawElements::<f32>::new(bytes).paged(pages.as_ref())) {
                 self.large.insert(proto.name().to_string(), is_negative);
             }
-            for mapping in source.mapping().into_iter().chain(external.mappings()) {
-                if let Some(range) = tensor.bytes().and_then(|bytes| mapping.range_of(bytes)) {
+            for mapping in mappings() {
+                if let Some(range) = mapping.range_of(bytes) {
                     // A hint, so a failure only costs memory.
                     let _ = mapping.release(range);
                 }
@@ -237,12 +242,14 @@ impl SharedConstants {
 }
 
 /// Whether finite elements are beyond float16: if so, whether all of those are negative.
-fn beyond_half(tensor: &Tensor) -> Result<Option<bool>> {
-    let view = tensor.view();
-    let elements = view.to_cow::<f32>()?;
-    let most = f16::MAX.to_f32();
-    let mut beyond = elements.iter().filter(|element| element.is_finite() && element.abs() > most).peekable();
-    Ok(beyond.peek().is_some().then(|| beyond.all(|element| *element < 0.0)))
+fn beyond_half(elements: &impl Elements) -> Option<bool> {
+    let (most, mut are_negative) = (f16::MAX.to_f32(), None);
+    each_chunk(elements, |values| {
+        for value in values.iter().filter(|value| value.is_finite() && value.abs() > most) {
+            are_negative = Some(are_negative.unwrap_or(true) && *value < 0.0);
+        }
+    });
+    are_negative
 }
 
 /// The end of a range that is too near to that of float16.

@@ -32,6 +32,8 @@ pub struct MixedWeights<'s> {
     weights: Vec<MixedWeight>,
     /// What quantizes each weight, without its bits.
     jobs: Vec<Job>,
+    /// The most bytes that a replaced weight may take.
+    memory: usize,
 }
 
 /// A weight, and what its precisions cost.
@@ -87,7 +89,7 @@ impl Quantizer {
             return Err(Error::new(ErrorKind::InvalidArgument, text)
                 .help("run without a bound to see why each layer stays"));
         }
-        Ok(MixedWeights { source, work, weights, jobs })
+        Ok(MixedWeights { source, work, weights, jobs, memory: usize::MAX })
     }
 
     /// Gives each weight a precision: the index of one of [`MixedWeight::precisions`].
@@ -191,6 +193,12 @@ impl MixedWeights<'_> {
         self.weights.iter().map(|weight| measured(&weight.precisions, search).count()).sum()
     }
 
+    /// Limits the memory that a replaced weight may take. The errors of larger ones are not
+    /// measured.
+    pub fn limit_memory(&mut self, bytes: usize) {
+        self.memory = bytes;
+    }
+
     /// The weights, in the order of their first readers.
     pub fn weights(&self) -> &[MixedWeight] {
         &self.weights
@@ -212,14 +220,18 @@ impl MixedWeights<'_> {
         for (weight, job) in self.weights.iter_mut().zip(&self.jobs) {
             let place = || format!("weight '{}'", job.weight.name());
             let tensor = reader.tensor(&self.work, &weight.name)?;
+            let pages = reader.pages(&tensor);
             let wanted: Vec<usize> = measured(&weight.precisions, search).collect();
             let mut references: Vec<Precision> = Vec::new();
             for (index, precision) in weight.precisions.iter_mut().enumerate() {
                 let Some(blocks) = precision.blocks else { continue };
                 let job = with_blocks(job, blocks);
-                let done = job.run(&tensor, None).within(place)?;
+                let done = job.run(&tensor, None, pages.as_ref()).within(place)?;
                 precision.noise = done.noise;
-                let Some(measure) = measure.as_mut().filter(|_| wanted.contains(&index)) else { continue };
+                // Both of them are there while the model runs.
+                let replaced_bytes = done.results.iter().map(Vec::len).sum::<usize>() + tensor.byte_count();
+                let is_wanted = wanted.contains(&index) && replaced_bytes <= self.memory;
+                let Some(measure) = measure.as_mut().filter(|_| is_wanted) else { continue };
                 let replaced = decoded(&job, &done.results, &tensor)?;
                 if let Some(noise) = measure(&weight.name, replaced.into()).within(place)? {
                     precision.error = share(noise);

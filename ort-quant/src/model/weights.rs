@@ -19,6 +19,7 @@ use crate::float8::{self, Float8Codes};
 use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
+use crate::pages::WeightPages;
 use crate::prune::Zeros;
 use crate::weight::Weight;
 
@@ -176,23 +177,33 @@ impl Job {
     }
 
     /// Quantizes the weight, and its bias if the job has one.
-    pub(super) fn run(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Done> {
+    pub(super) fn run(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        pages: Option<&WeightPages<'_>>,
+    ) -> Result<Done> {
         if let Some(ready) = &self.ready {
             return Ok(Done::clone(ready));
         }
         if let (Some(bias), Some(of)) = (bias, &self.bias) {
-            return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale));
+            return self.run_with_bias(weight, (&bias.to_vec::<f32>()?, of.input_scale), pages);
         }
         let importance = self.importance.as_deref().unwrap_or_default();
-        self.run_with(weight, Curvature { importance, ..Curvature::default() })
+        self.run_with(weight, Curvature { importance, ..Curvature::default() }, pages)
     }
 
     /// Quantizes the weight with what samples say about its rows.
-    pub(super) fn run_with(&self, weight: &Tensor, curvature: Curvature<'_>) -> Result<Done> {
+    pub(super) fn run_with(
+        &self,
+        weight: &Tensor,
+        curvature: Curvature<'_>,
+        pages: Option<&WeightPages<'_>>,
+    ) -> Result<Done> {
         let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
         match weight.dtype() {
-            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes), curvature),
-            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes), curvature),
+            DType::F32 => self.run_as(&RawElements::<f32>::new(bytes).paged(pages), curvature),
+            DType::F16 => self.run_as(&RawElements::<f16>::new(bytes).paged(pages), curvature),
             other => {
                 let text = format!("a weight of {other} cannot be quantized");
                 Err(Error::new(ErrorKind::NotImplemented, text))
@@ -204,7 +215,12 @@ impl Job {
     ///
     /// A channel of tiny weights has a tiny scale, with which the bias would need more than 32
     /// bits. Its scale is as large as the bias needs instead.
-    fn run_with_bias(&self, weight: &Tensor, (bias, input_scale): (&[f32], f32)) -> Result<Done> {
+    fn run_with_bias(
+        &self,
+        weight: &Tensor,
+        (bias, input_scale): (&[f32], f32),
+        pages: Option<&WeightPages<'_>>,
+    ) -> Result<Done> {
         let Form::Linear(quantizer) = &self.form else {
             return Err(Error::new(ErrorKind::Fail, "only a linear weight has a bias"));
         };
@@ -218,7 +234,7 @@ impl Job {
         };
         let least: Vec<f32> = bias.iter().map(least).collect();
         let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
-        let elements = RawElements::<f32>::new(bytes);
+        let elements = RawElements::<f32>::new(bytes).paged(pages);
         let done = match &self.scales {
             Some(RowScales { axis, scales, .. }) => {
                 let inner = self.shape.iter().skip(axis + 1).product();
@@ -283,8 +299,8 @@ impl Job {
         curvature: Curvature<'_>,
         elements: &E,
     ) -> Result<Done> {
-        match self.is_transposed {
-            true => self.run_rows(scheme, curvature, elements),
+        match self.is_transposed || elements.count() > MOST_WITHOUT_PARTS {
+            true => self.run_parts(scheme, curvature, elements),
             false => blocks(scheme, curvature, elements),
         }
     }
@@ -330,22 +346,33 @@ impl Job {
         Ok(Done { results, noise, shift: Shift::default(), zeros: Zeros::default() })
     }
 
-    /// Quantizes a matrix of which each row is a column of the product's, a few rows at a time, so
-    /// that not all of it is transposed at once.
-    fn run_rows<E: Elements>(&self, scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
+    /// Quantizes a matrix a few columns of the product at a time. If each is a row of the weight,
+    /// not all of it is transposed at once. Otherwise a large matrix is read in long runs, because
+    /// each short one maps pages around it.
+    fn run_parts<E: Elements>(
+        &self,
+        scheme: &Scheme,
+        curvature: Curvature<'_>,
+        elements: &E,
+    ) -> Result<Done> {
         let BlockQuantizer { k, n: columns, .. } = scheme.blocks;
         let k = k.max(1);
-        let rows = (ELEMENTS_AT_ONCE / k).max(1);
+        let most = (ELEMENTS_AT_ONCE / k).max(1).next_multiple_of(TILE_COLUMNS);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
         results.extend((!curvature.means.is_empty()).then(Vec::new));
         let (mut noise, mut shift) = (Noise::default(), Shift::default());
-        for first in (0..columns).step_by(rows) {
-            let n = rows.min(columns - first);
+        for first in (0..columns).step_by(most) {
+            let n = most.min(columns - first);
             let mut wide = vec![0.0; n * k];
-            elements.widen(first * k, &mut wide);
+            if self.is_transposed {
+                elements.widen(first * k, &mut wide);
+                wide = transpose(&wide, &[k, n]);
+            } else {
+                let rows = wide.chunks_mut(n).enumerate();
+                rows.for_each(|(row, wide)| elements.widen(row * columns + first, wide));
+            }
             // Exact: the elements have been of this type.
             let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
-            let part = transpose(&part, &[k, n]);
             let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
             let done = blocks(&part_scheme, curvature, &part[..])?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
@@ -358,8 +385,9 @@ impl Job {
 /// How much larger than needed the scale of a channel with a large bias is, for roundings.
 const MARGIN: f64 = 1.0001;
 
-/// The elements of a matrix that are transposed at once.
+/// The elements of a matrix that are quantized at once, and those of one that is not divided.
 const ELEMENTS_AT_ONCE: usize = 1 << 20;
+const MOST_WITHOUT_PARTS: usize = 4 * ELEMENTS_AT_ONCE;
 
 /// Quantizes a matrix in blocks of its columns. With the means of the channels, the last result is
 /// a bias that corrects the means of the outputs.

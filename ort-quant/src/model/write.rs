@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use bytes::Bytes;
+use ort_alloc::MappedFile;
 use ort_core::files::{NewFile, publish_pair};
 use ort_core::onnx::proto::TensorProto;
 use ort_core::onnx::proto::tensor_proto::DataLocation;
@@ -25,6 +26,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use super::draft::{Draft, Part};
 use super::weights::{Form, Job};
 use crate::noise::Noise;
+use crate::pages::WeightPages;
 use crate::prune::Zeros;
 
 /// Field numbers of `onnx.proto`.
@@ -77,9 +79,13 @@ impl Original<'_> {
         Ok(())
     }
 
+    fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
+        self.source.mapping().into_iter().chain(self.external.mappings())
+    }
+
     /// Gives pages of the files back. They are read again on demand.
     fn release(&self, bytes: &[u8]) {
-        for mapping in self.source.mapping().into_iter().chain(self.external.mappings()) {
+        for mapping in self.mappings() {
             if let Some(range) = mapping.range_of(bytes)
                 && let Err(problem) = mapping.release(range)
             {
@@ -362,9 +368,12 @@ impl Results<'_, '_> {
             let job = self.draft.jobs.get(index).ok_or_else(|| fail(NO_RESULT))?;
             let weight = self.original.tensor(&job.weight)?;
             let bias = job.bias.as_ref().map(|bias| self.original.tensor(&bias.tensor)).transpose()?;
-            let done =
-                job.run(&weight, bias.as_ref()).within(|| format!("weight '{}'", job.weight.name()))?;
-            self.original.release(weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default());
+            let bytes = weight.bytes().map(|bytes| &bytes[..]).unwrap_or_default();
+            let pages = WeightPages::of(bytes, self.original.mappings());
+            let done = job.run(&weight, bias.as_ref(), pages.as_ref());
+            let done = done.within(|| format!("weight '{}'", job.weight.name()))?;
+            drop(pages);
+            self.original.release(bytes);
             self.noises.insert(job.codes.clone(), done.noise);
             if let Form::Pruned(_) = job.form {
                 self.zeros.insert(job.codes.clone(), done.zeros);

@@ -117,6 +117,9 @@ fn find_errors(
         }
     }
     let progress = Progress::new("measuring weights", "replacements", mixed.replacements(search));
+    if args.model.memory_limit.is_some() {
+        mixed.limit_memory(most.saturating_sub(held));
+    }
     mixed.find_errors(
         search,
         Some(&mut |weight, value| {
