@@ -16,6 +16,7 @@ mod provider_libraries;
 mod prune;
 mod quantize;
 mod quantize_bounds;
+mod quantize_moved;
 mod quantize_tuned;
 mod run_and_measure;
 mod support;

@@ -28,7 +28,7 @@ pub(super) struct Draft {
     places: BTreeMap<String, usize>,
     /// The initializers that something of the same name replaces.
     replaced: BTreeSet<String>,
-    /// The initializers that were those of bodies.
+    /// The initializers that were those of bodies, or computed by nodes.
     moved: BTreeSet<String>,
     /// The initializers to add.
     pub(super) parts: Vec<Part>,
@@ -107,6 +107,12 @@ impl Draft {
     pub(super) fn add_constant(&mut self, tensor: TensorProto) {
         self.places.insert(tensor.name().to_string(), self.initializers.len());
         self.initializers.push(tensor);
+    }
+
+    /// Adds a constant that nodes computed before. It stays only if something reads it.
+    pub(super) fn add_folded(&mut self, tensor: TensorProto) {
+        self.moved.insert(tensor.name().to_string());
+        self.add_constant(tensor);
     }
 
     /// Moves the weights of a body, those of at least `least_rank` axes, to the model's graph,
@@ -287,6 +293,11 @@ pub(super) fn subgraphs(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
 pub(super) fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> {
     let attributes = node.attribute.iter_mut();
     attributes.flat_map(|attribute| attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs))
+}
+
+/// Whether a node is of an operator of the standard.
+pub(super) fn is_standard(node: &NodeProto, operator: &str) -> bool {
+    node.op_type() == operator && matches!(node.domain(), "" | "ai.onnx")
 }
 
 /// Creates a node.

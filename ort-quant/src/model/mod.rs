@@ -22,6 +22,7 @@ mod half_type;
 mod input_groups;
 mod integer_products;
 mod mixed;
+mod moved_weights;
 mod options;
 mod precision;
 mod products;
@@ -64,6 +65,7 @@ pub use self::equalise::Equalised;
 use self::half_precision::SharedConstants;
 pub use self::half_type::HalfType;
 pub use self::mixed::{MeasureWeight, MixedWeight, MixedWeights};
+use self::moved_weights::MovedWeights;
 pub use self::options::{
     BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, Scope, StaticFormat, StaticOptions,
     StaticType,
@@ -169,6 +171,7 @@ impl Quantizer {
         if matches!(self.mode, Mode::Half(_)) {
             work.least_rank = 0;
         }
+        work.moved = Some(MovedWeights::of(&self.mode, source.external_data()?));
         Ok((work, nodes))
     }
 }
@@ -247,7 +250,14 @@ fn each_graph(work: &mut Work, nodes: &[NodeProto], rewrite: &mut Rewrite<'_>) -
         (work.draft.nodes, work.outputs) = around;
         work.is_inside = was_inside;
     }
-    rewrite(work, &nodes)
+    let folded = match &mut work.moved {
+        Some(moved) => moved_weights::fold(moved, &mut work.draft, &mut nodes, &work.outputs)?,
+        None => BTreeSet::new(),
+    };
+    rewrite(work, &nodes)?;
+    let is_folded = |node: &NodeProto| node.output.first().is_some_and(|output| folded.contains(output));
+    work.draft.nodes.retain(|node| !is_folded(node));
+    Ok(())
 }
 
 fn nothing_to_quantize(layers: &[Layer]) -> Error {

@@ -8,7 +8,9 @@ use ort_core::onnx::proto::{NodeProto, TensorProto};
 use ort_core::session::Model;
 use ort_core::{Result, Within};
 
+pub(super) use super::draft::is_standard;
 use super::draft::{Draft, Part};
+use super::moved_weights::MovedWeights;
 use super::options::Quantizer;
 use super::range_search::Grids;
 use super::select::Place;
@@ -91,6 +93,8 @@ pub(super) struct Work {
     pub(super) is_inside: bool,
     /// The numbers of the first and the last layer with a weight in the model's graph.
     ends: Option<(usize, usize)>,
+    /// What folds weights that nodes only move; nothing does by default.
+    pub(super) moved: Option<MovedWeights>,
     /// The axes that a weight of a body has at least to be moved out of it.
     pub(super) least_rank: usize,
     /// The names of the results of a weight, and its bytes, by its name and form.
@@ -125,8 +129,8 @@ impl Work {
         let outputs = draft.message.graph.iter().flat_map(|graph| &graph.output);
         let outputs = outputs.map(|output| output.name().to_string()).collect();
         let (types, layers, done) = (Types::of(model), Vec::new(), BTreeMap::new());
-        let (is_inside, ends, grids) = (false, None, BTreeMap::new());
-        Work { draft, types, layers, grids, outputs, is_inside, ends, least_rank: 2, done }
+        let (is_inside, ends, grids, moved) = (false, None, BTreeMap::new(), None);
+        Work { draft, types, layers, grids, outputs, is_inside, ends, moved, least_rank: 2, done }
     }
 
     /// Finds the ends of the chain of layers, for patterns.
@@ -269,9 +273,4 @@ pub(super) fn title(node: &NodeProto) -> String {
         "" => format!("{}_{}", node.op_type(), node.output.first().map_or("", String::as_str)),
         name => name.to_string(),
     }
-}
-
-/// Whether a node is of an operator of the standard.
-pub(super) fn is_standard(node: &NodeProto, operator: &str) -> bool {
-    node.op_type() == operator && matches!(node.domain(), "" | "ai.onnx")
 }
