@@ -99,10 +99,10 @@ pub use means::{ChannelAxis, ChannelMeans, MeanCalibration, Means};
 pub use mixed::{Cost, Front, WeightProbe};
 pub use model::{
     BlockOptions, Blocks, ChannelPruner, DynamicOptions, Equalised, ErrorSearch, FileSize, GridNames, Grids,
-    HalfOptions, HalfType, Layer, LayerUnit, MeasureWeight, MixedWeight, MixedWeights, Mode, NodePattern,
-    Outcome, OutputErrors, Precision, PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning, Quantization,
-    Quantizer, RangeChoice, Scope, Smoothed, Smoothing, StaticBiases, StaticFormat, StaticOptions,
-    StaticType, TunedWeights, Written, choose_ranges,
+    HalfOptions, HalfType, LastProduct, Layer, LayerUnit, MeasureWeight, MixedWeight, MixedWeights, Mode,
+    NodePattern, Outcome, OutputErrors, Precision, PruneOutcome, PruneTuning, PrunedLayer, Pruner, Pruning,
+    Quantization, Quantizer, RangeChoice, Scope, Smoothed, Smoothing, StaticBiases, StaticFormat,
+    StaticOptions, StaticType, TunedWeights, Written, choose_ranges,
 };
 pub use noise::Noise;
 pub use observe::{BINS, Channels, Counts, Extremes, Histogram, Moments, MovingAverage, Observer, Wanted};

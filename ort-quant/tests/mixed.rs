@@ -15,8 +15,8 @@ use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
 use ort_quant::{
-    Bits, BlockMethod, BlockOptions, Blocks, Cost, DynamicOptions, ErrorSearch, Front, MixedWeight,
-    MixedWeights, Mode, Outcome, Quantizer, TunedWeights, WeightProbe,
+    Bits, BlockMethod, BlockOptions, Blocks, Cost, DynamicOptions, ErrorSearch, Front, LastProduct,
+    MixedWeight, MixedWeights, Mode, Outcome, Quantizer, TunedWeights, WeightProbe,
 };
 use prost::Message;
 use serde_json::Value as Json;
@@ -122,7 +122,7 @@ fn quantizer(bits: Bits) -> Quantizer {
         block_size: 32,
         is_symmetric: false,
         method: BlockMethod::SquaredError,
-        protects_last: false,
+        last: LastProduct::AsOthers,
         tuned: TunedWeights::default(),
     };
     Quantizer { mode: Mode::Blocks(options), only: Vec::new(), exclude: Vec::new() }

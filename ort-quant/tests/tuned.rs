@@ -14,7 +14,7 @@ use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
 use ort_quant::{
     Bits, BlockMethod, BlockOptions, Calibration, DynamicOptions, GptqOptions, HessianCalibration,
-    HessianInput, Hessians, Layer, Mode, Outcome, Quantizer, TunedWeights,
+    HessianInput, Hessians, LastProduct, Layer, Mode, Outcome, Quantizer, TunedWeights,
 };
 use prost::Message;
 
@@ -112,7 +112,7 @@ fn quantizer(bits: Bits) -> Quantizer {
         block_size: 32,
         is_symmetric: false,
         method: BlockMethod::SquaredError,
-        protects_last: false,
+        last: LastProduct::AsOthers,
         tuned: TunedWeights::default(),
     };
     Quantizer { mode: Mode::Blocks(options), only: Vec::new(), exclude: Vec::new() }

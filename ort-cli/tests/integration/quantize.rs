@@ -103,7 +103,8 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("int4", &["--method", "k-quant"][..], 0.2, 50),
         ("int4", &["--method", "k-quant", "--symmetric"][..], 0.3, 50),
         ("int4", &["--method", "hqq"][..], 0.2, 50),
-        ("int8", &["--method", "hqq", "--block", "64"][..], 0.02, 60),
+        ("int8", &["--method", "hqq", "--block", "64", "--format", "nbits"][..], 0.02, 60),
+        ("int4", &["--no-protect-last", "--protect-last"][..], 0.2, 50),
         ("int4", &["--no-protect-last", "--symmetric", "--external-data"][..], 0.3, 50),
         ("int2", &["--block", "64"][..], 1.5, 50),
         ("int4", &["--method", "gptq", "--data", &samples][..], 0.3, 50),
@@ -506,6 +507,8 @@ fn failures_say_why_and_leave_no_file() {
     usage(&["--mode", "dynamic", "--symmetric"], &["--symmetric", "no effect"]);
     usage(&["--mode", "fp16", "--smooth", "auto"], &["--smooth", "no effect"]);
     usage(&["--mode", "int8", "--format", "qoperator"], &["--format", "no effect"]);
+    usage(&["--mode", "dynamic", "--format", "nbits"], &["--format nbits", "no effect"]);
+    usage(&["--mode", "dynamic", "--protect-last"], &["--protect-last", "no effect"]);
     usage(&["--mode", "static", "--smooth", "2"], &["not off, auto or a number from 0 to 1"]);
     usage(&["--mode", "static"], &["--data", "dynamic"]);
     usage(&["--mode", "fp8"], &["--data", "fp16"]);

@@ -1,6 +1,6 @@
 //! `ort quantize`: flags that look at the outputs or at the samples before they decide.
 
-use ort_runtime::onnx::proto::{AttributeProto, ModelProto, attribute_proto};
+use ort_runtime::onnx::proto::{AttributeProto, ModelProto, NodeProto, attribute_proto};
 use ort_runtime::{Tensor, Value};
 use prost::Message;
 
@@ -49,6 +49,36 @@ fn files(folder: &Folder) -> Vec<String> {
     let mut files = folder.files();
     files.sort();
     files
+}
+
+/// The last product has more bits if nothing normalizes its result.
+#[test]
+fn heads_are_protected() {
+    let folder = Folder::new();
+    let chain = |last: NodeProto| {
+        let nodes = vec![node("MatMul", &["x", "A"], &["a"]), node("MatMul", &["a", "B"], &["b"]), last];
+        let weights = vec![
+            floats("A", &[128, 128], &numbers(128 * 128, 1.0)),
+            floats("B", &[128, 64], &numbers(128 * 64, 1.0)),
+            floats("S", &[64], &numbers(64, 1.0)),
+        ];
+        model(graph(nodes, vec![value("x", 1, &["3", "128"])], vec![open_value("y", 1)], weights))
+    };
+    let answer = folder.model("answer.onnx", &chain(node("Add", &["b", "S"], &["y"])));
+    let normalized = folder.model("normalized.onnx", &chain(node("LayerNormalization", &["b", "S"], &["y"])));
+    let (low, high) = ("int4, blocks of 32 with zero points", "int8, blocks of 128 with zero points");
+    for (path, flags, last) in [
+        (&answer, &[][..], high),
+        (&answer, &["--no-protect-last"], low),
+        (&normalized, &[], low),
+        (&normalized, &["--protect-last"], high),
+    ] {
+        let flags = [&["--mode", "int4", "--dry-run", "--json"][..], flags].concat();
+        let report = run(&[&["quantize", path, "out.onnx"][..], &flags].concat()).json();
+        let layers = report["layers"].as_array().unwrap();
+        let precisions: Vec<_> = layers.iter().map(|layer| layer["precision"].as_str().unwrap()).collect();
+        assert_eq!(precisions, [low, last], "{path} {flags:?}");
+    }
 }
 
 #[test]

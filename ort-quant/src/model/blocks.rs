@@ -3,12 +3,14 @@
 //! Names are those of onnxruntime.quantization's `MatMulNBitsQuantizer`. Unlike it, this also takes
 //! `Gemm`, and tables of `Gather`, which have 8 bits because a row is read as it is.
 
+use std::collections::BTreeSet;
+
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
-use super::options::{BlockOptions, Quantizer};
+use super::options::{BlockOptions, LastProduct, Quantizer};
 use super::precision::Blocks;
 use super::smoothing;
 use super::tuned::{TunedForm, TunedWeights};
@@ -143,14 +145,45 @@ pub(super) fn layers(
         Some(layer.and_then(|layer| assigned(node, layer, &options.tuned)))
     });
     // In a body nothing tells which product makes the answer.
-    if options.protects_last && !work.is_inside {
-        let mut layers = found.iter_mut().flatten().flatten();
-        let last = layers.rfind(|layer| layer.is_product());
-        if let Some(last) = last.filter(|last| !last.is_assigned) {
-            last.scheme.blocks.bits = Bits::Eight;
+    if options.last != LastProduct::AsOthers && !work.is_inside {
+        let layers = found.iter_mut().zip(nodes).rev();
+        let mut products = layers.filter_map(|(layer, node)| match layer {
+            Some(Ok(layer)) if layer.is_product() => Some((layer, node)),
+            _ => None,
+        });
+        let last = products.next().filter(|(last, _)| !last.is_assigned);
+        let is_protected =
+            |node| options.last == LastProduct::Protected || is_head(node, nodes, &work.outputs);
+        if let Some((last, _)) = last.filter(|(_, node)| is_protected(node)) {
+            protect(&mut last.scheme.blocks);
         }
     }
     found
+}
+
+/// The operators that normalize.
+const NORMALIZATIONS: [&str; 8] = [
+    "BatchNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "LpNormalization",
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+];
+
+/// Whether the result of a product becomes an output without a normalization.
+fn is_head(product: &NodeProto, nodes: &[NodeProto], outputs: &BTreeSet<String>) -> bool {
+    let mut reached: BTreeSet<&str> = product.output.iter().map(String::as_str).collect();
+    // In topological order, so that one pass finds all that follows.
+    for node in nodes {
+        let reads = node.input.iter().any(|input| !input.is_empty() && reached.contains(input.as_str()));
+        if reads && !NORMALIZATIONS.contains(&node.op_type()) {
+            reached.extend(node.output.iter().map(String::as_str));
+        }
+    }
+    reached.iter().any(|value| outputs.contains(*value))
 }
 
 /// The layer in the precision that its weight has, if it has one of its own.
@@ -185,8 +218,16 @@ pub(super) fn products(
     Ok(products)
 }
 
-/// The weights of a block of a table, at least: 8 bits are as accurate with fewer scales.
-const TABLE_BLOCK: usize = 128;
+/// The weights of a block of 8 bits, at least: they are as accurate with fewer scales.
+const LARGE_BLOCK: usize = 128;
+
+/// Gives blocks 8 bits.
+fn protect(blocks: &mut BlockQuantizer) {
+    blocks.bits = Bits::Eight;
+    if blocks.k.is_multiple_of(LARGE_BLOCK) {
+        blocks.block_size = blocks.block_size.max(LARGE_BLOCK);
+    }
+}
 
 fn blocks_of(options: &BlockOptions) -> BlockQuantizer {
     let BlockOptions { bits, block_size, is_symmetric, .. } = *options;
@@ -229,10 +270,8 @@ fn candidate(work: &Work, node: &NodeProto, options: &BlockOptions) -> Option<Fo
         let mut blocks = BlockQuantizer { k, n, ..blocks_of(options) };
         if place == 0 {
             // A row of a table is read as it is.
-            (blocks.bits, blocks.is_symmetric) = (Bits::Eight, true);
-            if k.is_multiple_of(TABLE_BLOCK) {
-                blocks.block_size = blocks.block_size.max(TABLE_BLOCK);
-            }
+            blocks.is_symmetric = true;
+            protect(&mut blocks);
         }
         let scheme = Scheme { blocks, method: options.method };
         let (before, shape) = (weight.bytes(), weight.shape);

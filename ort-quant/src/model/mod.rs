@@ -67,8 +67,8 @@ pub use self::half_type::HalfType;
 pub use self::mixed::{MeasureWeight, MixedWeight, MixedWeights};
 use self::moved_weights::MovedWeights;
 pub use self::options::{
-    BlockOptions, DynamicOptions, HalfOptions, Mode, Quantizer, Scope, StaticFormat, StaticOptions,
-    StaticType,
+    BlockOptions, DynamicOptions, HalfOptions, LastProduct, Mode, Quantizer, Scope, StaticFormat,
+    StaticOptions, StaticType,
 };
 pub use self::precision::{Blocks, ErrorSearch, Precision};
 pub use self::pruned::{OutputErrors, PruneOutcome, PrunedLayer, Pruning};

@@ -145,6 +145,18 @@ pub struct HalfOptions {
     pub ranges: BTreeMap<String, ValueRange>,
 }
 
+/// What becomes of the last product of a model in [`Mode::Blocks`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LastProduct {
+    /// It has 8 bits if it makes the answer: its result is not normalized first.
+    #[default]
+    Head,
+    /// It has 8 bits.
+    Protected,
+    /// It becomes what the others do.
+    AsOthers,
+}
+
 /// The options of [`Mode::Blocks`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockOptions {
@@ -156,8 +168,8 @@ pub struct BlockOptions {
     pub is_symmetric: bool,
     /// How the range of a block is chosen.
     pub method: BlockMethod,
-    /// Whether the last product, which makes the answer, keeps 8 bits.
-    pub protects_last: bool,
+    /// Whether the last product has 8 bits.
+    pub last: LastProduct,
     /// What [`Quantizer::gptq`] or [`Quantizer::awq`] found; nothing by default.
     pub tuned: TunedWeights,
 }

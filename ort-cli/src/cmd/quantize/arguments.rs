@@ -9,9 +9,9 @@ use clap::{Args, ValueEnum};
 use ort_runtime::Model;
 use ort_runtime::onnx::Weights;
 use ort_runtime::quant::{
-    Bits, BlockMethod, BlockOptions, DynamicOptions, GptqOptions, HalfOptions, HalfType, Mode, NodePattern,
-    Quantizer, RangeRule, Scope, Smooth, StaticBiases, StaticFormat, StaticOptions, StaticType, TokenMask,
-    TunedWeights, Wanted,
+    Bits, BlockMethod, BlockOptions, DynamicOptions, GptqOptions, HalfOptions, HalfType, LastProduct, Mode,
+    NodePattern, Quantizer, RangeRule, Scope, Smooth, StaticBiases, StaticFormat, StaticOptions, StaticType,
+    TokenMask, TunedWeights, Wanted,
 };
 
 use crate::args::{ModelArgs, size};
@@ -32,7 +32,7 @@ pub(crate) struct QuantizeArgs {
     pub(super) mode: Option<ModeArg>,
     /// Compare MODEL with OUTPUT, which any program may have quantized, and write nothing.
     #[arg(long, conflicts_with_all = ["mode", "held_out", "calibration", "format", "ranges", "scope", "smooth", "block", "method",
-        "act_order", "bias_correction", "equalise", "mask", "score", "max_drop", "symmetric", "no_protect_last", "per_tensor", "portable", "convert_io",
+        "act_order", "bias_correction", "equalise", "mask", "score", "max_drop", "symmetric", "protect_last", "no_protect_last", "per_tensor", "portable", "convert_io",
         "only", "exclude", "external_data", "dry_run", "budget", "budget_run", "error", "exact_errors"])]
     pub(super) compare: bool,
     #[command(flatten)]
@@ -43,9 +43,9 @@ pub(crate) struct QuantizeArgs {
     /// of onnxruntime.quantization's calibration cache.
     #[arg(long, value_name = "FILE.json")]
     pub(super) calibration: Option<PathBuf>,
-    /// What a static model consists of.
-    #[arg(long, value_enum, default_value_t = FormatArg::Qdq)]
-    format: FormatArg,
+    /// What the model consists of [default: qdq for --mode static, nbits for weights alone].
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
     /// Which nodes of a static model in the qdq format read quantized values.
     #[arg(long, value_enum, default_value_t = ScopeArg::Heavy)]
     scope: ScopeArg,
@@ -84,9 +84,12 @@ pub(crate) struct QuantizeArgs {
     /// accuracy. With --mode static: inputs whose zero point is the middle of their codes.
     #[arg(long)]
     symmetric: bool,
-    /// Quantize the last product as the others; otherwise it has 8 bits, because it makes the
-    /// answer.
-    #[arg(long)]
+    /// Give the last product 8 bits. The default does so if its result is the answer, and not
+    /// normalized first (weights alone).
+    #[arg(long, overrides_with = "no_protect_last")]
+    protect_last: bool,
+    /// Quantize the last product as the others.
+    #[arg(long, overrides_with = "protect_last")]
     no_protect_last: bool,
     /// One scale for a whole weight (dynamic and static mode); otherwise one for each output
     /// channel.
@@ -176,6 +179,8 @@ enum FormatArg {
     Qdq,
     /// Products of integers, such as QLinearConv: faster, and their results are rounded, too.
     Qoperator,
+    /// MatMulNBits and GatherBlockQuantized, which read weights in blocks.
+    Nbits,
 }
 
 /// The values of `--scope`.
@@ -376,9 +381,7 @@ impl QuantizeArgs {
                     MethodArg::KQuant => BlockMethod::KQuant,
                     MethodArg::Hqq => BlockMethod::HalfQuadratic,
                 },
-                // With a bound and samples, the error of the last product is measured instead.
-                protects_last: !(self.no_protect_last
-                    || self.bound.bound().is_some() && self.samples.data.is_some()),
+                last: self.last_product(),
                 tuned: TunedWeights::default(),
             })
         };
@@ -388,8 +391,8 @@ impl QuantizeArgs {
             ModeArg::Static | ModeArg::Fp8 => Mode::Static(StaticOptions {
                 ty: if mode == ModeArg::Fp8 { StaticType::Float8 } else { StaticType::Int8 },
                 format: match self.format {
-                    FormatArg::Qdq => StaticFormat::Qdq,
-                    FormatArg::Qoperator => StaticFormat::QOperator,
+                    Some(FormatArg::Qoperator) => StaticFormat::QOperator,
+                    Some(FormatArg::Qdq | FormatArg::Nbits) | None => StaticFormat::Qdq,
                 },
                 ranges: BTreeMap::new(),
                 scope: match self.scope {
@@ -433,6 +436,17 @@ impl QuantizeArgs {
         Ok(())
     }
 
+    /// What becomes of the last product.
+    fn last_product(&self) -> LastProduct {
+        // With a bound and samples, its error is measured instead.
+        let is_measured = self.bound.bound().is_some() && self.samples.data.is_some();
+        match self.protect_last {
+            true => LastProduct::Protected,
+            false if self.no_protect_last || is_measured => LastProduct::AsOthers,
+            false => LastProduct::Head,
+        }
+    }
+
     /// The options of GPTQ.
     pub(super) fn gptq(&self) -> GptqOptions {
         // With more bits, sweeps take time and gain nothing.
@@ -450,6 +464,7 @@ impl QuantizeArgs {
         let is_blocks = !is_dynamic && !is_static && !is_float8 && !is_half;
         let stray = [
             ("--symmetric", (is_dynamic || is_float8 || is_half) && self.symmetric),
+            ("--protect-last", !is_blocks && self.protect_last),
             ("--no-protect-last", !is_blocks && self.no_protect_last),
             ("--per-tensor", (is_blocks || is_half) && self.per_tensor),
             ("--portable", (is_blocks || is_float8 || is_half) && self.portable),
@@ -463,7 +478,8 @@ impl QuantizeArgs {
             ("--convert-io", !is_half && self.convert_io),
             ("--ranges", !is_static && !is_float8 && self.ranges != RangesArg::By(RangeRule::MinMax)),
             ("--scope", (!is_static && !is_float8) && self.scope != ScopeArg::Heavy),
-            ("--format", !is_static && self.format != FormatArg::Qdq),
+            ("--format nbits", !is_blocks && self.format == Some(FormatArg::Nbits)),
+            ("--format", !is_static && self.format.is_some_and(|format| format != FormatArg::Nbits)),
             ("--smooth", !is_static && self.smooth.is_some()),
             ("--budget, --budget-run or --error", !is_blocks && self.bound.bound().is_some()),
         ];
