@@ -10,6 +10,7 @@ mod calibrate;
 mod ranges;
 mod report;
 mod score;
+mod scratch;
 mod search;
 mod trials;
 
@@ -20,11 +21,11 @@ use anyhow::Result;
 use ort_runtime::Model;
 use ort_runtime::onnx::Source;
 use ort_runtime::quant::Quantizer;
-use tempfile::TempDir;
 
 pub(crate) use self::arguments::QuantizeArgs;
 use self::report::{Report, Row};
-use self::trials::{Kept, Trials, scratch};
+use self::scratch::Scratch;
+use self::trials::{Kept, Trials};
 use crate::args::ModelArgs;
 use crate::comparison::{Inputs, Ran, Sizes, compare};
 use crate::output::say_report;
@@ -93,15 +94,15 @@ struct Even {
     source: Source,
     model: Model,
     pairs: usize,
-    _folder: TempDir,
+    _folder: Scratch,
 }
 
 impl Even {
     /// `None` if no channels can be equalised.
     fn of(args: &QuantizeArgs, quantizer: &Quantizer, source: &Source) -> Result<Option<Even>> {
         let Some(equalised) = quantizer.equalise(source)? else { return Ok(None) };
-        let (pairs, folder) = (equalised.pairs, scratch(&args.output)?);
-        let path = folder.path().join("equalised.onnx");
+        let (pairs, folder) = (equalised.pairs, Scratch::beside(&args.output)?);
+        let path = folder.file("equalised.onnx");
         equalised.write(&path)?;
         let args = ModelArgs { model: path, ..args.model.clone() };
         Ok(Some(Even { source: args.source()?, model: args.load()?, pairs, _folder: folder }))

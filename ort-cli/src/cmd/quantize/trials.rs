@@ -10,6 +10,7 @@ use ort_runtime::{Error, ErrorKind, Model};
 use super::arguments::{BiasArg, QuantizeArgs};
 use super::report::Scores;
 use super::score::score;
+use super::scratch::Scratch;
 use crate::comparison::{Checked, OutputError, Progress, Ran, compare, refuse_new_infinities};
 
 /// Models of one original.
@@ -123,9 +124,8 @@ impl ScoreSearch<'_> {
     fn score(&mut self, quantizer: &Quantizer) -> Result<f64> {
         self.count += 1;
         let output = &self.trials.args.output;
-        let folder = scratch(output)?;
-        let name = output.file_name().context("the output has no file name")?;
-        let path = folder.path().join(name);
+        let folder = Scratch::beside(output)?;
+        let path = folder.file(output.file_name().context("the output has no file name")?);
         self.trials.write(quantizer, &path)?;
         score(self.command, &path)
     }
@@ -169,11 +169,4 @@ impl ScoreSearch<'_> {
         }
         Ok(best)
     }
-}
-
-/// A folder beside the output, on its disk, which goes with what is in it.
-pub(super) fn scratch(output: &Path) -> Result<tempfile::TempDir> {
-    let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = tempfile::Builder::new().prefix(".ort-").tempdir_in(parent);
-    folder.with_context(|| format!("cannot write a folder in {}", parent.display()))
 }
