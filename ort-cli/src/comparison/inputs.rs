@@ -21,8 +21,9 @@ use crate::samples::Samples;
 #[derive(Args, Clone)]
 pub(crate) struct SampleArgs {
     /// Samples, for the calibration and for the comparison: an archive of arrays whose first axis
-    /// counts them, or a folder with an archive for each.
-    #[arg(long, value_name = "FILE.npz|DIR", conflicts_with_all = ["input", "inputs"])]
+    /// counts them, or a folder with an archive for each. `random` makes some up, which say nothing
+    /// about accuracy.
+    #[arg(long, value_name = "FILE.npz|DIR|random", conflicts_with_all = ["input", "inputs"])]
     pub(crate) data: Option<PathBuf>,
     /// Use this many samples at most.
     #[arg(long, value_name = "N", default_value = "300", requires = "data", value_parser = positive::<NonZeroUsize>)]
@@ -39,9 +40,31 @@ pub(crate) const MEMORY_OF_HESSIANS: usize = 1 << 30;
 /// The inputs of a run.
 pub(crate) type Sample = Vec<(String, Value)>;
 
+/// The value of `--data` for samples without a file.
+const RANDOM: &str = "random";
+
+/// Where samples come from.
+enum Source {
+    Files(Samples),
+    /// Random values for the inputs of this model, of a seed for each sample.
+    Random(Box<ModelArgs>, Model),
+}
+
+impl Source {
+    fn get(&self, index: usize) -> Result<Sample> {
+        match self {
+            Source::Files(samples) => samples.get(index),
+            Source::Random(args, model) => {
+                let seed = args.seed.wrapping_add(index as u64);
+                gather(&ModelArgs { seed, ..ModelArgs::clone(args) }, model)
+            }
+        }
+    }
+}
+
 /// The inputs of the runs.
 pub(crate) struct Inputs {
-    samples: Option<Samples>,
+    samples: Option<Source>,
     /// The samples for the calibration come first.
     calibration: usize,
     used: usize,
@@ -55,8 +78,13 @@ impl Inputs {
         has_calibration: bool,
     ) -> Result<Inputs> {
         let Some(path) = &args.data else { return Ok(Inputs { samples: None, calibration: 0, used: 1 }) };
-        let samples = Samples::open(path, &model.inputs(), model_args.memory_limit)?;
-        let used = samples.count().min(args.samples.get());
+        let (samples, used) = if path.as_os_str() == RANDOM {
+            (Source::Random(Box::new(model_args.clone()), model.clone()), args.samples.get())
+        } else {
+            let samples = Samples::open(path, &model.inputs(), model_args.memory_limit)?;
+            let used = samples.count().min(args.samples.get());
+            (Source::Files(samples), used)
+        };
         let held_out = if has_calibration { args.held_out.min(used / 4) } else { used };
         Ok(Inputs { samples: Some(samples), calibration: used - held_out, used })
     }
@@ -64,6 +92,11 @@ impl Inputs {
     /// Whether there are samples.
     pub(crate) fn has_samples(&self) -> bool {
         self.samples.is_some()
+    }
+
+    /// Whether the samples are random.
+    pub(crate) fn are_random(&self) -> bool {
+        matches!(self.samples, Some(Source::Random(..)))
     }
 
     /// The number of samples for the calibration.

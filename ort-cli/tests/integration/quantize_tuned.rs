@@ -51,6 +51,25 @@ fn files(folder: &Folder) -> Vec<String> {
     files
 }
 
+#[test]
+fn random_samples_are_reported_and_repeatable() {
+    let folder = Folder::new();
+    let path = chain(&folder);
+    let (out, again) = (text(&folder.path("out.onnx")), text(&folder.path("again.onnx")));
+    let flags = ["--mode", "static", "--data", "random", "--samples", "12", "--held-out", "3", "--json"];
+    let report = run(&[&["quantize", &path, &out][..], &flags].concat()).json();
+    assert_eq!(report["random_samples"], true, "{report}");
+    assert_eq!((&report["calibration"]["samples"], &report["checked"]["runs"]), (&9.into(), &3.into()));
+    let error = report["checked"]["relative_error"].as_f64().unwrap();
+    assert!(error > 0.0 && error < 0.1, "{error}");
+    run(&[&["quantize", &path, &again][..], &flags].concat()).json();
+    assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(&again).unwrap());
+    run(&[&["quantize", &path, &again][..], &flags, &["--seed", "5"]].concat()).json();
+    assert_ne!(std::fs::read(&out).unwrap(), std::fs::read(&again).unwrap(), "other samples");
+    let shown = run(&["quantize", &path, &out, "--mode", "int4", "--data", "random", "--samples", "2"]);
+    assert!(shown.stdout.contains("the samples are random"), "{}", shown.stdout);
+}
+
 /// The last product has more bits if nothing normalizes its result.
 #[test]
 fn heads_are_protected() {

@@ -73,7 +73,8 @@ pub(super) fn quantize(args: &QuantizeArgs, bound: Bound) -> Result<Report> {
         Bound::Run(budget) => bounded.within_run(budget)?,
         Bound::Error(error) => bounded.within_error(error)?,
     };
-    let mut report = Report { checked: finished.checked, ..Report::default() };
+    let random_samples = inputs.are_random();
+    let mut report = Report { checked: finished.checked, random_samples, ..Report::default() };
     let noises = finished.written.as_ref().map(|written| written.noises.clone()).unwrap_or_default();
     report.layers = finished.layers.into_iter().map(|layer| Row::of(layer, &noises)).collect();
     report.outputs = finished.outputs;

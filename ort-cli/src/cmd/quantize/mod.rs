@@ -46,10 +46,11 @@ fn compare_models(args: &QuantizeArgs) -> Result<Report> {
     let other = ModelArgs { model: args.output.clone(), ..args.model.clone() }.load()?;
     args.check_outputs()?;
     let inputs = Inputs::open(&args.samples, (&args.model, &original), false)?;
+    let random_samples = inputs.are_random();
     let inputs = inputs.compared(&args.model, &original)?;
     let ran = Ran::of(&args.model, &original, &inputs)?;
     let (checked, outputs) = compare(&args.model, &ran, &other)?;
-    Ok(Report { outputs, checked: Some(checked), ..Report::default() })
+    Ok(Report { outputs, checked: Some(checked), random_samples, ..Report::default() })
 }
 
 fn quantize(args: &QuantizeArgs) -> Result<Report> {
@@ -62,7 +63,8 @@ fn quantize(args: &QuantizeArgs) -> Result<Report> {
     let (float_source, float_model) =
         even.as_ref().map_or((&source, &model), |even| (&even.source, &even.model));
     let calibration = calibrate::calibrate(args, (&mut quantizer, float_source), (float_model, &inputs))?;
-    let mut report = Report { calibration, ..Report::default() };
+    let random_samples = inputs.are_random();
+    let mut report = Report { calibration, random_samples, ..Report::default() };
     if let Some(even) = &even {
         report.calibration.get_or_insert_default().equalised = even.pairs;
     }

@@ -19,6 +19,8 @@ pub(super) struct Report {
     pub(super) layers: Vec<Row>,
     /// Absent from modes that need none.
     pub(super) calibration: Option<Calibrated>,
+    /// Whether the samples of the calibration and of the comparison are random.
+    pub(super) random_samples: bool,
     /// How each output differs. Empty for a dry run.
     pub(super) outputs: Vec<OutputError>,
     /// Absent from a dry run.
@@ -111,6 +113,9 @@ impl Report {
         }
         if let Some(calibration) = &self.calibration {
             calibration.print()?;
+        }
+        if self.random_samples {
+            say!("the samples are random, so that ranges and errors say nothing about real inputs")?;
         }
         if let Some(search) = &self.search {
             search.print()?;
