@@ -22,6 +22,8 @@ pub(crate) struct Ran {
     /// The largest planned peak.
     peak: Option<usize>,
     weights: usize,
+    /// Whether the memory limit was too low for a run, so that there are no outputs.
+    is_refused: bool,
 }
 
 /// The memory of a single comparing run, unless it needs more. Under a limit, weights are packed
@@ -68,7 +70,22 @@ impl Ran {
             weights = plan.weights_bytes;
             outputs.push(session.run(&named(sample))?);
         }
-        Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights })
+        Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights, is_refused: false })
+    }
+
+    /// [`Ran::of`] for an original that a memory limit may refuse to run. The other model then only
+    /// has to run.
+    pub(crate) fn of_original(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
+        let problem = match Ran::of(args, model, inputs) {
+            Err(problem) if args.memory_limit.is_some() => problem,
+            done => return done,
+        };
+        if problem.downcast_ref::<Error>().is_none_or(|problem| problem.shortage().is_none()) {
+            return Err(problem);
+        }
+        tracing::warn!("the memory limit is too low to run the original, so the outputs are not compared");
+        let inputs = inputs.to_vec();
+        Ok(Ran { inputs, outputs: Vec::new(), peak: None, weights: 0, is_refused: true })
     }
 }
 
@@ -179,6 +196,7 @@ pub(crate) fn compare(
     let (signal, error) = (sum(|tally| tally.signal), sum(|tally| tally.error));
     let checked = Checked {
         runs: ran.outputs.len(),
+        is_compared: !original.is_refused,
         planned_peak_before: original.peak,
         planned_peak: ran.peak,
         weights_before: original.weights,

@@ -23,6 +23,8 @@ pub(crate) struct Sizes {
 pub(crate) struct Checked {
     /// How often both ran.
     pub(crate) runs: usize,
+    /// Whether the original ran, too: a memory limit may have been too low for it.
+    pub(crate) is_compared: bool,
     pub(crate) planned_peak_before: Option<usize>,
     pub(crate) planned_peak: Option<usize>,
     pub(crate) weights_before: usize,
@@ -68,6 +70,14 @@ impl Sizes {
 impl Checked {
     pub(crate) fn print(&self) -> Result<()> {
         let peak = |bytes: Option<usize>| bytes.map_or("unknown".to_string(), human_bytes);
+        if !self.is_compared {
+            return say!(
+                "weights {}; peak of the run {}; the outputs are not compared: the memory limit is too low to run \
+                 the original",
+                human_bytes(self.weights),
+                peak(self.planned_peak)
+            );
+        }
         say!(
             "weights {} became {}; peak of the run {} became {}",
             human_bytes(self.weights_before),

@@ -52,6 +52,27 @@ fn files(folder: &Folder) -> Vec<String> {
 }
 
 #[test]
+fn an_original_beyond_the_memory_limit_is_not_compared() {
+    let folder = Folder::new();
+    let weights = vec![floats("W", &[1024, 1024], &numbers(1024 * 1024, 1.0))];
+    let product = vec![node("MatMul", &["x", "W"], &["y"])];
+    let inputs = vec![value("x", 1, &["1", "1024"])];
+    let path = folder.model("wide.onnx", &model(graph(product, inputs, vec![open_value("y", 1)], weights)));
+    let out = text(&folder.path("out.onnx"));
+    let flags = ["quantize", &path, &out, "--mode", "int4", "--memory-limit", "3MB"];
+    let report = run(&[&flags[..], &["--json"]].concat()).json();
+    let checked = &report["checked"];
+    assert_eq!((&checked["is_compared"], &checked["runs"]), (&false.into(), &1.into()), "{report}");
+    assert!(checked["relative_error"].is_null() && checked["planned_peak"].is_number(), "{report}");
+    let shown = run(&flags);
+    assert!(shown.stdout.contains("too low to run the original"), "{}", shown.stdout);
+    let enough = [&flags[..6], &["12MB", "--json"]].concat();
+    let report = run(&enough).json();
+    assert_eq!(report["checked"]["is_compared"], true, "{report}");
+    assert!(report["checked"]["relative_error"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
 fn random_samples_are_reported_and_repeatable() {
     let folder = Folder::new();
     let path = chain(&folder);

@@ -302,6 +302,11 @@ impl QuantizeArgs {
         self.bias_correction != BiasArg::Off
     }
 
+    /// Whether a decision depends on how much the outputs change.
+    pub(super) fn needs_error(&self) -> bool {
+        self.bias_correction == BiasArg::Auto || self.max_drop.is_some()
+    }
+
     /// The mask of the padding in samples.
     pub(super) fn mask(&self, model: &Model) -> Result<Option<Arc<TokenMask>>> {
         let mask = self.mask.as_ref().map(|input| TokenMask::new(model, input)).transpose()?;

@@ -117,10 +117,10 @@ fn find_errors(
             break;
         }
     }
-    let progress = Progress::new("measuring weights", "replacements", mixed.replacements(search));
     if args.model.memory_limit.is_some() {
         mixed.limit_memory(most.saturating_sub(held));
     }
+    let progress = Progress::new("measuring weights", "replacements", mixed.replacements(search));
     mixed.find_errors(
         search,
         Some(&mut |weight, value| {

@@ -75,7 +75,11 @@ fn quantize(args: &QuantizeArgs) -> Result<Report> {
         return Ok(report);
     }
     // Runs before anything is written: a model that does not run is not worth the time.
-    let original = Ran::of(&args.model, &model, &inputs.compared(&args.model, &model)?)?;
+    let compared = inputs.compared(&args.model, &model)?;
+    let original = match args.needs_error() {
+        true => Ran::of(&args.model, &model, &compared)?,
+        false => Ran::of_original(&args.model, &model, &compared)?,
+    };
     drop((model, inputs));
     let trials = Trials { args, source: float_source, original: &original };
     if !trials.settle_bias(&mut quantizer)? {
