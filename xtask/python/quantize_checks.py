@@ -287,9 +287,11 @@ def calibration_of_gpt(bench, bar: dict):
     yield {"what": f"{bar['what']}, {path.stat().st_size / 1e6:.1f} MB", "limit": f"<= {megabytes(bar['most'])}", "ours": megabytes(peak), "met": peak <= bar["most"]}
 
 
-def random_gpt(width: int, layers: int, words: int, window: int) -> onnx.ModelProto:
-    """A decoder with learned positions and a causal mask, whose weights are noise."""
+def random_gpt(width: int, layers: int, words: int, window: int, is_start: bool = False) -> onnx.ModelProto:
+    """A decoder with learned positions and a causal mask, whose weights are noise. As the start of a training run it normalizes, and
+    takes any batch."""
     generator, weights, nodes = np.random.default_rng(3), [], []
+    batch = 0 if is_start else 1
 
     def weight(name: str, *shape: int) -> str:
         weights.append(numpy_helper.from_array(generator.normal(0, 0.05, shape).astype(np.float32), name))
@@ -304,12 +306,17 @@ def random_gpt(width: int, layers: int, words: int, window: int) -> onnx.ModelPr
         return output
 
     heads, size = 8, width // 8
-    split, joined = constant("split", [1, window, heads, size]), constant("joined", [1, window, width])
+    def norm_of(name: str) -> list[str]:
+        if not is_start:
+            return [weight(f"g{name}", width), weight(f"b{name}", width)]
+        return [constant(f"g{name}", np.ones(width, np.float32)), constant(f"b{name}", np.zeros(width, np.float32))]
+
+    split, joined = constant("split", [batch, window, heads, size]), constant("joined", [batch, window, width])
     mask = constant("mask", np.triu(np.full((window, window), -1e9, np.float32), 1))
     scale = constant("scale", np.float32(size**-0.5))
     value = add("Add", [add("Gather", [weight("words", words, width), "ids"], "embedded"), weight("positions", window, width)], "x0")
     for layer in range(layers):
-        norm = [weight(f"g{layer}", width), weight(f"b{layer}", width)]
+        norm = norm_of(str(layer))
         normed = add("LayerNormalization", [value, *norm], f"n{layer}")
         parts = []
         for part, order in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])):
@@ -325,8 +332,9 @@ def random_gpt(width: int, layers: int, words: int, window: int) -> onnx.ModelPr
         down = add("MatMul", [add("Relu", [wide], f"r{layer}"), weight(f"dw{layer}", 4 * width, width)], f"d{layer}")
         value = add("Add", [value, down], f"x{layer + 1}")
     add("MatMul", [value, weight("head", width, words)], "logits")
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [1, window])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, window, words])
+    rows = "batch" if is_start else 1
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [rows, window])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [rows, window, words])
     graph = helper.make_graph(nodes, "gpt", [ids], [logits], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

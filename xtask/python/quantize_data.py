@@ -1,7 +1,8 @@
 """Makes the data that `cargo xtask quantize-bench` calibrates with and measures on.
 
 Each task has a folder with calibration/NNN.npz, the inputs of a run each, and test/NNN.npz, which have `truth` too where it is
-known. The two have no text, file, voice or picture in common. Everything is drawn with seeds of its own, from what this machine
+known. That of a model which the bench trains has training.npz, too, and calibrates with parts of it. Calibration and test have
+no text, file, voice or picture in common. Everything is drawn with seeds of its own, from what this machine
 has: descriptions of Debian packages, fonts, files. A task whose source is missing raises `Missing` with the reason.
 """
 
@@ -22,6 +23,8 @@ FONTS = Path("/usr/share/fonts/truetype")
 VOICES = ("en-us", "en", "de", "fr", "es", "it", "pt", "en-us+f2", "en+f3", "de+m3", "fr+f1")
 SAMPLE_RATE, FRAME, CONTEXT = 16000, 512, 64
 KINDS_OF_FILES, FILES_OF_KIND = 21, 40
+# The language model's tokens, the last of which ends a text; its tokens at a time; the windows that are not trained on.
+GPT_WORDS, GPT_WINDOW, GPT_TEST = 1024, 128, 400
 # What the text detector was trained with.
 MEAN, DEVIATION = np.array((0.485, 0.456, 0.406), np.float32), np.array((0.229, 0.224, 0.225), np.float32)
 DIGITS = Path(__file__).parents[2] / "ort-train" / "tests" / "data"
@@ -277,6 +280,27 @@ def digits(models: Path):
     return [{"image": image[None]} for image in seen["image"][:64]], [{"image": image[None], "truth": label} for image, label in test]
 
 
+def gpt(models: Path):
+    """Windows of text for a language model, and the tokens that follow; all but the last are trained on."""
+    from tokenizers import Tokenizer, models as kinds, pre_tokenizers, trainers
+
+    texts = [text for section in descriptions().values() for text in section]
+    texts = [texts[index] for index in draw("gpt").permutation(len(texts))]
+    tokenizer = Tokenizer(kinds.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=GPT_WORDS - 1, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = [code for text in texts for code in [*tokenizer.encode(text).ids, GPT_WORDS - 1]]
+    count = (len(ids) - 1) // GPT_WINDOW
+    parts = (ids[:-1], ids[1:])
+    given, wanted = (np.array(part[: count * GPT_WINDOW], np.int64).reshape(count, -1) for part in parts)
+    calibration = [{"ids": row[None]} for row in given[:64]]
+    held_out = zip(given[-GPT_TEST:], wanted[-GPT_TEST:])
+    test = [{"ids": row[None], "truth": truth[None]} for row, truth in held_out]
+    return calibration, test, {"ids": given[:-GPT_TEST], "labels": wanted[:-GPT_TEST]}
+
+
 def pictures(models: Path):
     """Noise: for memory and time alone."""
     generator = draw("pictures")
@@ -287,7 +311,7 @@ def without_truth(feeds: dict) -> dict:
     return {key: value for key, value in feeds.items() if key != "truth"}
 
 
-TASKS = {make.__name__: make for make in (minilm, ocr_rec, ocr_det, vad, filekind, digits, pictures)}
+TASKS = {make.__name__: make for make in (minilm, ocr_rec, ocr_det, vad, filekind, digits, gpt, pictures)}
 
 
 def make(task: str, folder: Path, models: Path) -> None:
@@ -297,9 +321,12 @@ def make(task: str, folder: Path, models: Path) -> None:
     if stamp.exists() and stamp.read_text() == version:
         return
     shutil.rmtree(folder, ignore_errors=True)
-    for name, samples in zip(("calibration", "test"), TASKS[task](models)):
+    calibration, test, *training = TASKS[task](models)
+    for name, samples in (("calibration", calibration), ("test", test)):
         (folder / name).mkdir(parents=True)
         for index, feeds in enumerate(samples):
             np.savez(folder / name / f"{index:04}.npz", **feeds)
+    for arrays in training:
+        np.savez(folder / "training.npz", **arrays)
     stamp.write_text(version)
     print(f"{task}: made its data", file=sys.stderr, flush=True)

@@ -144,7 +144,19 @@ def digits(found: list, floats: list, folder: Path, model: Path) -> dict:
     return {"accuracy": 100 * float(np.mean(right))}
 
 
-SCORES = {score.__name__: score for score in (minilm, ocr_rec, ocr_det, vad, filekind, digits)}
+def gpt(found: list, floats: list, folder: Path, model: Path) -> dict:
+    """The perplexity of the tokens that follow."""
+
+    def surprise(logits: np.ndarray, truth: np.ndarray) -> float:
+        logits = logits[0].astype(np.float64)
+        greatest = logits.max(axis=1, keepdims=True)
+        all_words = np.log(np.exp(logits - greatest).sum(axis=1)) + greatest[:, 0]
+        return float((all_words - logits[np.arange(len(logits)), truth[0]]).mean())
+
+    return {"perplexity": float(np.exp(np.mean([surprise(*pair) for pair in zip(found, truths(folder))])))}
+
+
+SCORES = {score.__name__: score for score in (minilm, ocr_rec, ocr_det, vad, filekind, digits, gpt)}
 
 
 def score(task: str, folder: Path, floats: Path, model: Path) -> dict:

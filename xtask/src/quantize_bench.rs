@@ -89,8 +89,9 @@ fn make_models(workspace: &Workspace, python: &Python, names: BTreeSet<&str>) ->
     }
     let own: Vec<Model> = read(&workspace.own(MODELS))?;
     let is_own = |name: &str| own.iter().any(|model| model.name == name);
-    // The digits are trained by `ort train`, and products of a single operator are made in place.
-    let others = names.iter().filter(|name| !name.is_empty() && **name != "digits" && !is_own(name));
+    // Products of a single operator are made in place.
+    let is_trained = |name: &str| ["digits", "gpt"].contains(&name);
+    let others = names.iter().filter(|name| !name.is_empty() && !is_trained(name) && !is_own(name));
     let others: Vec<String> = others.map(|name| (*name).to_owned()).collect();
     if !others.is_empty() {
         models::make(workspace, python, &others)?;
