@@ -372,7 +372,6 @@ impl Results<'_, '_> {
             let pages = WeightPages::of(bytes, self.original.mappings());
             let done = job.run(&weight, bias.as_ref(), pages.as_ref());
             let done = done.within(|| format!("weight '{}'", job.weight.name()))?;
-            drop(pages);
             self.original.release(bytes);
             self.noises.insert(job.codes.clone(), done.noise);
             if let Form::Pruned(_) = job.form {
