@@ -4,13 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use ort_core::onnx::Weights;
 use ort_core::onnx::proto::attribute_proto::AttributeType;
 use ort_core::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_core::onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
-    TypeProto, ValueInfoProto, type_proto,
+    AttributeProto, GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
 };
-use ort_core::onnx::{FileAccess, Source, Weights, tensor_to_proto};
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -21,6 +20,10 @@ use ort_quant::{
 use prost::Message;
 use serde_json::Value as Json;
 
+mod support;
+
+use support::{node, random, save, source, unit};
+
 /// What NumPy computes for the network.
 const REFERENCE: &str = include_str!("data/mixed.json");
 const CHANNELS: usize = 64;
@@ -28,29 +31,6 @@ const HIDDEN: usize = 96;
 const ROWS: usize = 24;
 /// The precisions of the reference: 2, 4 and 8 bits in blocks of 32, and float32.
 const USUAL: [usize; 4] = [0, 3, 6, 8];
-
-/// Random numbers from -0.5 to 0.5.
-fn unit(step: usize) -> f32 {
-    let mut hash = (step as u32).wrapping_mul(0x9e37_79b1);
-    hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
-    ((hash ^ hash >> 13) >> 8) as f32 / 16_777_216.0 - 0.5
-}
-
-fn floats(name: &str, shape: &[usize], from: usize, factor: f32) -> TensorProto {
-    let count: usize = shape.iter().product();
-    let values: Vec<f32> = (from..from + count).map(|step| factor * unit(step)).collect();
-    tensor_to_proto(name, &Tensor::from_slice(shape, &values).unwrap()).unwrap()
-}
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        name: Some(format!("{op}_{output}")),
-        op_type: Some(op.into()),
-        input: inputs.iter().map(|name| (*name).to_string()).collect(),
-        output: vec![output.into()],
-        ..NodeProto::default()
-    }
-}
 
 fn value(name: &str, ty: i32, shape: &[Option<i64>]) -> ValueInfoProto {
     let dim = |size: &Option<i64>| {
@@ -64,16 +44,6 @@ fn value(name: &str, ty: i32, shape: &[Option<i64>]) -> ValueInfoProto {
     let tensor = type_proto::Tensor { elem_type: Some(ty), shape };
     let ty = TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() };
     ValueInfoProto { name: Some(name.into()), r#type: Some(ty), ..ValueInfoProto::default() }
-}
-
-fn saved(folder: &Path, graph: GraphProto) -> PathBuf {
-    let opset = OperatorSetIdProto { domain: Some(String::new()), version: Some(21) };
-    let graph = Some(GraphProto { name: Some("g".into()), ..graph });
-    let model =
-        ModelProto { ir_version: Some(10), opset_import: vec![opset], graph, ..ModelProto::default() };
-    let path = folder.join("model.onnx");
-    std::fs::write(&path, model.encode_to_vec()).unwrap();
-    path
 }
 
 /// The network of the reference: two residual blocks of two products.
@@ -93,14 +63,14 @@ fn network(folder: &Path) -> PathBuf {
         input: vec![value("x", 1, &rows)],
         output: vec![value("y", 1, &rows)],
         initializer: vec![
-            floats("A", &[CHANNELS, HIDDEN], 100, 1.0),
-            floats("B", &[HIDDEN, CHANNELS], 9000, 0.25),
-            floats("C", &[CHANNELS, HIDDEN], 20000, 0.5),
-            floats("D", &[HIDDEN, CHANNELS], 30000, 0.0625),
+            random("A", &[CHANNELS, HIDDEN], 100, 1.0),
+            random("B", &[HIDDEN, CHANNELS], 9000, 0.25),
+            random("C", &[CHANNELS, HIDDEN], 20000, 0.5),
+            random("D", &[HIDDEN, CHANNELS], 30000, 0.0625),
         ],
         ..GraphProto::default()
     };
-    saved(folder, graph)
+    save(folder, graph)
 }
 
 /// Rows whose neighbouring channels are alike.
@@ -126,10 +96,6 @@ fn quantizer(bits: Bits) -> Quantizer {
         tuned: TunedWeights::default(),
     };
     Quantizer { mode: Mode::Blocks(options), only: Vec::new(), exclude: Vec::new() }
-}
-
-fn source(path: &Path) -> Source {
-    Source::open(path, FileAccess::default()).unwrap()
 }
 
 /// Finds the errors of all precisions on these samples. Returns how often a weight was replaced.
@@ -300,7 +266,7 @@ fn tables_shared_weights_and_bodies_have_their_rules() {
         name: Some("body".into()),
         node: vec![node("MatMul", &["p", "W"], "z")],
         output: vec![value("z", 1, &rows)],
-        initializer: vec![floats("W", &[64, 64], 70, 1.0)],
+        initializer: vec![random("W", &[64, 64], 70, 1.0)],
         ..GraphProto::default()
     };
     let attribute = |name: &str| AttributeProto {
@@ -321,10 +287,10 @@ fn tables_shared_weights_and_bodies_have_their_rules() {
         ],
         input: vec![value("ids", 7, &[None]), value("is_first", 9, &[])],
         output: vec![value("y", 1, &rows)],
-        initializer: vec![floats("E", &[100, 64], 5, 1.0), floats("S", &[64, 64], 9000, 1.0)],
+        initializer: vec![random("E", &[100, 64], 5, 1.0), random("S", &[64, 64], 9000, 1.0)],
         ..GraphProto::default()
     };
-    let path = saved(folder.path(), graph);
+    let path = save(folder.path(), graph);
     let ids: Vec<i64> = (0..40).map(|step| step * 7 % 100).collect();
     let samples = vec![vec![
         ("ids".to_string(), Tensor::from_slice(&[40], &ids).unwrap().into()),

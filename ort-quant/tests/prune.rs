@@ -8,8 +8,8 @@ use half::f16;
 use ort_core::onnx::proto::attribute_proto::AttributeType;
 use ort_core::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_core::onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
-    TypeProto, ValueInfoProto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, type_proto,
 };
 use ort_core::onnx::{ExternalData, FileAccess, Source, Weights, tensor_from_proto, tensor_to_proto};
 use ort_core::session::{Model, Session};
@@ -22,34 +22,12 @@ use ort_quant::{
 use prost::Message;
 use serde_json::Value as Json;
 
+mod support;
+
+use support::{floats, node, random, save, source, unit};
+
 /// By NumPy.
 const CASES: &str = include_str!("data/pruning.json");
-
-/// Random numbers from -0.5 to 0.5, as the script of the cases has them.
-fn unit(step: usize) -> f32 {
-    let mut hash = (step as u32).wrapping_mul(0x9e37_79b1);
-    hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
-    ((hash ^ hash >> 13) >> 8) as f32 / 16_777_216.0 - 0.5
-}
-
-fn floats(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
-    tensor_to_proto(name, &Tensor::from_slice(shape, values).unwrap()).unwrap()
-}
-
-fn random(name: &str, shape: &[usize], from: usize) -> TensorProto {
-    let values: Vec<f32> = (from..from + shape.iter().product::<usize>()).map(unit).collect();
-    floats(name, shape, &values)
-}
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        name: Some(format!("{op}_{output}")),
-        op_type: Some(op.into()),
-        input: inputs.iter().map(|name| (*name).to_string()).collect(),
-        output: vec![output.into()],
-        ..NodeProto::default()
-    }
-}
 
 fn integer(name: &str, value: i64) -> AttributeProto {
     let (name, r#type) = (Some(name.to_string()), Some(AttributeType::Int as i32));
@@ -86,22 +64,6 @@ fn value(name: &str, shape: &[usize]) -> ValueInfoProto {
 fn graph(node: Vec<NodeProto>, input: Vec<ValueInfoProto>, initializer: Vec<TensorProto>) -> GraphProto {
     let output = vec![typed("y", 1, None)];
     GraphProto { name: Some("g".into()), node, input, output, initializer, ..GraphProto::default() }
-}
-
-fn save(folder: &Path, graph: GraphProto) -> PathBuf {
-    let model = ModelProto {
-        ir_version: Some(10),
-        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(21) }],
-        graph: Some(graph),
-        ..ModelProto::default()
-    };
-    let path = folder.join("model.onnx");
-    std::fs::write(&path, model.encode_to_vec()).unwrap();
-    path
-}
-
-fn source(path: &Path) -> Source {
-    Source::open(path, FileAccess::default()).unwrap()
 }
 
 fn pruner(method: PruneMethod, sparsity: Sparsity) -> Pruner {
@@ -257,7 +219,7 @@ fn methods_that_know_more_have_lower_errors() {
     let folder = tempfile::tempdir().unwrap();
     let shape = [64, 96];
     let layer = node("MatMul", &["x", "W"], "y");
-    let weights = vec![random("W", &shape, 7)];
+    let weights = vec![random("W", &shape, 7, 1.0)];
     let path = save(folder.path(), graph(vec![layer], vec![value("x", &[300, 64])], weights));
     let x = |seed: usize| {
         let mut values = input(&[300, 64], false);
@@ -339,7 +301,7 @@ fn layers_out_of_the_ordinary_have_a_reason() {
         // A default, which a caller may override.
         value("given", &[8, 8]),
     ];
-    let square = |name: &str, from: usize| random(name, &[8, 8], from);
+    let square = |name: &str, from: usize| random(name, &[8, 8], from, 1.0);
     let weights = vec![
         square("columns", 0),
         square("rows", 900),
@@ -352,8 +314,8 @@ fn layers_out_of_the_ordinary_have_a_reason() {
         tensor_to_proto("half", &Tensor::from_slice(&[8, 8], &halves).unwrap()).unwrap(),
         floats("empty", &[8, 0], &[]),
         tensor_to_proto("double", &Tensor::from_slice(&[8, 1], &[1.0_f64; 8]).unwrap()).unwrap(),
-        random("odd", &[4, 3, 1, 1], 700),
-        random("filters", &[3, 4, 1, 1], 800),
+        random("odd", &[4, 3, 1, 1], 700, 1.0),
+        random("filters", &[3, 4, 1, 1], 800, 1.0),
     ];
     let mut all = graph(nodes, inputs, weights);
     all.output.push(value("out", &[8, 8]));
@@ -412,14 +374,14 @@ fn shared_weights_and_branches_are_pruned_once() {
     let body = |output: &str, factor: usize| {
         let nodes = vec![node("MatMul", &["x", "V"], "v"), node("MatMul", &["v", "S"], output)];
         let output = vec![typed(output, 1, None)];
-        let initializer = vec![random("V", &[16, 16], factor)];
+        let initializer = vec![random("V", &[16, 16], factor, 1.0)];
         GraphProto { name: Some("b".into()), node: nodes, output, initializer, ..GraphProto::default() }
     };
     let mut choice = node("If", &["first"], "z");
     choice.attribute = vec![branch("then_branch", body("t", 500)), branch("else_branch", body("e", 900))];
     let nodes = vec![node("MatMul", &["x", "S"], "s"), choice, node("Add", &["s", "z"], "y")];
     let inputs = vec![typed("first", 9, Some(&[])), value("x", &[12, 16])];
-    let path = save(folder.path(), graph(nodes, inputs, vec![random("S", &[16, 16], 0)]));
+    let path = save(folder.path(), graph(nodes, inputs, vec![random("S", &[16, 16], 0, 1.0)]));
     let values = input(&[12, 16], false);
     let sample = |first: bool| {
         vec![
@@ -456,8 +418,10 @@ fn shared_weights_and_branches_are_pruned_once() {
 fn inputs_without_numbers_leave_magnitudes() {
     let folder = tempfile::tempdir().unwrap();
     let layer = node("MatMul", &["x", "W"], "y");
-    let path =
-        save(folder.path(), graph(vec![layer], vec![value("x", &[2, 16])], vec![random("W", &[16, 8], 0)]));
+    let path = save(
+        folder.path(),
+        graph(vec![layer], vec![value("x", &[2, 16])], vec![random("W", &[16, 8], 0, 1.0)]),
+    );
     let (plain, out) = (folder.path().join("plain.onnx"), folder.path().join("out.onnx"));
     let sparsity = share(0.5, PruneScope::Layer);
     write(&pruner(PruneMethod::Magnitude, sparsity), &path, &plain);
@@ -565,20 +529,20 @@ fn channels_that_are_zero_make_no_difference() {
     let shape = Tensor::from_slice(&[2], &[-1_i64, 54]).unwrap();
     let weights = vec![
         with_zeros("A", &[8, 3, 3, 3], 0, &dead),
-        random("scale", &[8], 11),
+        random("scale", &[8], 11, 1.0),
         floats("zero", &[8], &[0.0; 8]),
         floats("one", &[8], &[1.0; 8]),
         with_zeros("B", &[8, 8, 3, 3], 0, &dead),
         with_zeros("bb", &[8], 0, &dead),
-        random("factor", &[8, 1, 1], 20),
-        random("D", &[8, 1, 3, 3], 30),
+        random("factor", &[8, 1, 1], 20, 1.0),
+        random("D", &[8, 1, 3, 3], 30, 1.0),
         with_zeros("db", &[8], 0, &dead),
         with_zeros("C", &[6, 8, 1, 1], 0, &few),
         tensor_to_proto("matrix", &shape).unwrap(),
         with_zeros("G", &[10, 54], 0, &some),
         with_zeros("gb", &[10], 0, &some),
-        random("W", &[10, 5], 50),
-        random("wb", &[5], 60),
+        random("W", &[10, 5], 50, 1.0),
+        random("wb", &[5], 60, 1.0),
     ];
     let path = save(folder.path(), graph(nodes, vec![value("x", &[2, 3, 6, 6])], weights));
     let out = folder.path().join("out.onnx");
@@ -680,9 +644,9 @@ fn channels_that_something_else_reads_stay() {
         let inputs = vec![value("x", &[1, 4, 4, 4]), typed("first", 9, Some(&[]))];
         let mixed = Tensor::from_slice(&[3], &[1_i64, 2, -1]).unwrap();
         let weights = vec![
-            random("A", &[4, 4, 1, 1], 0),
-            random("grouped", &[4, 2, 1, 1], 100),
-            random("square", &[4, 4], 200),
+            random("A", &[4, 4, 1, 1], 0, 1.0),
+            random("grouped", &[4, 2, 1, 1], 100, 1.0),
+            random("square", &[4, 4], 200, 1.0),
             tensor_to_proto("mixed", &mixed).unwrap(),
         ];
         let path = save(folder.path(), graph(nodes, inputs, weights));

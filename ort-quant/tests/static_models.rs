@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ort_core::onnx::Weights;
 use ort_core::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_core::onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
-    TypeProto, ValueInfoProto, attribute_proto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, attribute_proto, type_proto,
 };
-use ort_core::onnx::{FileAccess, Source, Weights, tensor_to_proto};
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -21,29 +21,12 @@ use ort_quant::{
 };
 use prost::Message;
 
-/// Random numbers from -0.5 to 0.5.
-fn unit(step: usize) -> f32 {
-    let mut hash = (step as u32).wrapping_mul(0x9e37_79b1);
-    hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
-    ((hash ^ hash >> 13) >> 8) as f32 / 16_777_216.0 - 0.5
-}
+mod support;
 
-fn random(count: usize, from: usize) -> Vec<f32> {
+use support::{floats, node, random, save, source, unit};
+
+fn random_values(count: usize, from: usize) -> Vec<f32> {
     (from..from + count).map(unit).collect()
-}
-
-fn floats(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
-    tensor_to_proto(name, &Tensor::from_slice(shape, values).unwrap()).unwrap()
-}
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        name: Some(format!("{op}_{output}")),
-        op_type: Some(op.into()),
-        input: inputs.iter().map(|name| (*name).to_string()).collect(),
-        output: vec![output.into()],
-        ..NodeProto::default()
-    }
 }
 
 fn with(mut node: NodeProto, name: &str, value: i64) -> NodeProto {
@@ -72,20 +55,6 @@ fn value(name: &str, elem_type: i32, shape: &[i64]) -> ValueInfoProto {
     ValueInfoProto { name: Some(name.into()), r#type: Some(ty), ..ValueInfoProto::default() }
 }
 
-fn save(path: &Path, graph: GraphProto) {
-    let model = ModelProto {
-        ir_version: Some(10),
-        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(21) }],
-        graph: Some(GraphProto { name: Some("g".into()), ..graph }),
-        ..ModelProto::default()
-    };
-    std::fs::write(path, model.encode_to_vec()).unwrap();
-}
-
-fn open(path: &Path) -> Source {
-    Source::open(path, FileAccess::default()).unwrap()
-}
-
 /// Products with every home of a bias: that of a convolution, none, one in groups, that of a Gemm,
 /// an Add behind a MatMul, and nothing behind another.
 fn homes_of_biases(folder: &Path) -> PathBuf {
@@ -109,26 +78,25 @@ fn homes_of_biases(folder: &Path) -> PathBuf {
         input: vec![value("x", 1, &[0, 3, 9, 9])],
         output: vec![value("y", 1, &[0, 24])],
         initializer: vec![
-            floats("K", &[16, 3, 3, 3], &random(16 * 27, 1)),
-            floats("KB", &[16], &random(16, 700)),
-            floats("L", &[16, 16, 3, 3], &random(16 * 144, 900)),
-            floats("G", &[32, 4, 1, 1], &random(128, 5000)),
-            floats("GB", &[32], &random(32, 5300)),
-            floats("W", &[40, 32], &random(40 * 32, 6000)),
-            floats("WB", &[40], &random(40, 8000)),
-            floats("M", &[40, 32], &random(40 * 32, 9000)),
-            floats("MB", &[32], &random(32, 11000)),
-            floats("N", &[32, 24], &random(32 * 24, 12000)),
+            random("K", &[16, 3, 3, 3], 1, 1.0),
+            random("KB", &[16], 700, 1.0),
+            random("L", &[16, 16, 3, 3], 900, 1.0),
+            random("G", &[32, 4, 1, 1], 5000, 1.0),
+            random("GB", &[32], 5300, 1.0),
+            random("W", &[40, 32], 6000, 1.0),
+            random("WB", &[40], 8000, 1.0),
+            random("M", &[40, 32], 9000, 1.0),
+            random("MB", &[32], 11000, 1.0),
+            random("N", &[32, 24], 12000, 1.0),
         ],
         ..GraphProto::default()
     };
-    let path = folder.join("biases.onnx");
-    save(&path, graph);
-    path
+    save(folder, graph)
 }
 
 fn picture(index: usize) -> Value {
-    let values: Vec<f32> = random(2 * 243, 40_000 + index * 486).iter().map(|value| value + 0.6).collect();
+    let values: Vec<f32> =
+        random_values(2 * 243, 40_000 + index * 486).iter().map(|value| value + 0.6).collect();
     Tensor::from_slice(&[2, 3, 9, 9], &values).unwrap().into()
 }
 
@@ -144,7 +112,7 @@ fn options_of(quantizer: &mut Quantizer) -> &mut StaticOptions {
 /// The ranges that a rule makes of ten pictures.
 fn ranges(quantizer: &Quantizer, path: &Path, rule: RangeRule) -> BTreeMap<String, ValueRange> {
     let session = Calibration::session(Session::builder(&Model::load(path).unwrap())).unwrap();
-    let calibration = Calibration::new(quantizer.activations(&open(path)).unwrap(), rule.wanted());
+    let calibration = Calibration::new(quantizer.activations(&source(path)).unwrap(), rule.wanted());
     (0..10).for_each(|index| drop(calibration.run(&session, &[("x", picture(index))]).unwrap()));
     let grid = GridOptions::new(QuantType::UInt8, false);
     let observers = calibration.into_observers().into_iter();
@@ -174,7 +142,7 @@ fn errors(path: &Path, other: &Path) -> (f64, f64) {
 }
 
 fn write(quantizer: &Quantizer, path: &Path, out: &Path) -> Vec<String> {
-    let source = open(path);
+    let source = source(path);
     let quantization = quantizer.quantize(&source).unwrap();
     let texts = quantization.layers().iter().map(|layer| match &layer.outcome {
         Outcome::Quantized { precision, .. } => precision.clone(),
@@ -198,7 +166,7 @@ fn corrected_biases_keep_the_means_of_the_outputs() {
     for tensor in &mut model.graph.as_mut().unwrap().initializer {
         if tensor.dims.len() > 1 {
             let shape: Vec<usize> = tensor.dims.iter().map(|size| *size as usize).collect();
-            let mut values = random(shape.iter().product(), tensor.name().len() + shape[0] * 77);
+            let mut values = random_values(shape.iter().product(), tensor.name().len() + shape[0] * 77);
             values.iter_mut().for_each(|value| *value *= 0.1);
             values[0] = 4.0;
             *tensor = floats(tensor.name(), &shape, &values);
@@ -218,9 +186,9 @@ fn corrected_biases_keep_the_means_of_the_outputs() {
         assert!(texts.iter().all(|text| !text.contains("bias")), "{texts:?}");
         let before = errors(&path, &plain);
         let session = Calibration::session(Session::builder(&Model::load(&path).unwrap())).unwrap();
-        let calibration = MeanCalibration::new(quantizer.bias_inputs(&open(&path)).unwrap());
+        let calibration = MeanCalibration::new(quantizer.bias_inputs(&source(&path)).unwrap());
         (0..10).for_each(|index| drop(calibration.run(&session, &[("x", picture(index))]).unwrap()));
-        let count = quantizer.correct_static_bias(&open(&path), &calibration.into_means()).unwrap();
+        let count = quantizer.correct_static_bias(&source(&path), &calibration.into_means()).unwrap();
         let texts = write(&quantizer, &path, &out);
         let corrected = texts.iter().filter(|text| text.ends_with(", bias corrected")).count();
         assert!(count >= least && corrected == count, "{format:?} {ty:?}: {count} {texts:?}");
@@ -240,11 +208,12 @@ fn means_of_no_rows_correct_nothing() {
     let mut quantizer = quantizer(StaticOptions::default());
     let ranges = ranges(&quantizer, &path, RangeRule::MinMax);
     options_of(&mut quantizer).ranges = ranges;
-    let means = MeanCalibration::new(quantizer.bias_inputs(&open(&path)).unwrap()).into_means();
-    assert_eq!(quantizer.correct_static_bias(&open(&path), &means).unwrap(), 0);
+    let means = MeanCalibration::new(quantizer.bias_inputs(&source(&path)).unwrap()).into_means();
+    assert_eq!(quantizer.correct_static_bias(&source(&path), &means).unwrap(), 0);
     let mut other = Quantizer { mode: Mode::Dynamic(ort_quant::DynamicOptions::default()), ..quantizer };
     assert!(
-        other.correct_static_bias(&open(&path), &means).is_err() && other.bias_inputs(&open(&path)).is_err()
+        other.correct_static_bias(&source(&path), &means).is_err()
+            && other.bias_inputs(&source(&path)).is_err()
     );
 }
 
@@ -253,7 +222,7 @@ fn means_of_no_rows_correct_nothing() {
 fn uneven(folder: &Path) -> PathBuf {
     let scaled = |shape: &[usize], from: usize, axis: usize| {
         let inner: usize = shape[axis + 1..].iter().product();
-        let values = random(shape.iter().product(), from).into_iter().enumerate();
+        let values = random_values(shape.iter().product(), from).into_iter().enumerate();
         let factor = |place: usize| (1.7_f32).powi((place / inner % shape[axis] % 9) as i32 - 4);
         values.map(|(place, value)| value * factor(place)).collect::<Vec<f32>>()
     };
@@ -275,19 +244,17 @@ fn uneven(folder: &Path) -> PathBuf {
         output: vec![value("y", 1, &[0, 24])],
         initializer: vec![
             floats("K", &[16, 3, 3, 3], &scaled(&[16, 3, 3, 3], 1, 0)),
-            floats("KB", &[16], &random(16, 700)),
+            random("KB", &[16], 700, 1.0),
             floats("D", &[32, 1, 3, 3], &scaled(&[32, 1, 3, 3], 900, 0)),
             floats("P", &[20, 32, 1, 1], &scaled(&[20, 32, 1, 1], 1400, 1)),
             floats("M", &[20, 32], &scaled(&[20, 32], 9000, 1)),
-            floats("MB", &[32], &random(32, 11000)),
+            random("MB", &[32], 11000, 1.0),
             floats("slope", &[1], &[0.25]),
             floats("N", &[24, 32], &scaled(&[24, 32], 12000, 1)),
         ],
         ..GraphProto::default()
     };
-    let path = folder.join("uneven.onnx");
-    save(&path, graph);
-    path
+    save(folder, graph)
 }
 
 #[test]
@@ -296,7 +263,7 @@ fn equalised_layers_compute_the_same_and_quantize_better() {
     let path = uneven(folder.path());
     let (even, out) = (folder.path().join("even.onnx"), folder.path().join("out.onnx"));
     let whole = quantizer(StaticOptions { per_tensor: true, ..StaticOptions::default() });
-    let source = open(&path);
+    let source = source(&path);
     let equalised = whole.equalise(&source).unwrap().unwrap();
     assert_eq!(equalised.pairs, 3);
     assert!((2..=20).contains(&equalised.sweeps), "{}", equalised.sweeps);
@@ -353,7 +320,7 @@ fn ranges_are_chosen_by_the_outputs() {
     second.get_mut("d").unwrap().high /= 10.0;
     options_of(&mut quantizer).ranges = first.clone();
     write(&quantizer, &path, &plain);
-    let source = open(&path);
+    let source = source(&path);
     let quantization = quantizer.quantize(&source).unwrap();
     let grids = quantization.grids().clone();
     let names = grids.values().flatten().flat_map(|grid| [grid.scale.clone(), grid.zero_point.clone()]);
@@ -383,7 +350,7 @@ fn ranges_are_chosen_by_the_outputs() {
 #[test]
 fn scopes_say_which_nodes_read_codes() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, out) = (folder.path().join("residual.onnx"), folder.path().join("out.onnx"));
+    let out = folder.path().join("out.onnx");
     let graph = GraphProto {
         node: vec![
             node("Conv", &["x", "K"], "a"),
@@ -401,14 +368,14 @@ fn scopes_say_which_nodes_read_codes() {
         input: vec![value("x", 1, &[0, 3, 9, 9])],
         output: vec![value("y", 1, &[0, 24])],
         initializer: vec![
-            floats("K", &[16, 3, 3, 3], &random(16 * 27, 1)),
-            floats("L", &[16, 16, 1, 1], &random(256, 900)),
-            floats("M", &[16, 24], &random(16 * 24, 9000)),
-            floats("one", &[24], &random(24, 11000)),
+            random("K", &[16, 3, 3, 3], 1, 1.0),
+            random("L", &[16, 16, 1, 1], 900, 1.0),
+            random("M", &[16, 24], 9000, 1.0),
+            random("one", &[24], 11000, 1.0),
         ],
         ..GraphProto::default()
     };
-    save(&path, graph);
+    let path = save(folder.path(), graph);
     for (scope, expected) in [
         (Scope::Heavy, &["Conv_a", "Conv_c", "MatMul_j"][..]),
         // The mean of a gated value has seen a function of floats.
@@ -444,7 +411,7 @@ fn scopes_say_which_nodes_read_codes() {
         assert!(errors(&path, &out).0 < 0.05, "{scope:?}: {:?}", errors(&path, &out));
         let mut other = quantizer.clone();
         options_of(&mut other).format = StaticFormat::QOperator;
-        assert_eq!(other.quantize(&open(&path)).is_err(), scope != Scope::Heavy);
+        assert_eq!(other.quantize(&source(&path)).is_err(), scope != Scope::Heavy);
     }
 }
 
@@ -452,20 +419,19 @@ fn scopes_say_which_nodes_read_codes() {
 #[test]
 fn padding_is_in_no_statistic() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("masked.onnx");
     // As wide as a sequence is long, so that only symbols tell the axes apart.
     let graph = GraphProto {
         node: vec![node("MatMul", &["x", "W"], "y"), node("Cast", &["mask"], "m")],
         input: vec![value("x", 1, &[0, 0, 6]), value("mask", 7, &[0, 0])],
         output: vec![value("y", 1, &[0, 0, 5]), value("m", 1, &[0, 0])],
-        initializer: vec![floats("W", &[6, 5], &random(30, 3))],
+        initializer: vec![random("W", &[6, 5], 3, 1.0)],
         ..GraphProto::default()
     };
     let mut graph = graph;
     graph.node[1] = with(graph.node[1].clone(), "to", 1);
-    save(&path, graph);
+    let path = save(folder.path(), graph);
     let model = Model::load(&path).unwrap();
-    let mut values = random(2 * 6 * 6, 100);
+    let mut values = random_values(2 * 6 * 6, 100);
     values[9 * 6..].iter_mut().for_each(|value| *value = 1000.0);
     let x: Value = Tensor::from_slice(&[2, 6, 6], &values).unwrap().into();
     let kept = [1_i64, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0];

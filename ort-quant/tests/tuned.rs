@@ -3,12 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use ort_core::onnx::Weights;
 use ort_core::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_core::onnx::proto::{
-    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, type_proto,
+    GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
 };
-use ort_core::onnx::{FileAccess, Source, Weights, tensor_to_proto};
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -18,31 +17,12 @@ use ort_quant::{
 };
 use prost::Message;
 
+mod support;
+
+use support::{floats, node, random, save, source, unit};
+
 const CHANNELS: usize = 64;
 const HIDDEN: usize = 96;
-
-/// Random numbers from -0.5 to 0.5.
-fn unit(step: usize) -> f32 {
-    let mut hash = (step as u32).wrapping_mul(0x9e37_79b1);
-    hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
-    ((hash ^ hash >> 13) >> 8) as f32 / 16_777_216.0 - 0.5
-}
-
-fn floats(name: &str, shape: &[usize], from: usize, factor: f32) -> TensorProto {
-    let count: usize = shape.iter().product();
-    let values: Vec<f32> = (from..from + count).map(|step| factor * unit(step)).collect();
-    tensor_to_proto(name, &Tensor::from_slice(shape, &values).unwrap()).unwrap()
-}
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        name: Some(format!("{op}_{output}")),
-        op_type: Some(op.into()),
-        input: inputs.iter().map(|name| (*name).to_string()).collect(),
-        output: vec![output.into()],
-        ..NodeProto::default()
-    }
-}
 
 fn value(name: &str) -> ValueInfoProto {
     let dim = |value| Dimension { value: Some(value), ..Dimension::default() };
@@ -60,7 +40,6 @@ fn layers(folder: &Path) -> PathBuf {
     let mut gamma: Vec<f32> = vec![1.0; CHANNELS];
     gamma.iter_mut().skip(5).step_by(13).for_each(|factor| *factor = 12.0);
     let graph = GraphProto {
-        name: Some("g".into()),
         node: vec![
             node("LayerNormalization", &["x", "gamma", "beta"], "n"),
             node("MatMul", &["n", "Q"], "q"),
@@ -73,24 +52,16 @@ fn layers(folder: &Path) -> PathBuf {
         input: vec![value("x")],
         output: ["q", "d", "s", "t"].map(value).to_vec(),
         initializer: vec![
-            tensor_to_proto("gamma", &Tensor::from_slice(&[CHANNELS], &gamma).unwrap()).unwrap(),
-            floats("beta", &[CHANNELS], 3, 0.5),
-            floats("Q", &[CHANNELS, CHANNELS], 100, 1.0),
-            floats("U", &[CHANNELS, HIDDEN], 5000, 1.0),
-            floats("D", &[HIDDEN, CHANNELS], 700, 1.0),
-            floats("S", &[CHANNELS, CHANNELS], 1300, 1.0),
+            floats("gamma", &[CHANNELS], &gamma),
+            random("beta", &[CHANNELS], 3, 0.5),
+            random("Q", &[CHANNELS, CHANNELS], 100, 1.0),
+            random("U", &[CHANNELS, HIDDEN], 5000, 1.0),
+            random("D", &[HIDDEN, CHANNELS], 700, 1.0),
+            random("S", &[CHANNELS, CHANNELS], 1300, 1.0),
         ],
         ..GraphProto::default()
     };
-    let model = ModelProto {
-        ir_version: Some(10),
-        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(21) }],
-        graph: Some(graph),
-        ..ModelProto::default()
-    };
-    let path = folder.join("model.onnx");
-    std::fs::write(&path, model.encode_to_vec()).unwrap();
-    path
+    save(folder, graph)
 }
 
 /// Rows whose neighbouring channels are alike.
@@ -116,10 +87,6 @@ fn quantizer(bits: Bits) -> Quantizer {
         tuned: TunedWeights::default(),
     };
     Quantizer { mode: Mode::Blocks(options), only: Vec::new(), exclude: Vec::new() }
-}
-
-fn source(path: &Path) -> Source {
-    Source::open(path, FileAccess::default()).unwrap()
 }
 
 /// The Hessians of samples, in parts that take about this many bytes.

@@ -10,6 +10,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::math::shared::same_shape;
+use crate::ops::nn::linear_attention::LINEAR_ATTENTION;
 use crate::spec::{
     AttrKind, Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt, var,
 };
@@ -17,20 +18,8 @@ use crate::{ErrorKind, Result, ensure, error, unknown_name};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
-static LINEAR_ATTENTION: OpSpec = OpSpec {
+static WINDOWED_LINEAR_ATTENTION: OpSpec = OpSpec {
     domain: MICROSOFT,
-    name: "LinearAttention",
-    grad: Grad::None("its rule for the state is not written as other operators; a Scan has a gradient"),
-    inputs: &[
-        one("query", "T"),
-        one("key", "T"),
-        one("value", "T"),
-        opt("past_state", "S"),
-        opt("decay", "T"),
-        opt("beta", "T"),
-    ],
-    outputs: &[one("output", "T"), one("present_state", "S")],
-    types: &[var("T", FLOATS), var("S", FLOATS)],
     attrs: &[
         attr::int("chunk_size", 64),
         attr::required("kv_num_heads", AttrKind::Int),
@@ -39,9 +28,8 @@ static LINEAR_ATTENTION: OpSpec = OpSpec {
         attr::int("state_window", 0),
         attr::string("update_rule", "gated_delta"),
     ],
-    cost: Cost::Compute,
     infer: infer_attention,
-    ..OP
+    ..LINEAR_ATTENTION
 };
 
 static CAUSAL_CONV_WITH_STATE: OpSpec = OpSpec {
@@ -87,7 +75,7 @@ static GATED_RMS_NORM: OpSpec = OpSpec {
     ..OP
 };
 
-ops![LINEAR_ATTENTION, CAUSAL_CONV_WITH_STATE, LINEAR_ATTENTION_GATE, GATED_RMS_NORM];
+ops![WINDOWED_LINEAR_ATTENTION, CAUSAL_CONV_WITH_STATE, LINEAR_ATTENTION_GATE, GATED_RMS_NORM];
 
 /// The most states that ONNX Runtime keeps for speculative decoding.
 const MOST_STATES: i64 = 8;

@@ -8,11 +8,10 @@ use crate::{ErrorKind, Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
-static LINEAR_ATTENTION: OpSpec = OpSpec {
+/// The operator but for its versions, which that of com.microsoft shares.
+pub(crate) const LINEAR_ATTENTION: OpSpec = OpSpec {
     name: "LinearAttention",
     grad: Grad::None("its rule for the state is not written as other operators; a Scan has a gradient"),
-    since: 27,
-    first: 27,
     inputs: &[
         one("query", "T"),
         one("key", "T"),
@@ -35,7 +34,9 @@ static LINEAR_ATTENTION: OpSpec = OpSpec {
     ..OP
 };
 
-ops![LINEAR_ATTENTION];
+static LINEAR_ATTENTION_27: OpSpec = OpSpec { since: 27, first: 27, ..LINEAR_ATTENTION };
+
+ops![LINEAR_ATTENTION_27];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (queries, heads) = (cx.attrs.int("q_num_heads")?, cx.attrs.int("kv_num_heads")?);

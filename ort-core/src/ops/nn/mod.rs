@@ -11,7 +11,7 @@ mod conv_gradients;
 mod deform_conv;
 mod flex_attention;
 pub mod geometry;
-mod linear_attention;
+pub(super) mod linear_attention;
 mod loss;
 mod max_unpool;
 mod norm_backward;

@@ -90,7 +90,31 @@ class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
         self.channel_wised_quantize = channel_wised_quantize
 
 
-class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+class _RatioConfig(WeightOnlyQuantConfig):
+    """What rounding to nearest and the weighted fit are set with."""
+
+    # The algorithm's name here, and in messages.
+    _ALGORITHM: str
+    _TITLE: str
+
+    def __init__(
+        self,
+        ratios: Mapping[str, float] | None = None,
+        quant_format: QuantFormat = QuantFormat.QOperator,
+        op_types_to_quantize: Sequence[str] | None = None,
+        customized_weight_config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        _operators_only(quant_format, self._TITLE)
+        super().__init__(
+            self._ALGORITHM,
+            quant_format,
+            op_types_to_quantize,
+            customized_weight_config=customized_weight_config,
+        )
+        self.ratios = dict(ratios or {})
+
+
+class RTNWeightOnlyQuantConfig(_RatioConfig):
     """Rounding to nearest, with ranges that may be narrower than the values.
 
     Args:
@@ -100,24 +124,10 @@ class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
         customized_weight_config: see `WeightOnlyQuantConfig`.
     """
 
-    def __init__(
-        self,
-        ratios: Mapping[str, float] | None = None,
-        quant_format: QuantFormat = QuantFormat.QOperator,
-        op_types_to_quantize: Sequence[str] | None = None,
-        customized_weight_config: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        _operators_only(quant_format, "RTN")
-        super().__init__(
-            "RTN",
-            quant_format,
-            op_types_to_quantize,
-            customized_weight_config=customized_weight_config,
-        )
-        self.ratios = dict(ratios or {})
+    _ALGORITHM = _TITLE = "RTN"
 
 
-class KQuantWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+class KQuantWeightOnlyQuantConfig(_RatioConfig):
     """Scale and zero point fit the values best by weighted least squares. Blocks are asymmetric.
 
     Args:
@@ -127,21 +137,7 @@ class KQuantWeightOnlyQuantConfig(WeightOnlyQuantConfig):
         customized_weight_config: see `WeightOnlyQuantConfig`.
     """
 
-    def __init__(
-        self,
-        ratios: Mapping[str, float] | None = None,
-        quant_format: QuantFormat = QuantFormat.QOperator,
-        op_types_to_quantize: Sequence[str] | None = None,
-        customized_weight_config: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        _operators_only(quant_format, "k-quant")
-        super().__init__(
-            "k_quant",
-            quant_format,
-            op_types_to_quantize,
-            customized_weight_config=customized_weight_config,
-        )
-        self.ratios = dict(ratios or {})
+    _ALGORITHM, _TITLE = "k_quant", "k-quant"
 
 
 class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
