@@ -161,6 +161,41 @@ fn same_bits_on_any_number_of_threads() {
 }
 
 #[test]
+fn few_columns_have_the_bits_of_tiles() {
+    // Packed rows of 8 take another kernel for the last 1 to 4 columns.
+    let rows = [8, 16, 24, 29, 61, 9];
+    let sizes = rows.into_iter().flat_map(|m| [2, 3, 4, 5, 49, 100].map(|n| [m, n]));
+    for ([m, n], k) in sizes.flat_map(|size| [1, 7, 400].map(|k| (size, k))) {
+        let (a_values, b_values) = (random_values(m * k, 5), random_values(k * n, 6));
+        let (bias, residual) = (random_values(m, 7), random_values(m * n, 8));
+        let steps = [
+            Step::RowBias(&bias),
+            Step::Residual { values: &residual, row_stride: n },
+            Step::Activate(Activation::Clip { min: -0.5, max: 0.5 }),
+        ];
+        for isa in ISAS {
+            let cpu = Cpu { isa, ..Cpu::with_threads(1) };
+            let mut packed = vec![f32::NAN; PackedLhs::len(cpu, m, k)];
+            pack_lhs(cpu, &a_values, [m, k], [k, 1], &mut packed).unwrap();
+            let run = |lhs: LhsOperand, b_strides: [usize; 2]| {
+                let rhs = RhsOperand::Plain(Strided::new(&b_values, [k, n], b_strides).unwrap());
+                let gemm = Gemm { alpha: 0.75, beta: -1.5, epilogue: &steps, ..Gemm::new(lhs, rhs) };
+                let mut workspace =
+                    vec![f32::NAN; workspace_len_beside_ready(cpu, 1, [m, n, k], rhs.source())];
+                let mut c = random_values(m * n, 9);
+                gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+                c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+            };
+            for b_strides in [[n, 1], [1, k]] {
+                let tiles = run(LhsOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()), b_strides);
+                let few = run(LhsOperand::Packed(PackedLhs::new(cpu, &packed, m, k).unwrap()), b_strides);
+                assert!(few == tiles, "{isa:?} {m} {n} {k} {b_strides:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
     // Ties, which round to even, and values close to ties.
     let [m, n, k] = [19, 67, 301];

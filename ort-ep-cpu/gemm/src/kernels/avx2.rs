@@ -91,5 +91,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose,
+    few_columns: None,
     pairs: None,
 };

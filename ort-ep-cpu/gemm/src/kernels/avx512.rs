@@ -1,20 +1,37 @@
 //! AVX-512 micro-kernel: tiles of 8 rows by 48 columns, with masks at the edges.
 
+use super::columns::{self, FewColumns};
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows};
-use ort_cpu_vector::simd::Avx512;
 use ort_cpu_vector::simd::steps::Singles;
+use ort_cpu_vector::simd::{Avx2, Avx512};
 
 functions!(
     Avx512::new_unchecked(),
     target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 );
 
+/// Rows of a tile.
+const ROWS: usize = 8;
+
+/// Computes few columns of some tiles; see [`columns::compute`]. The rows of a tile fill a vector
+/// of AVX2.
+///
+/// # Safety
+///
+/// As [`columns::compute`], and the CPU has the features that this function enables.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn columns<const TILES: usize>(tiles: &[Tile; TILES]) {
+    // SAFETY: `columns` has the contract of `compute`, and `Kernel::of` detected the features
+    // before it chose this kernel.
+    unsafe { columns::compute::<_, _, ROWS, TILES>(Avx2::new_unchecked(), Avx512::new_unchecked(), tiles) }
+}
+
 static WHOLE: [TileFunction; 24] = tiles!(false, 3: 1 2 3 4 5 6 7 8);
 static PARTIAL: [TileFunction; 24] = tiles!(true, 3: 1 2 3 4 5 6 7 8);
 
 pub(super) static KERNEL: Kernel = Kernel {
-    rows: 8,
+    rows: ROWS,
     vectors: 3,
     lanes: 16,
     whole: &WHOLE,
@@ -23,5 +40,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
+    few_columns: Some(FewColumns { rows: ROWS, one: columns::<1>, two: columns::<2> }),
     pairs: None,
 };

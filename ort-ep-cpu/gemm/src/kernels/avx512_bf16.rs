@@ -112,5 +112,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
+    few_columns: None,
     pairs: Some(MakePairs { of_rows: pair_rows, of_neighbours: pair_neighbours }),
 };

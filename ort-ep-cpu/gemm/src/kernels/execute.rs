@@ -5,6 +5,7 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use super::Kernel;
+use super::columns::MOST_COLUMNS;
 use super::pairs::STAGED;
 use super::tile::Tile;
 use crate::epilogue::{Finish, apply};
@@ -391,13 +392,15 @@ impl Block<'_> {
     /// As [`Block::run`], and the panels of A and B must hold the k block of these tiles and
     /// panels.
     unsafe fn run_strips(&self, group: &Group) {
-        let ([rows, _, k], Group { tiles, panels, steps, .. }) = (self.grid.shape, group);
+        let ([rows, _, k], Group { tiles, steps, .. }) = (self.grid.shape, group);
+        // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
+        let units = self.height * self.grid.width * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
+        // SAFETY: `run_few_columns` has the contract of this function.
+        let panels = unsafe { self.run_few_columns(group, units) };
         // Tile by tile, rows of C are written in long runs and a panel of the weights stays in L1.
         // Panels of B then do not stay there, which matters if they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.lhs, LhsOperand::Packed(_)) && !long;
-        // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
-        let units = self.height * self.grid.width * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
         // SAFETY: `run_tile` has the contract of this function.
         unsafe {
             if by_tile {
@@ -413,8 +416,39 @@ impl Block<'_> {
             // work.
             let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
             // SAFETY: `run` requires these rows and columns of C to be this thread's.
-            unsafe { self.apply_rest(rows, &self.columns(panels)) };
+            unsafe { self.apply_rest(rows, &self.columns(&group.panels)) };
         }
+    }
+
+    /// Computes the last panel with rows as lanes, if it has few columns and the kernel can.
+    /// Returns the panels that remain.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run_strips`].
+    unsafe fn run_few_columns(&self, group: &Group, units: usize) -> Range<usize> {
+        let Group { tiles, panels, .. } = group;
+        let last = panels.end - 1;
+        let functions = match (&self.kernel.few_columns, &self.gemm.lhs) {
+            (Some(functions), LhsOperand::Packed(_)) if functions.rows == self.height => functions,
+            _ => return panels.clone(),
+        };
+        if self.columns(&(last..panels.end)).len() > MOST_COLUMNS {
+            return panels.clone();
+        }
+        let call = |tile: usize| self.tile(tile, last, group);
+        let whole = tiles.start..(self.grid.shape[0] / self.height).clamp(tiles.start, tiles.end);
+        // SAFETY: the contract of this function is that of `run_tile`; see there.
+        unsafe {
+            for tile in spending(units, whole.clone().step_by(2)) {
+                match tile + 1 < whole.end {
+                    true => (functions.two)(&[call(tile), call(tile + 1)]),
+                    false => (functions.one)(&[call(tile)]),
+                }
+            }
+            (whole.end..tiles.end).for_each(|tile| self.run_tile(tile, last, group));
+        }
+        panels.start..last
     }
 
     /// Computes one tile of a group.
@@ -424,16 +458,32 @@ impl Block<'_> {
     /// As [`Block::run_strips`].
     #[inline]
     unsafe fn run_tile(&self, tile: usize, panel: usize, group: &Group) {
-        let ([rows, _, k], Group { tiles, panels, steps, a, b }) = (self.grid.shape, group);
-        let columns = self.columns(&(panel..panel + 1));
-        let vectors = columns.len().div_ceil(self.kernel.lanes);
+        let call = self.tile(tile, panel, group);
+        let (count, vectors) = (self.rows_of(tile), call.columns.div_ceil(self.kernel.lanes));
         // Packing pads panels to whole vectors, so only a panel read in place can end inside one.
         let packed = self.grid.packs || matches!(self.gemm.rhs, RhsOperand::Packed(_));
-        let whole = packed || columns.len() == vectors * self.kernel.lanes;
+        let whole = packed || call.columns == vectors * self.kernel.lanes;
         let functions = if whole { self.kernel.whole } else { self.kernel.partial };
+        let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
+        // SAFETY: `run_strips` requires panels that hold the rows, columns and k steps of this
+        // tile. `Kernel::of` chose the kernel for this CPU, and `run` requires the tile of C to be
+        // this thread's.
+        unsafe { function(&call) };
+    }
+
+    /// Returns the rows of a tile.
+    #[inline]
+    fn rows_of(&self, tile: usize) -> usize {
+        self.height.min(self.grid.shape[0] - tile * self.height)
+    }
+
+    /// Describes one tile of a group.
+    #[inline]
+    fn tile(&self, tile: usize, panel: usize, group: &Group) -> Tile {
+        let ([_, _, k], Group { tiles, panels, steps, a, b }) = (self.grid.shape, group);
+        let columns = self.columns(&(panel..panel + 1));
         let strip = b.start.wrapping_add((panel - panels.start) * b.next);
         let row = tile * self.height;
-        let count = self.height.min(rows - row);
         let mut call = Tile {
             k: self.kernel.elements(steps.len()),
             a: a.start.wrapping_add((tile - tiles.start) * a.next),
@@ -464,11 +514,7 @@ impl Block<'_> {
         if steps.end == k {
             self.add_finish(&mut call, row, columns.start);
         }
-        let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
-        // SAFETY: `run_strips` requires panels that hold the rows, columns and k steps of this
-        // tile. `Kernel::of` chose the kernel for this CPU, and `run` requires the tile of C to be
-        // this thread's.
-        unsafe { function(&call) };
+        call
     }
 
     fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {

@@ -68,6 +68,7 @@ macro_rules! tiles {
 }
 
 mod bytes;
+mod columns;
 mod execute;
 mod gemv;
 mod pack;
@@ -92,6 +93,7 @@ pub(super) use rows::add_four_rows;
 pub use rows::{Number, Widen};
 pub(super) use tile::RegisterActivation;
 
+use columns::FewColumns;
 use pairs::MakePairs;
 use tile::{AddRows, TileFunction, copy, copy_even};
 
@@ -114,6 +116,8 @@ pub(super) struct Kernel {
     dot: unsafe fn(*const f32, *const f32, usize) -> f32,
     copy_rows: unsafe fn(&CopyRows),
     transpose: unsafe fn(&Transpose),
+    /// The functions for few columns, if an A is packed with as many rows as they take.
+    few_columns: Option<FewColumns>,
     /// How bf16 pairs are made, if a panel's elements are pairs of consecutive k steps.
     pairs: Option<MakePairs>,
 }

@@ -20,5 +20,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: transpose_plain,
+    few_columns: None,
     pairs: None,
 };

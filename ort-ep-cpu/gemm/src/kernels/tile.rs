@@ -158,7 +158,7 @@ unsafe fn step<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL:
 ///
 /// As [`compute`].
 #[inline(always)]
-unsafe fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
+pub(super) unsafe fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
     s: S,
     mut sums: [[S::F32; VECTORS]; ROWS],
     tile: &Tile,

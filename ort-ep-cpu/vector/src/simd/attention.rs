@@ -108,7 +108,8 @@ impl Multiply<'_> {
                 self.tile::<T, 8, N>(t, row, at);
                 row += 8;
             }
-            while most == 6 && row + 6 <= rows {
+            // Two tiles of 4 rows beat one of 6 and two of 1, whose FMAs wait for each other.
+            while most == 6 && row + 6 <= rows && rows - row != 8 {
                 self.tile::<T, 6, N>(t, row, at);
                 row += 6;
             }
