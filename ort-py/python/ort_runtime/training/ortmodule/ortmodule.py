@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import time
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +30,14 @@ __all__ = ["ORTModule"]
 
 logger = logging.getLogger("orttraining")
 
-#: The wrapper's own attributes. Everything else is the wrapped module's.
+#: The wrapper's own attributes. Everything else is the wrapped module's. Libraries that replace
+#: `forward` keep what it was under `_original_forward`.
 _OWN = frozenset(
-    {"_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "forward"}
-)
+    {
+        "_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "forward",
+        "_original_forward",
+    }
+)  # fmt: skip
 
 #: Methods of torch.nn.Module that act on the wrapped module, whose names are its own.
 _DELEGATED = (
@@ -98,7 +103,8 @@ class ORTModule(torch.nn.Module):
         state = self.__dict__
         state["_backend"] = _Session(self._options, self._environment, self._limit)
         state["_compiled"] = None
-        state["forward"] = _with_signature(self._forward, self._wrapped.forward)
+        # A bound method, since libraries wrap its function and bind the result again.
+        state["forward"] = types.MethodType(_with_signature(self._wrapped.forward), self)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         state = self.__dict__
@@ -150,6 +156,16 @@ class ORTModule(torch.nn.Module):
         """Is refused: the graph is that of the module when it was wrapped."""
         raise NotImplementedError("ORTModule does not support adding modules to it")
 
+    # Libraries choose by class how a model is saved, what its labels are, and what it computes.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the wrapped module; `type` tells the wrapper from it."""
+        wrapped = self.__dict__.get("_wrapped")
+        return ORTModule if wrapped is None else type(wrapped)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unprepared, (), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_wrapped", "_options", "_environment", "_limit")
         return {name: self.__dict__[name] for name in kept}
@@ -171,6 +187,11 @@ class ORTModule(torch.nn.Module):
         wrapped = self.__dict__.get("_wrapped")
         if wrapped is not None:
             wrapped.training = mode
+
+
+def _unprepared() -> ORTModule:
+    """Returns a wrapper without a module, for `__setstate__`."""
+    return ORTModule.__new__(ORTModule)
 
 
 def _delegated(name: str, chained: bool) -> Callable[..., Any]:
@@ -295,14 +316,18 @@ def _device_problem(module: torch.nn.Module) -> str:
     return ""
 
 
-def _with_signature(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with the signature and documentation of the wrapped forward."""
+def _with_signature(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method with the signature and documentation of the wrapped forward."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
+    def forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
 
     forward.__doc__ = original.__doc__
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    signature = inspect.signature(original)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[own, *signature.parameters.values()]
+    )
     return forward
 
 
