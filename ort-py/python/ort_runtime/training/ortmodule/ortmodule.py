@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ort_runtime.torch import Backend, NotTranslated, Recompute, read_requests
+from ort_runtime.torch._capture import Example, StepPlanner, largest
+from ort_runtime.torch._memory import NotEnoughMemory, StepPlan, bytes_of_text
 from ort_runtime.torch._partition import Partition
 
 from ._fallback import (
@@ -34,8 +36,8 @@ logger = logging.getLogger("orttraining")
 #: `forward` keep what it was under `_original_forward`.
 _OWN = frozenset(
     {
-        "_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "forward",
-        "_original_forward",
+        "_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "_inputs",
+        "forward", "_original_forward",
     }
 )  # fmt: skip
 
@@ -63,13 +65,15 @@ class ORTModule(torch.nn.Module):
     Args:
         module: the module; it stays usable.
         debug_options: what is logged and saved.
-        memory_limit: the most bytes that each session may hold, a number or a text such as
-            "2 GiB". A run that needs more is an error that names the minimum.
+        memory_limit: the most bytes of a training step beside parameters, inputs and the optimizer:
+            a number, or a text such as "2 GiB". The lowest level of recomputation within it is
+            taken, unless the environment chooses one. A limit that no level meets is an error that
+            names the minimum.
 
     Raises:
         TypeError: `module` is no torch module, or `debug_options` no DebugOptions.
         ORTModuleTorchModelException: the module cannot be wrapped.
-        ValueError, OSError: the environment or the configuration file is wrong.
+        ValueError, OSError: the environment, the limit or the configuration file is wrong.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class ORTModule(torch.nn.Module):
         state = self.__dict__
         state["_backend"] = _Session(self._options, self._environment, self._limit)
         state["_compiled"] = None
+        state["_inputs"] = None
         # A bound method, since libraries wrap its function and bind the result again.
         state["forward"] = types.MethodType(_with_signature(self._wrapped.forward), self)
 
@@ -122,7 +127,60 @@ class ORTModule(torch.nn.Module):
                 return self._wrapped(*args, **kwargs)
             # Hooks of the wrapped module are called by it, so it is compiled as it is called.
             state["_compiled"] = torch.compile(self._wrapped, backend=self._backend.backend)
+        if state["_inputs"] is None:
+            state["_inputs"] = Example(args, kwargs).emptied()
         return self._backend.call(state["_compiled"], self._wrapped.training, args, kwargs)
+
+    # Memory.
+
+    def plan(
+        self, inputs: Any = None, *, batch: int | None = None, seq: int | None = None
+    ) -> StepPlan:
+        """Returns what a training step allocates at some sizes. The module is traced but not run.
+
+        Args:
+            inputs: a tensor, the arguments of a call, or a mapping of named ones. Only their types
+                and ranks matter. By default the inputs of the first call, or the `dummy_inputs` of
+                a module that has them.
+            batch: the size of the first axis of each input.
+            seq: the size of the second axis of the inputs that share its size.
+
+        Raises:
+            NotEnoughMemory: the memory limit is too small.
+            ValueError: there are no inputs to trace with, or the module is not a single graph.
+        """
+        planner = StepPlanner(
+            self._wrapped, self._example(inputs).sized(batch, seq), self._backend.levels()
+        )
+        return planner.plan(bytes_of_text(self._limit))
+
+    def largest_batch(
+        self, budget: int | str | None = None, inputs: Any = None, *, seq: int | None = None
+    ) -> int | None:
+        """Returns the largest batch whose training step allocates at most `budget` bytes.
+
+        None if a single example needs more. The budget is the memory limit by default. The other
+        arguments are those of `plan`.
+
+        Raises:
+            ValueError: there is no budget, or the module fixes the size of its batch.
+        """
+        limit = bytes_of_text(self._limit if budget is None else budget)
+        if limit is None:
+            raise ValueError("largest_batch needs a budget, or an ORTModule with a memory_limit")
+        example = self._example(inputs).sized(None, seq)
+        return largest(self._wrapped, example, self._backend.levels(), limit)
+
+    def _example(self, inputs: Any) -> Example:
+        if inputs is None:
+            inputs = self.__dict__["_inputs"]
+        if isinstance(inputs, Example):
+            return inputs
+        if inputs is None:
+            inputs = getattr(self._wrapped, "dummy_inputs", None)
+        if inputs is None:
+            raise ValueError("give the inputs of a call, of which types and ranks matter: inputs=")
+        return Example.of(inputs)
 
     # Transparency.
 
@@ -222,8 +280,11 @@ class _Session:
             requests = read_requests(environment.config)
         disabled = environment.policy.is_disabled()
         allowed = _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL in environment.policy
+        self.recompute: Recompute | None = Recompute(int(environment.level), requests)
+        if limit is not None and not environment.level and not requests:
+            self.recompute = None
         self.backend = Backend(
-            recompute=Recompute(int(environment.level), requests),
+            recompute=self.recompute,
             on_missing="torch" if allowed and not disabled else "raise",
             memory_limit=limit,
             on_compiled=self._compiled,
@@ -239,9 +300,13 @@ class _Session:
         self._partition = partition
         self._check_requests(partition)
 
+    def levels(self) -> list[Recompute]:
+        """Returns the levels of recomputation to choose from."""
+        return [self.recompute] if self.recompute else [Recompute(level) for level in range(3)]
+
     def _check_requests(self, partition: Partition) -> None:
         known = {cluster.id for cluster in partition.clusters}
-        for request in self.backend.recompute.requests:
+        for request in self.recompute.requests if self.recompute else ():
             if request.id not in known:
                 logger.warning(
                     "%s is not a recompute plan of this module, whose plans are: %s",
@@ -279,9 +344,11 @@ class _Session:
         try:
             found = compiled(*args, **kwargs)
         except Exception as problem:
-            cause = _untranslated(problem)
+            cause = _own_cause(problem)
             if cause is None:
                 raise
+            if isinstance(cause, NotEnoughMemory):
+                raise cause from problem
             raise ORTModuleONNXModelException(str(cause)) from problem
         if is_first:
             self._reported.add(mode)
@@ -299,10 +366,10 @@ class _Session:
             logger.warning("%s", insight(partition, self._environment.config))
 
 
-def _untranslated(problem: BaseException) -> NotTranslated | None:
+def _own_cause(problem: BaseException) -> NotTranslated | NotEnoughMemory | None:
     """Returns the backend's own exception behind the one that Dynamo raises."""
     cause: BaseException | None = problem
-    while cause is not None and not isinstance(cause, NotTranslated):
+    while cause is not None and not isinstance(cause, NotTranslated | NotEnoughMemory):
         inner = getattr(cause, "inner_exception", None)
         cause = inner or cause.__cause__ or cause.__context__
     return cause
