@@ -181,6 +181,7 @@ class Backend:
     def _cut(self, joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute) -> Partition:
         found = partition(joint, num_fwd_outputs, recompute)
         found.forward.meta["ort_runtime_saved_from"] = num_fwd_outputs
+        found.backward.meta["ort_runtime_donated"] = found.donated()
         return found
 
     def plan_of(self, found: Partition, **sizes: int) -> StepPlan:
@@ -192,8 +193,9 @@ class Backend:
 
     def _session(self, graph: fx.GraphModule, kind: str, limited: bool = False) -> CompiledGraph:
         saved_from = graph.meta.get("ort_runtime_saved_from")
+        donated = graph.meta.get("ort_runtime_donated", frozenset())
         program = translate(graph, kind, saved_from=saved_from)
-        return CompiledGraph(program, self._options(limited))
+        return CompiledGraph(program, self._options(limited), donated)
 
     def _problems(self, graph: fx.GraphModule) -> list[str]:
         """Returns all that keeps a graph from running in a session."""

@@ -47,10 +47,22 @@ class CompiledGraph:
 
     Arguments are read where they lie, results lie where the session wrote them. The arguments
     come as a list, which is emptied so that what nothing else holds is freed after the run.
+
+    Args:
+        program: the graph as a model.
+        options: of the session.
+        donated: inputs that a backward pass may overwrite, and frees after their last use. Nothing
+            else holds them by then.
     """
 
-    def __init__(self, program: Program, options: ort_runtime.SessionOptions) -> None:
+    def __init__(
+        self,
+        program: Program,
+        options: ort_runtime.SessionOptions,
+        donated: frozenset[str] = frozenset(),
+    ) -> None:
         self.program = program
+        self._donated = donated & frozenset(program.inputs.values())
         self.session: Any = None
         if any(output.name for output in program.outputs):
             self.session = ort_runtime.InferenceSession(
@@ -104,7 +116,7 @@ class CompiledGraph:
         }
         passed.update(drawn)
         arguments.clear()
-        results = self._run(feed)
+        results = self._run(feed, self._given_away(feed))
         return [
             self._result(place, output, passed, results, sizes)
             for place, output in enumerate(self._outputs)
@@ -131,14 +143,23 @@ class CompiledGraph:
             for size in shape
             if isinstance(size, sympy.Symbol)
         }
-        plan = self.session._sess.plan(dims)
+        plan = self.session._sess.plan(dims, sorted(self._donated))
         peak = plan.peak_bytes
         # Sizes that only a run tells: what is known bounds them from below.
         return drawn + (peak if peak is not None else plan.to_dict()["planned_bytes"])
 
-    def _run(self, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def _given_away(self, feed: dict[str, Any]) -> dict[str, Any]:
+        """Takes out of a feed what the run may overwrite and free."""
+        # A graph that is kept runs backward once more, and needs the values then.
+        if not self._donated or torch._C._autograd._get_current_graph_task_keep_graph():
+            return {}
+        return {name: feed.pop(name) for name in self._donated if name in feed}
+
+    def _run(self, feed: dict[str, Any], donated: dict[str, Any]) -> dict[str, torch.Tensor]:
         if not self._names:
             return {}
+        if donated:
+            return _as_tensors(self._names, self.session.run_donating(self._names, feed, donated))
         if self._values:
             values = self.session.run_with_ort_values(self._names, _as_values(feed))
             return _as_tensors(self._names, values)

@@ -41,8 +41,8 @@ class StepPlan:
         level: the level of recomputation.
         forward_bytes: the most that the forward pass allocates, what it keeps included.
         kept_bytes: what the forward pass keeps for the backward pass.
-        backward_bytes: the most that the backward pass allocates beside what is kept, gradients
-            included.
+        backward_bytes: the most that the backward pass allocates, gradients included. It reuses
+            what was kept, and frees it, which does not count here.
     """
 
     level: int

@@ -60,14 +60,20 @@ class Partition:
 
     Attributes:
         kept: what the forward pass keeps for the backward pass, without arguments of the graph.
+        returned: what the forward pass returns to its caller.
         clusters: what could be computed again, and whether it is.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     kept: list[fx.Node]
+    returned: set[fx.Node]
     clusters: list[Cluster]
     level: int
+
+    def donated(self) -> frozenset[str]:
+        """The names of what is kept and belongs to the backward pass alone."""
+        return frozenset(node.name for node in self.kept if node not in self.returned)
 
     def kept_bytes(self) -> int:
         """The bytes of what is kept, at the sizes of the first call."""
@@ -120,7 +126,7 @@ def partition(joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute)
         part.graph.eliminate_dead_code()
         part.recompile()
     activations = [node for node in kept if node.op != "placeholder"]
-    return Partition(forward, backward, activations, found, level)
+    return Partition(forward, backward, activations, cut.returned, found, level)
 
 
 def _is_copy(node: fx.Node) -> bool:
@@ -207,6 +213,7 @@ class _Cut:
         backward = [node for node in results[num_fwd_outputs:] if isinstance(node, fx.Node)]
         arguments = [node for node in self.nodes if node.op == "placeholder"]
         primals = [node for node in arguments if not partitioners._is_tangent(node)]
+        self.returned = set(forward)
         self.forward = _ancestors(forward) | set(primals)
         # Of an operator with several results, those that only the backward part reads.
         self.forward |= {
