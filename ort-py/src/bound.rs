@@ -5,12 +5,14 @@ use ort_runtime::onnxruntime::in_optional;
 use ort_runtime::{DType, ErrorKind, TensorBuffer, Value, ValueSpec, tensor};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::arrays::{HostMemory, tensor_and_memory};
 use crate::convert::any_value_of;
 use crate::dtypes;
 use crate::error::{OrRaise, exception};
 use crate::ort_value::{HostTensor, OrtValue, sizes_of};
+use crate::session::{Given, name_of};
 
 /// Returns a tensor that runs write in the memory of a caller.
 pub(crate) fn buffer_of(py: Python<'_>, host: &HostTensor) -> PyResult<TensorBuffer> {
@@ -31,6 +33,29 @@ pub(crate) fn lasting_value_of(
         return Ok((in_optional(&spec.ty, value), memory));
     }
     Ok((any_value_of(&spec.name, &spec.ty, source)?, None))
+}
+
+/// Empties a dict of donated values, and returns their memory as buffers. Values whose memory
+/// cannot be written are read as any others.
+pub(crate) fn take_donated<'a>(
+    donated: &Bound<'_, PyDict>,
+    input: impl Fn(&str) -> PyResult<&'a ValueSpec>,
+    given: &mut Given<'a>,
+) -> PyResult<Vec<(&'a str, TensorBuffer)>> {
+    let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = donated.iter().collect();
+    donated.clear();
+    let mut buffers = Vec::with_capacity(entries.len());
+    for (name, object) in entries {
+        let spec = input(name_of(&name)?)?;
+        match lasting_value_of(spec, &object)? {
+            (Value::Tensor(tensor), Some(memory)) if memory.is_writable() => {
+                let buffer = TensorBuffer::from_buffer(tensor.dtype(), tensor.shape(), memory.buffer()?);
+                buffers.push((spec.name.as_str(), buffer.or_raise(donated.py())?));
+            }
+            (value, _) => given.push((&spec.name, value)),
+        }
+    }
+    Ok(buffers)
 }
 
 /// Returns what a run reads of a value. Memory of the host is then kept alive by the value, so that

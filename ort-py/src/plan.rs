@@ -4,6 +4,7 @@ use ort_report::{in_line, plan_json, plan_svg, plan_text, sizes_text};
 use ort_runtime::plan::PlanReport;
 use ort_runtime::{Session, human_bytes};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 /// The memory plan of a run with given sizes. `print(plan)` shows what `ort plan` prints.
 #[pyclass(frozen, module = "ort_runtime.capi.onnxruntime_pybind11_state")]
@@ -15,12 +16,19 @@ pub(crate) struct Plan {
     limit: Option<usize>,
 }
 
+/// Reads a dict of sizes by name.
+pub(crate) fn sizes_by_name(dims: &Bound<'_, PyDict>) -> PyResult<Vec<(String, i64)>> {
+    // Taken out at once: reading a size may run code that changes the dict.
+    let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = dims.iter().collect();
+    entries.iter().map(|(name, size)| Ok((name.extract()?, size.extract()?))).collect()
+}
+
 impl Plan {
-    /// Plans a run of a session with these sizes.
-    pub(crate) fn of(session: &Session, dims: &[(&str, i64)]) -> ort_runtime::Result<Plan> {
+    /// Plans a run of a session with these sizes, which takes over the memory of some inputs.
+    pub(crate) fn of(session: &Session, dims: &[(&str, i64)], donated: &[&str]) -> ort_runtime::Result<Plan> {
         let limit = session.memory().limit;
         Ok(Plan {
-            report: session.plan(dims)?,
+            report: session.plan_donating(dims, donated)?,
             model: session.model().graph().name.clone(),
             // A session without a limit says that it is the largest number.
             limit: (limit < usize::MAX).then_some(limit),

@@ -7,7 +7,7 @@ use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
 use ort_runtime::onnxruntime::{CPU, TERMINATED};
 use ort_runtime::tensor::OptionalValue;
-use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
+use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, TensorBuffer, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::arrays::text_of_bytes;
 use crate::binding::SessionIOBinding;
+use crate::bound::take_donated;
 use crate::build::{self, Settings};
 use crate::cancel::{CancelToken, detached, enter, interruptibly};
 use crate::convert::{apart_from_inputs, object_of, value_of};
@@ -26,7 +27,7 @@ use crate::error::{OrRaise, exception, load_cancelled, raised};
 use crate::metadata::{assigned_subgraphs, memory_infos, model_metadata, node_args};
 use crate::ort_value::{OrtValue, sizes_of};
 use crate::ort_value_vector::OrtValueVector;
-use crate::plan::Plan;
+use crate::plan::{Plan, sizes_by_name};
 use crate::profile::Profiling;
 use crate::providers;
 
@@ -141,11 +142,11 @@ impl Built {
         }
     }
 
-    /// Runs with given values, and returns the outputs at these places.
+    /// Runs with given values and donated buffers, and returns the outputs at these places.
     fn run(
         &self,
         py: Python<'_>,
-        given: &[(&str, Value)],
+        (given, donated): (&[(&str, Value)], Vec<(&str, TensorBuffer)>),
         wanted: &[usize],
         options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Value>> {
@@ -154,8 +155,11 @@ impl Built {
         let profile = self.profile();
         let shrink_arenas = build::shrinkage(py, options)?;
         let done = interruptibly(py, cancel, |cancel| {
-            self.session
-                .run_values(given, &RunOptions { cancel, profile, shrink_arenas, ..RunOptions::default() })
+            let options = RunOptions { cancel, profile, shrink_arenas, ..RunOptions::default() };
+            match donated.is_empty() {
+                true => self.session.run_values(given, &options),
+                false => self.session.run_donating(given, donated, &options),
+            }
         })?;
         let outputs = done.map_err(|error| match error.kind() {
             ErrorKind::Cancelled if token.is_some_and(|token| token.get().is_set()) => {
@@ -199,7 +203,7 @@ fn active_adapters<'py>(options: Option<&Bound<'py, PyAny>>) -> PyResult<Option<
 }
 
 /// Reads the name of an input or output, which may be bytes.
-fn name_of<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+pub(crate) fn name_of<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     match name.cast::<PyBytes>() {
         Ok(bytes) => text_of_bytes(bytes),
         Err(_) => name.cast::<PyString>()?.to_str(),
@@ -303,7 +307,7 @@ impl InferenceSession {
         let mut given = Given::new();
         built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
-        let outputs = built.run(py, &given, &wanted, run_options)?;
+        let outputs = built.run(py, (&given, Vec::new()), &wanted, run_options)?;
         drop(given);
         let list = PyList::empty(py);
         for output in &outputs {
@@ -339,7 +343,28 @@ impl InferenceSession {
         let mut given = Given::new();
         built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
-        let outputs = built.run(py, &given, &wanted, run_options)?;
+        let outputs = built.run(py, (&given, Vec::new()), &wanted, run_options)?;
+        let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
+        Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
+    }
+
+    /// Runs the model, takes over the memory of the values in `donated`, and returns native values.
+    /// That memory may be overwritten, and each value is freed after its last use. Empties
+    /// `donated`; the caller must hold no other reference to the values in it.
+    fn run_donating(
+        &self,
+        py: Python<'_>,
+        input_feed: &Bound<'_, PyDict>,
+        donated: &Bound<'_, PyDict>,
+        output_names: &Bound<'_, PyAny>,
+    ) -> PyResult<OrtValueVector> {
+        let _call = enter(py);
+        let built = self.built(py)?;
+        let mut given = Given::new();
+        built.values(input_feed, None, &mut given)?;
+        let buffers = take_donated(donated, |name| built.input(py, name), &mut given)?;
+        let wanted = built.wanted(output_names)?;
+        let outputs = built.run(py, (&given, buffers), &wanted, None)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
@@ -502,17 +527,15 @@ impl InferenceSession {
         Ok(())
     }
 
-    /// What a run with these sizes allocates.
-    #[pyo3(signature = (dims))]
-    fn plan(&self, py: Python<'_>, dims: &Bound<'_, PyDict>) -> PyResult<Plan> {
+    /// What a run with these sizes allocates that takes over the memory of the inputs `donated`.
+    #[pyo3(signature = (dims, donated=Vec::new()))]
+    fn plan(&self, py: Python<'_>, dims: &Bound<'_, PyDict>, donated: Vec<String>) -> PyResult<Plan> {
         let _call = enter(py);
         let built = self.built(py)?;
-        // Taken out at once: reading a size may run code that changes the dict.
-        let entries: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = dims.iter().collect();
-        let dims = entries.iter().map(|(name, size)| Ok((name.extract()?, size.extract()?)));
-        let dims: Vec<(String, i64)> = dims.collect::<PyResult<_>>()?;
+        let dims = sizes_by_name(dims)?;
         let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        detached(py, || Plan::of(&built.session, &dims)).or_raise(py)
+        let donated: Vec<&str> = donated.iter().map(String::as_str).collect();
+        detached(py, || Plan::of(&built.session, &dims, &donated)).or_raise(py)
     }
 
     /// The bytes that the session holds, by purpose.

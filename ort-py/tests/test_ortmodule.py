@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed; `cargo xtas
 if IS_ORIGINAL:
     pytest.skip("the original's ORTModule is a package of its own", allow_module_level=True)
 
+from ort_runtime.torch import NotEnoughMemory, StepPlan  # noqa: E402
 from ort_runtime.training import is_ortmodule_available  # noqa: E402
 from ort_runtime.training.ortmodule import (  # noqa: E402
     DebugOptions,
@@ -28,7 +29,7 @@ from ort_runtime.training.ortmodule import (  # noqa: E402
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
-from torch_models import Forms, Language, mlp, reals, tokens  # noqa: E402
+from torch_models import Forms, Language, Recurrent, mlp, reals, resnet, tokens  # noqa: E402
 
 LEVEL, CONFIG = "ORTMODULE_MEMORY_OPT_LEVEL", "ORTMODULE_MEMORY_OPT_CONFIG"
 POLICY = "ORTMODULE_FALLBACK_POLICY"
@@ -312,7 +313,8 @@ def test_report(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
     # 2 sequences of 12 words, 4 * 32 features, 4 bytes, in 2 layers.
     (row,) = (line for line in whole.splitlines() if "BiasGelu+:1:-1" in line)
     assert row.split()[-3:] == ["2", f"{2 * 2 * 12 * 128 * 4:,}", str(2 * 2 * 12 * 128 * 4)], row
-    assert "export ORTMODULE_MEMORY_OPT_CONFIG=BiasGelu+:1:-1" in insight
+    assert "Recompute subgraph BiasGelu+\n       |  Status       : Enabled, actual applied" in insight
+    assert "Disabled. Enable with export ORTMODULE_MEMORY_OPT_CONFIG=" in insight
 
 
 def test_saves_models(tmp_path: Path):
@@ -341,3 +343,131 @@ def test_a_memory_limit_is_kept_or_refused():
     torch._dynamo.reset()
     with pytest.raises(Exception, match="(?i)memory"):
         ORTModule(inside, memory_limit=1024)(*batch)
+
+
+PLANNED: dict[str, tuple[Callable[[], Any], Callable[[int], Any]]] = {
+    "transformer": (module, tokens(6, 12)),
+    "dropout": (lambda: Language(causal=False, drop=0.1), tokens(6, 12)),
+    "perceptron": (mlp, reals(16, 16)),
+    "resnet": (resnet, reals(4, 3, 64, 64)),
+}
+
+
+def saved_of(called: Any, module: Any, batch: Any) -> tuple[Any, list[Any]]:
+    """Returns the loss, and what autograd keeps of the forward pass beside parameters and inputs."""
+    others = {one.data_ptr() for one in (*module.parameters(), *module.buffers(), *batch)}
+    kept: dict[int, Any] = {}
+
+    def note(saved: Any) -> Any:
+        if saved.data_ptr() not in others:
+            kept[saved.data_ptr()] = saved.detach()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        return called(*batch), list(kept.values())
+
+
+def measured(wrapped: Any, batch: Any) -> StepPlan:
+    """Does a first step, and returns what it took."""
+    graphs: dict[str, Any] = {}
+    wrapped._backend.backend.on_compiled = graphs.setdefault
+    loss, kept = saved_of(wrapped, wrapped, batch)
+    kept_bytes = sum(saved.nbytes for saved in kept)
+    # Masks are drawn by torch.
+    drawn = sum(saved.nbytes for saved in kept if saved.dtype == torch.bool)
+    kept.clear()
+    loss.backward()
+    forward, backward = (
+        graphs[kind].session.memory_use()["activations_peak"] for kind in ("forward", "backward")
+    )
+    return StepPlan(wrapped.plan(batch).level, forward + drawn, kept_bytes, backward)
+
+
+def test_level_0_keeps_a_quarter_less_than_eager_torch():
+    batch = tokens(6, 12)(0)
+    plain = Language(causal=False, drop=0.1)
+    _, kept = saved_of(plain, plain, batch)
+    eager = sum(saved.untyped_storage().nbytes() for saved in kept)
+    assert ORTModule(plain).plan(batch).kept_bytes <= 0.75 * eager
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_step_takes_what_is_planned(name: str):
+    make, batch = PLANNED[name]
+    wrapped = ORTModule(make(), memory_limit="1 GiB")
+    planned = wrapped.plan(batch(0))
+    assert planned == measured(wrapped, batch(0))
+    assert wrapped.plan() == planned
+
+
+def test_a_limit_chooses_the_level():
+    free = ORTModule(Language(causal=True, layers=6))
+    example = tokens(8, 48)(0)
+    whole = free.plan(example)
+    levels = []
+    for limit in (whole.peak_bytes, whole.peak_bytes - 1):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        wrapped = ORTModule(Language(causal=True, layers=6), memory_limit=limit)
+        planned = wrapped.plan(example)
+        assert planned.peak_bytes <= limit
+        found = measured(wrapped, example)
+        assert found == planned
+        levels.append(planned.level)
+    assert levels[0] == 0 < levels[1]
+
+
+def test_a_limit_below_the_minimum_is_refused():
+    example = tokens(8, 48)(0)
+    with pytest.raises(NotEnoughMemory, match="at least [0-9]+ bytes") as raised:
+        ORTModule(module(), memory_limit=1000).plan(example)
+    minimum = raised.value.minimum
+    with pytest.raises(NotEnoughMemory, match=f"at least {minimum} bytes"):
+        ORTModule(module(), memory_limit=minimum - 1)(*example)
+    torch._dynamo.reset()
+    ORTModule(module(), memory_limit=minimum)(*example).backward()
+
+
+def test_plans_other_sizes():
+    wrapped = ORTModule(module())
+    example = tokens(2, 12)(0)
+    assert wrapped.plan(example, batch=8, seq=24) == wrapped.plan(tokens(8, 24)(0))
+    budget = wrapped.plan(tokens(9, 12)(0)).peak_bytes
+    assert wrapped.largest_batch(budget, example) == 9
+    assert wrapped.largest_batch(budget - 1, example) == 8
+    assert wrapped.largest_batch(100, example) is None
+
+
+UNPLANNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no inputs": (lambda: ORTModule(mlp()).plan(batch=2), "give the inputs of a call"),
+    "no budget": (
+        lambda: ORTModule(mlp()).largest_batch(inputs=reals(2, 16)(0)),
+        "needs a budget",
+    ),
+    "no gradient": (
+        lambda: ORTModule(mlp().requires_grad_(False)).plan(reals(2, 16)(0)),
+        "nothing in the module requires a gradient",
+    ),
+    "two graphs": (lambda: ORTModule(Recurrent()).plan(tokens(4, 7)(0)), "more than one graph"),
+    "no limit": (
+        lambda: ORTModule(mlp(), memory_limit="much").plan(reals(2, 16)(0)),
+        "memory_limit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNPLANNED)
+def test_what_cannot_be_planned(name: str):
+    action, text = UNPLANNED[name]
+    with pytest.raises(ValueError, match=text):
+        action()
+
+
+def test_a_graph_that_is_kept_runs_backward_again():
+    wrapped, twin = ORTModule(module()), module()
+    for called in (wrapped, twin):
+        loss = called(*tokens(2, 12)(0))
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for (name, found), (_, expected) in zip(wrapped.named_parameters(), twin.named_parameters()):
+        torch.testing.assert_close(found.grad, expected.grad, atol=1e-5, rtol=1e-4, msg=name)

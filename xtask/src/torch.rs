@@ -7,8 +7,13 @@ use crate::python_package::{self, PythonOptions};
 use crate::workspace::Workspace;
 
 /// The tests that need PyTorch, from the repository's root.
-const TESTS: [&str; 3] =
-    ["ort-py/tests/test_torch.py", "ort-py/tests/test_ortmodule.py", "ort-py/tests/seeds"];
+const TESTS: [&str; 5] = [
+    "ort-py/tests/test_torch.py",
+    "ort-py/tests/test_ortmodule.py",
+    "ort-py/tests/test_trainer.py",
+    "ort-py/tests/test_data_parallel.py",
+    "ort-py/tests/seeds",
+];
 
 /// What to test.
 #[derive(clap::Args, Default)]

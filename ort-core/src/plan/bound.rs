@@ -37,16 +37,32 @@ pub(crate) struct GivenMemory {
     pub(crate) memory: DeviceId,
     /// Whether the value is in its buffer of the binding.
     pub(crate) in_buffer: bool,
+    /// Whether the run may overwrite and free that buffer once the value is dead.
+    pub(crate) donated: bool,
 }
 
 impl GivenMemory {
     /// Memory of the caller on the host.
-    pub(crate) const HOST: GivenMemory = GivenMemory { memory: DeviceId::HOST, in_buffer: false };
+    pub(crate) const HOST: GivenMemory = GivenMemory::lent(DeviceId::HOST);
+
+    /// Memory of the caller.
+    const fn lent(memory: DeviceId) -> GivenMemory {
+        GivenMemory { memory, in_buffer: false, donated: false }
+    }
+
+    /// A buffer that the run updates at most in place.
+    pub(crate) const fn buffer(memory: DeviceId) -> GivenMemory {
+        GivenMemory { memory, in_buffer: true, donated: false }
+    }
+
+    /// A buffer on the host that the run takes over.
+    pub(crate) const DONATED: GivenMemory =
+        GivenMemory { donated: true, ..GivenMemory::buffer(DeviceId::HOST) };
 
     /// Returns the memory of a value that is in no buffer of a binding.
     pub(crate) fn of(value: Option<ValueView<'_>>) -> GivenMemory {
         let tensor = value.and_then(|value| value.tensor().ok());
-        GivenMemory { memory: tensor.map_or(DeviceId::HOST, |tensor| tensor.memory()), in_buffer: false }
+        GivenMemory::lent(tensor.map_or(DeviceId::HOST, |tensor| tensor.memory()))
     }
 }
 

@@ -22,6 +22,9 @@ impl Planner<'_> {
         // This comes first, because all sums below read `nested_own`.
         self.correct_scan_memory();
         let mut layout = self.lay_out()?;
+        if let Some(other) = self.reuse_donated(&layout)? {
+            layout = other;
+        }
         let (mut own_peak, mut live) = self.measure(&[]);
         // Without sharing, every value has memory of its own, so no output buffer is reused.
         let shares = self.bound.planning == Planning::Shared;
@@ -30,7 +33,7 @@ impl Planner<'_> {
             let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
             // `find_reusable_outputs` only estimates the fit. We keep its result if the final
             // layout stays within each buffer and lowers the total.
-            let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
+            let inside = (self.slabs.len() + self.donated.len()..).zip(&homes).all(|(lane, home)| {
                 other.lane(lane as u32).is_some_and(|lane| lane.bytes <= self.own_bytes(*home))
             });
             if inside && self.slab_bytes(&other) + other_peak < self.slab_bytes(&layout) + own_peak {
@@ -77,7 +80,7 @@ impl Planner<'_> {
             slots,
             steps: self.steps,
             slabs,
-            homes,
+            homes: self.donated.into_iter().chain(homes).collect(),
             own_peak,
             lower_bound,
             live,
@@ -92,7 +95,7 @@ impl Planner<'_> {
     }
 
     /// Assigns each group an offset in its slab.
-    fn lay_out(&self) -> Result<ort_alloc::Plan> {
+    pub(super) fn lay_out(&self) -> Result<ort_alloc::Plan> {
         let apart = self.bound.planning == Planning::Apart;
         let interval = |group: &Group| Interval {
             bytes: group.bytes,
@@ -109,7 +112,7 @@ impl Planner<'_> {
     }
 
     /// Returns the bytes of the slabs of all memories, without reused output buffers.
-    fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
+    pub(super) fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
         let lanes = (0..self.slabs.len()).filter_map(|slab| layout.lane(slab as u32));
         lanes.fold(0, |sum, lane| sum.saturating_add(lane.bytes))
     }
@@ -152,7 +155,11 @@ impl Planner<'_> {
             let index = slot.index();
             // A bound output is copied into its buffer.
             let bound = self.bound.outputs.get(output).is_some();
-            if bound || !matches!(self.drafts[index], DraftStorage::Outside | DraftStorage::Folded(_)) {
+            let draft = &self.drafts[index];
+            // A donated input that is an output stays in its buffer.
+            if bound
+                || !matches!(draft, DraftStorage::Outside | DraftStorage::Folded(_) | DraftStorage::Bound(_))
+            {
                 continue;
             }
             match (self.dtypes[index], &self.shapes[index]) {
@@ -206,6 +213,7 @@ impl Planner<'_> {
                 self.steps[last].release.push(SlotId(index as u32));
             }
         }
+        self.find_closes();
     }
 
     /// Returns the bytes whose lifetime begins with each step.
@@ -216,7 +224,7 @@ impl Planner<'_> {
                 *bytes = bytes.saturating_add(self.own_bytes(SlotId(index as u32)));
             }
         }
-        for group in &self.groups {
+        for group in self.groups.iter().filter(|group| !self.is_in_donated(group)) {
             if let Some(bytes) = begins.get_mut(group.first) {
                 *bytes = bytes.saturating_add(group.bytes);
             }
@@ -252,7 +260,7 @@ impl Planner<'_> {
                 changes[index + 1] -= *bytes as i128;
             }
         }
-        for group in &self.groups {
+        for group in self.groups.iter().filter(|group| !self.is_in_donated(group)) {
             all[group.first] += group.bytes as i128;
             all[(group.last + 1).min(count)] -= group.bytes as i128;
         }

@@ -16,6 +16,7 @@ mod boundary;
 mod breakdown;
 mod cache;
 mod concat_in_place;
+mod donated;
 mod finish;
 mod order;
 mod output_reuse;
@@ -114,6 +115,8 @@ pub(crate) struct StepPlan {
     pub(crate) nested_slabs: SmallVec<[(usize, Range<usize>); 1]>,
     /// Slots that own their memory and die after this step.
     pub(crate) release: Vec<SlotId>,
+    /// Donated inputs ([`RunPlan::homes`]) whose memory is freed after this step.
+    pub(crate) closes: SmallVec<[u32; 2]>,
     /// The plans of its subgraphs.
     pub(crate) nested: Vec<Arc<RunPlan>>,
 }
@@ -125,9 +128,9 @@ pub(crate) struct RunPlan {
     pub(crate) steps: Vec<StepPlan>,
     /// The memory and size of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
-    /// Outputs with a reused buffer (see `output_reuse`): it is allocated before the first step and
-    /// holds other values until the output is computed. Home `i` has the slab number `slabs.len() +
-    /// i`.
+    /// Buffers that hold other values: first those of donated inputs (see `donated`), then those of
+    /// outputs (see `output_reuse`), which are allocated before the first step and hold other
+    /// values until the output is computed. Home `i` has the slab number `slabs.len() + i`.
     pub(crate) homes: Vec<SlotId>,
     /// The most bytes of own buffers live at once; dynamic values do not count.
     pub(crate) own_peak: usize,

@@ -24,18 +24,18 @@ const MAX_OUTPUTS: usize = 4;
 const MAX_TENANTS: usize = 256;
 
 /// Outputs below this size are not considered, because they save too little.
-const LEAST_BYTES: usize = 4096;
+pub(super) const LEAST_BYTES: usize = 4096;
 
 /// The byte range of a tenant in its home, and its lifetime.
-struct Tenant {
-    start: usize,
-    end: usize,
-    life: (usize, usize),
+pub(super) struct Tenant {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) life: (usize, usize),
 }
 
 impl Planner<'_> {
     /// Moves values into the buffers of outputs and returns those outputs. Home `i` has the slab
-    /// number `slabs.len() + i`.
+    /// number `slabs.len() + donated.len() + i`.
     pub(super) fn find_reusable_outputs(&mut self) -> Vec<SlotId> {
         let mut homes: Vec<SlotId> = (0..self.drafts.len() as u32).map(SlotId).collect();
         homes.retain(|slot| self.can_be_reused(*slot));
@@ -43,7 +43,7 @@ impl Planner<'_> {
         homes.truncate(MAX_OUTPUTS);
         let mut found = Vec::new();
         for home in homes {
-            if self.place_tenants(home, self.slabs.len() + found.len()) {
+            if self.place_tenants(home, self.slabs.len() + self.donated.len() + found.len()) {
                 found.push(home);
             }
         }
@@ -115,8 +115,9 @@ impl Planner<'_> {
             let home = homes.iter().position(|home| *home == candidate.output);
             // Only `in_place_input` moves a value that lives until this step into the home. The
             // value fills the home, so it begins at offset 0.
-            if home.is_some_and(|home| self.groups[candidate.group].slab == self.slabs.len() + home)
-                && self.groups[candidate.group].last == self.first[candidate.output.index()]
+            if home.is_some_and(|home| {
+                self.groups[candidate.group].slab == self.slabs.len() + self.donated.len() + home
+            }) && self.groups[candidate.group].last == self.first[candidate.output.index()]
             {
                 let step = self.first[candidate.output.index()];
                 self.steps[step].in_place.push(candidate.pair);
@@ -128,13 +129,13 @@ impl Planner<'_> {
 
     /// Moves all tenants back to the host's slab.
     pub(super) fn undo_output_reuse(&mut self) {
-        let memories = self.slabs.len();
-        self.groups.iter_mut().filter(|group| group.slab >= memories).for_each(|group| group.slab = 0);
+        let first = self.slabs.len() + self.donated.len();
+        self.groups.iter_mut().filter(|group| group.slab >= first).for_each(|group| group.slab = 0);
     }
 }
 
 /// Returns the start of the tightest gap below `end` that is free during `life`.
-fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Option<usize> {
+pub(super) fn gap(tenants: &[Tenant], life: (usize, usize), bytes: usize, end: usize) -> Option<usize> {
     let rivals = tenants.iter().filter(|tenant| tenant.life.0 <= life.1 && life.0 <= tenant.life.1);
     let mut rivals: Vec<(usize, usize)> = rivals.map(|tenant| (tenant.start, tenant.end)).collect();
     rivals.sort_unstable();

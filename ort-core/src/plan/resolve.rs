@@ -195,6 +195,9 @@ pub(super) struct Planner<'a> {
     pub(super) joins: Vec<bool>,
     pub(super) groups: Vec<Group>,
     pub(super) slabs: Vec<DeviceId>,
+    /// The donated inputs whose memory is reused; that of input `i` has the slab number
+    /// `slabs.len() + i`.
+    pub(super) donated: Vec<SlotId>,
     pub(super) steps: Vec<StepPlan>,
     /// Outputs that can be computed in place of an input if the input moves into the output's
     /// buffer.
@@ -252,6 +255,7 @@ impl<'a> Planner<'a> {
             joins: vec![false; program.steps.len()],
             groups: Vec::new(),
             slabs,
+            donated: Vec::new(),
             steps: Vec::with_capacity(program.steps.len()),
             in_place_candidates: Vec::new(),
             workspaces: vec![None; program.steps.len()],
@@ -266,6 +270,7 @@ impl<'a> Planner<'a> {
     /// Finds shapes, folded values and needed steps, before any value is placed.
     fn find(&mut self) {
         self.find_shapes();
+        self.place_donated();
         // Both passes below read the shapes and drafts of the first.
         self.find_shared_shapes();
         self.find_needed();
@@ -357,6 +362,7 @@ impl<'a> Planner<'a> {
         for output in self.ends.outputs.iter().filter(|output| self.is_output[output.index()]) {
             self.last[output.index()] = end;
         }
+        self.find_lives_of_donated();
     }
 
     /// Places the outputs and the workspace of a step. Steps must come in schedule order.
@@ -370,6 +376,7 @@ impl<'a> Planner<'a> {
             heap: 0,
             nested_slabs: SmallVec::new(),
             release: Vec::new(),
+            closes: SmallVec::new(),
             nested: Vec::new(),
         };
         // An output is live at its own step even if no later step reads it.

@@ -24,7 +24,7 @@ impl Program {
         bound.outputs = vec![OutputMemory::Own; self.outputs.len()];
         for (update, memory) in self.updates.iter().zip(self.memories_of_updates()) {
             let place = bound.inputs.get_mut(update.input);
-            place.into_iter().for_each(|input| *input = GivenMemory { memory, in_buffer: true });
+            place.into_iter().for_each(|input| *input = GivenMemory::buffer(memory));
             let output = bound.outputs.get_mut(update.output);
             output.into_iter().for_each(|output| *output = OutputMemory::Input(update.input));
         }

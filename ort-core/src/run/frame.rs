@@ -86,8 +86,8 @@ pub(crate) struct Frame<'a> {
     pub(super) owned: &'a mut [Option<Value>],
     pub(super) slabs: Slabs<'a>,
     pub(super) windows: WindowCursor<'a>,
-    /// Reused output buffers (see `plan/output_reuse.rs`): they hold other values until their
-    /// output is computed. In the order of `RunPlan::homes`.
+    /// Donated inputs and reused output buffers, which hold other values as well. In the order of
+    /// `RunPlan::homes`.
     pub(super) homes: Vec<Option<Buffer>>,
     pub(super) bound: &'a mut [Option<TensorBuffer>],
 }
@@ -166,6 +166,9 @@ impl<'a> Frame<'a> {
             // last reader.
             for slot in &self.plan.steps[index].release {
                 self.owned[slot.index()] = None;
+            }
+            for home in &self.plan.steps[index].closes {
+                self.homes[*home as usize] = None;
             }
         }
         Ok(())

@@ -36,6 +36,12 @@ impl Frame<'_> {
     /// computed.
     pub(super) fn open_homes(&mut self) -> Result<()> {
         for &slot in &self.plan.homes {
+            if let Origin::Given(index) = self.program.slots[slot.index()].origin {
+                let buffer = self.bound.get_mut(index).and_then(Option::take);
+                let buffer = buffer.ok_or_else(|| error!(Fail, "a donated input has no memory"))?;
+                self.homes.push(Some(buffer.into_buffer()?));
+                continue;
+            }
             let planned = &self.plan.slots[slot.index()];
             let known = planned.dtype.zip(planned.shape.clone());
             self.homes.push(match self.allocate(slot, known, Category::Output)?.0 {

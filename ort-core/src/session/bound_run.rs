@@ -69,7 +69,7 @@ impl Session {
                     let given = index.and_then(|index| Some((index, bound.inputs.get_mut(index)?)));
                     let (index, given) =
                         given.ok_or_else(|| error!(InvalidArgument, "the model has no input '{input}'"))?;
-                    *given = GivenMemory { memory: DeviceId::HOST, in_buffer: true };
+                    *given = GivenMemory::buffer(DeviceId::HOST);
                     OutputMemory::Input(index)
                 }
             };
@@ -258,7 +258,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
         Some(Bound::Input(input)) => OutputMemory::Input(*input),
     };
     let given = |(value, buffer): (&Option<Value>, &Option<TensorBuffer>)| match buffer {
-        Some(buffer) => GivenMemory { memory: buffer.memory(), in_buffer: true },
+        Some(buffer) => GivenMemory::buffer(buffer.memory()),
         None => GivenMemory::of(value.as_ref().map(Value::view)),
     };
     let own = binding.buffers.iter().skip(binding.inputs.len()).map(Option::as_ref);

@@ -21,6 +21,7 @@ mod bound_run;
 mod build;
 mod builder;
 mod compile_cache;
+mod donated_run;
 mod independent;
 mod max_batch;
 mod memory;

@@ -3,7 +3,9 @@
 use super::Session;
 use super::memory::ConstantBytes;
 use crate::dim::{Bindings, Symbol};
-use crate::plan::{BoundValues, KindBytes, LiveStep, MemoryKind, PlanReport, RunPlan, live_steps, report};
+use crate::plan::{
+    BoundValues, GivenMemory, KindBytes, LiveStep, MemoryKind, PlanReport, RunPlan, live_steps, report,
+};
 use crate::run::grant::MemoryDemand;
 use crate::run::inputs::bind;
 use crate::run::microbatch::RunRequest;
@@ -17,6 +19,22 @@ impl Session {
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
         let values = self.executor.compiled.program.bound_values(self.executor.planning);
+        self.report(&bindings, &values, self.independent.built())
+    }
+
+    /// As [`Session::plan`], for a run that takes over the memory of the named inputs
+    /// ([`Session::run_donating`]), which counts as the caller's.
+    pub fn plan_donating(&self, dims: &[(&str, i64)], donated: &[&str]) -> Result<PlanReport> {
+        let bindings = self.bindings(dims)?;
+        let mut values = self.executor.compiled.program.bound_values(self.executor.planning);
+        let names = self.model.inputs();
+        values.inputs.resize(names.len(), GivenMemory::HOST);
+        for name in donated {
+            let place = names.iter().position(|spec| spec.name == *name);
+            let memory = place.and_then(|place| values.inputs.get_mut(place));
+            *memory.ok_or_else(|| error!(InvalidArgument, "the model has no input '{name}'"))? =
+                GivenMemory::DONATED;
+        }
         self.report(&bindings, &values, self.independent.built())
     }
 

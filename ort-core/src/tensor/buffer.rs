@@ -211,7 +211,7 @@ impl TensorBuffer {
     }
 
     /// Returns the underlying buffer, if nothing else shares it.
-    pub(super) fn into_buffer(self) -> Result<Buffer> {
+    pub(crate) fn into_buffer(self) -> Result<Buffer> {
         self.memory.try_into_mut().map_err(|_| {
             error!(InvalidArgument, "the memory is still held by a tensor that was made of it")
                 .help("drop that tensor first")

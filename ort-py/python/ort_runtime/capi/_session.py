@@ -186,6 +186,21 @@ class Session:
         results = self._call("run_with_ort_values", run_options, feed, names, run_options)
         return [OrtValue(value) for value in results]
 
+    def run_donating(
+        self,
+        output_names: Iterable[str] | None,
+        input_feed: Mapping[str, Any],
+        donated: dict[str, Any],
+    ) -> list[OrtValue]:
+        """Does what `run_with_ort_values` does, and takes over the memory of some inputs.
+
+        The run may overwrite the values in `donated`, and frees each after its last use. The dict
+        is emptied. Nothing else may hold the values, or share their memory.
+        """
+        # Not `_call`: after a failure, the donated values are gone.
+        results = self._sess.run_donating(dict(input_feed), donated, self._names(output_names))
+        return [OrtValue(value) for value in results]
+
     def run_with_ortvaluevector(
         self,
         run_options: C.RunOptions | None,

@@ -365,6 +365,13 @@ class InferenceSession:
         output_names: Sequence[str],
         run_options: RunOptions | None = None,
     ) -> OrtValueVector: ...
+    def run_donating(
+        self, input_feed: dict[str, Any], donated: dict[str, Any], output_names: Sequence[str]
+    ) -> OrtValueVector:
+        """Runs the model, and takes over the memory of the values in `donated`.
+
+        It may be overwritten, and is freed after its last use. `donated` is emptied.
+        """
     def run_with_iobinding(
         self,
         binding: SessionIOBinding,
@@ -412,7 +419,7 @@ class InferenceSession:
         """Returns a dict of each node that ran: times in microseconds, bytes, types and shapes."""
     def stop_profiling(self) -> None:
         """Drops the events, and collects no more."""
-    def plan(self, dims: Mapping[str, int]) -> Plan: ...
+    def plan(self, dims: Mapping[str, int], donated: Sequence[str] = ...) -> Plan: ...
     def memory_use(self) -> dict[str, int]: ...
     def largest_batch(self, dim: str, budget: int) -> int | None: ...
     def trim(self) -> None: ...

@@ -23,9 +23,19 @@ from torch import fx
 
 from ._backend import Backend, NotTranslated
 from ._clusters import Request, read_requests
+from ._memory import NotEnoughMemory, StepPlan
 from ._partition import Recompute
 
-__all__ = ["Backend", "NotTranslated", "Recompute", "Request", "backend", "read_requests"]
+__all__ = [
+    "Backend",
+    "NotEnoughMemory",
+    "NotTranslated",
+    "Recompute",
+    "Request",
+    "StepPlan",
+    "backend",
+    "read_requests",
+]
 
 
 def backend(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import ort_runtime
 
 from ._compiled import CompiledGraph
-from ._partition import Partition, Recompute, partition
+from ._memory import NotEnoughMemory, StepPlan, bytes_of_text, step_plan
+from ._partition import Partition, Recompute, partition, prepare
 from ._table import TABLE
 from ._translate import missing, translate
 
@@ -76,16 +77,19 @@ class Backend:
     """A backend with settings; `ort_runtime.torch.backend` is one with the defaults.
 
     Attributes:
-        recompute: which activations the backward pass computes again.
+        recompute: which activations the backward pass computes again. None takes the lowest level
+            that a memory limit allows.
         on_missing: "torch" runs a graph that the table does not cover in torch, with one warning;
             "raise" raises NotTranslated.
-        memory_limit: the most bytes that a session may hold, as `SessionOptions.memory_limit`.
+        memory_limit: the most bytes of a training step, gradients included: a number, or a text
+            such as "2 GiB". It is checked at the sizes with which a graph is compiled, and each
+            session has it as a limit of its own.
         on_compiled: is called with the kind of each graph ("forward", "backward", "inference") and
             its CompiledGraph, or None if it runs in torch.
         on_partition: is called with how each joint graph was cut.
     """
 
-    recompute: Recompute = field(default_factory=Recompute)
+    recompute: Recompute | None = None
     on_missing: str = "torch"
     memory_limit: int | str | None = None
     on_compiled: Callable[[str, Any], None] | None = None
@@ -126,19 +130,17 @@ class Backend:
         if graph.meta.get("ort_runtime") == "torch":
             compiled = make_boxed_func(graph.forward)
         else:
-            saved_from = graph.meta.get("ort_runtime_saved_from")
             # Torch compiles under a mode that makes tensors without memory.
             with unset_fake_temporarily():
-                program = translate(graph, kind, saved_from=saved_from)
-                compiled = boxed(CompiledGraph(program, self._options()))
+                compiled = boxed(self._session(graph, kind, limited=True))
         if self.on_compiled is not None:
             self.on_compiled(kind, getattr(compiled, "graph", None))
         return compiled
 
-    def _options(self) -> ort_runtime.SessionOptions:
+    def _options(self, limited: bool) -> ort_runtime.SessionOptions:
         options = ort_runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        if self.memory_limit is not None:
+        if limited and self.memory_limit is not None:
             options.memory_limit = self.memory_limit
         return options
 
@@ -156,11 +158,44 @@ class Backend:
             for part in parts:
                 part.meta["ort_runtime"] = "torch"
             return parts
-        found = partition(joint, num_fwd_outputs, self.recompute)
-        found.forward.meta["ort_runtime_saved_from"] = num_fwd_outputs
+        prepare(joint)
+        found = self._chosen(joint, num_fwd_outputs)
         if self.on_partition is not None:
             self.on_partition(found)
         return found.forward, found.backward
+
+    def _chosen(self, joint: fx.GraphModule, num_fwd_outputs: int) -> Partition:
+        """Returns the partition of the lowest level that the memory limit allows."""
+        levels = [self.recompute] if self.recompute else [Recompute(level) for level in range(3)]
+        limit = bytes_of_text(self.memory_limit)
+        if limit is None:
+            return self._cut(joint, num_fwd_outputs, levels[0])
+        plans: list[StepPlan] = []
+        for recompute in levels:
+            found = self._cut(joint, num_fwd_outputs, recompute)
+            plans.append(self.plan_of(found))
+            if plans[-1].peak_bytes <= limit:
+                return found
+        raise NotEnoughMemory(limit, min(plan.peak_bytes for plan in plans))
+
+    def _cut(self, joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute) -> Partition:
+        found = partition(joint, num_fwd_outputs, recompute)
+        found.forward.meta["ort_runtime_saved_from"] = num_fwd_outputs
+        found.backward.meta["ort_runtime_donated"] = found.donated()
+        return found
+
+    def plan_of(self, found: Partition, **sizes: int) -> StepPlan:
+        """Returns what a step allocates, at the sizes of the first call or at others by symbol."""
+        with unset_fake_temporarily():
+            forward = self._session(found.forward, "forward")
+            backward = self._session(found.backward, "backward")
+            return step_plan(found, forward, backward, sizes)
+
+    def _session(self, graph: fx.GraphModule, kind: str, limited: bool = False) -> CompiledGraph:
+        saved_from = graph.meta.get("ort_runtime_saved_from")
+        donated = graph.meta.get("ort_runtime_donated", frozenset())
+        program = translate(graph, kind, saved_from=saved_from)
+        return CompiledGraph(program, self._options(limited), donated)
 
     def _problems(self, graph: fx.GraphModule) -> list[str]:
         """Returns all that keeps a graph from running in a session."""

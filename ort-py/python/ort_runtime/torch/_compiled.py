@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 import ort_runtime
 
+from ._memory import evaluated
 from ._translate import Output, Program
 
 __all__ = ["CompiledGraph", "is_here"]
@@ -46,10 +47,22 @@ class CompiledGraph:
 
     Arguments are read where they lie, results lie where the session wrote them. The arguments
     come as a list, which is emptied so that what nothing else holds is freed after the run.
+
+    Args:
+        program: the graph as a model.
+        options: of the session.
+        donated: inputs that a backward pass may overwrite, and frees after their last use. Nothing
+            else holds them by then.
     """
 
-    def __init__(self, program: Program, options: ort_runtime.SessionOptions) -> None:
+    def __init__(
+        self,
+        program: Program,
+        options: ort_runtime.SessionOptions,
+        donated: frozenset[str] = frozenset(),
+    ) -> None:
         self.program = program
+        self._donated = donated & frozenset(program.inputs.values())
         self.session: Any = None
         if any(output.name for output in program.outputs):
             self.session = ort_runtime.InferenceSession(
@@ -91,30 +104,65 @@ class CompiledGraph:
         }
         for name, value in self._computed:
             feed[name] = np.array([value(sizes)], np.int64)
+        drawn = {}
         for name, shape, probability in self._draws:
-            drawn = torch.empty([size(sizes) for size in shape], dtype=torch.bool)
-            feed[name] = drawn.bernoulli_(probability).numpy()
-        passed = {
+            mask = torch.empty([size(sizes) for size in shape], dtype=torch.bool)
+            drawn[name] = mask.bernoulli_(probability)
+            feed[name] = mask.numpy()
+        passed: dict[int | str, Any] = {
             output.argument: arguments[output.argument]
             for output in self._outputs
             if output.argument is not None
         }
+        passed.update(drawn)
         arguments.clear()
-        results = self._run(feed)
+        results = self._run(feed, self._given_away(feed))
         return [
             self._result(place, output, passed, results, sizes)
             for place, output in enumerate(self._outputs)
         ]
 
-    def _run(self, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def planned_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Returns the most bytes that a run allocates, drawn masks included.
+
+        Args:
+            sizes: numbers by symbol.
+        """
+        drawn = 0
+        for draw in self.program.draws:
+            count = 1
+            for size in draw.shape:
+                count *= evaluated(size, sizes)
+            drawn += count
+        if self.session is None:
+            return drawn
+        # The session computes the other sizes of its inputs from these.
+        dims = {
+            str(size): sizes[str(size)]
+            for shape in self.program.shapes
+            for size in shape
+            if isinstance(size, sympy.Symbol)
+        }
+        plan = self.session._sess.plan(dims, sorted(self._donated))
+        peak = plan.peak_bytes
+        # Sizes that only a run tells: what is known bounds them from below.
+        return drawn + (peak if peak is not None else plan.to_dict()["planned_bytes"])
+
+    def _given_away(self, feed: dict[str, Any]) -> dict[str, Any]:
+        """Takes out of a feed what the run may overwrite and free."""
+        # A graph that is kept runs backward once more, and needs the values then.
+        if not self._donated or torch._C._autograd._get_current_graph_task_keep_graph():
+            return {}
+        return {name: feed.pop(name) for name in self._donated if name in feed}
+
+    def _run(self, feed: dict[str, Any], donated: dict[str, Any]) -> dict[str, torch.Tensor]:
         if not self._names:
             return {}
+        if donated:
+            return _as_tensors(self._names, self.session.run_donating(self._names, feed, donated))
         if self._values:
             values = self.session.run_with_ort_values(self._names, _as_values(feed))
-            return {
-                name: torch.from_dlpack(value._ortvalue.to_dlpack())
-                for name, value in zip(self._names, values)
-            }
+            return _as_tensors(self._names, values)
         found = self.session.run(self._names, feed)
         return {name: torch.from_numpy(array) for name, array in zip(self._names, found)}
 
@@ -122,13 +170,15 @@ class CompiledGraph:
         self,
         place: int,
         output: Output,
-        passed: dict[int, Any],
+        passed: dict[int | str, Any],
         results: dict[str, torch.Tensor],
         sizes: dict[str, int],
     ) -> Any:
         if output.name:
             found = results[output.name]
             return self._restrided(place, found, sizes) if place in self._strides else found
+        if output.draw:
+            return passed[output.draw]
         if output.argument is not None:
             return passed[output.argument]
         number = self._numbers.get(place)
@@ -153,6 +203,12 @@ def _lent(tensor: torch.Tensor) -> Any:
         array = tensor.view(_WITHOUT_NUMPY[tensor.dtype]).numpy()
         return ort_runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
     return tensor.numpy()
+
+
+def _as_tensors(names: list[str], values: list[Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_dlpack(value._ortvalue.to_dlpack()) for name, value in zip(names, values)
+    }
 
 
 def _as_values(feed: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch._functorch import partitioners
 from ._clusters import Cluster, Request, clusters_of
 from ._table import is_free
 
-__all__ = ["Partition", "Recompute", "bytes_of", "partition"]
+__all__ = ["Partition", "Recompute", "bytes_of", "partition", "prepare"]
 
 logger = logging.getLogger("ort_runtime.torch")
 
@@ -30,6 +30,13 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 _DROPPED = torch.ops.aten.native_dropout_backward.default
 _NORMALIZED = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORMALIZED_ALONE = torch.ops.aten._native_batch_norm_legit.no_stats
+#: Operators that cost about as much as reading their result, so that it is not kept if what they read
+#: is.
+_CHEAP = frozenset({
+    "gelu", "silu", "hardswish", "hardtanh", "leaky_relu", "elu", "relu", "add", "sub", "mul", "div",
+    "neg", "where", "_to_copy", "convert_element_type", "native_layer_norm",
+    "native_dropout_backward",
+})  # fmt: skip
 _ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 @dataclass
@@ -37,8 +44,10 @@ class Recompute:
     """What is computed again in the backward pass.
 
     Attributes:
-        level: 0, 1 or 2.
-        requests: clusters to compute again at level 0, as the configuration file lists them.
+        level: 0, 1 or 2. Level 0 computes results of cheap operators again if what they read is
+            kept anyway.
+        requests: clusters to compute again at level 0 instead, as the configuration file lists
+            them.
     """
 
     level: int = 0
@@ -51,14 +60,20 @@ class Partition:
 
     Attributes:
         kept: what the forward pass keeps for the backward pass, without arguments of the graph.
+        returned: what the forward pass returns to its caller.
         clusters: what could be computed again, and whether it is.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     kept: list[fx.Node]
+    returned: set[fx.Node]
     clusters: list[Cluster]
     level: int
+
+    def donated(self) -> frozenset[str]:
+        """The names of what is kept and belongs to the backward pass alone."""
+        return frozenset(node.name for node in self.kept if node not in self.returned)
 
     def kept_bytes(self) -> int:
         """The bytes of what is kept, at the sizes of the first call."""
@@ -82,11 +97,15 @@ def hint_of(size: torch.SymInt) -> int:
     return int(hint) if hint is not None else 1
 
 
-def partition(joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute) -> Partition:
-    """Cuts a joint graph, of which the first outputs are those of the forward pass."""
+def prepare(joint: fx.GraphModule) -> None:
+    """Rewrites a joint graph, once, so that less of it has to be kept."""
     _expose_masks(joint)
     _part_from_statistics(joint)
     _forget_unread(joint)
+
+
+def partition(joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute) -> Partition:
+    """Cuts a prepared joint graph, of which the first outputs are those of the forward pass."""
     cut = _Cut(joint, num_fwd_outputs)
     kept = cut.needed(lambda node: is_free(node) or _is_copy(node))
     found = clusters_of(kept)
@@ -95,6 +114,8 @@ def partition(joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute)
         kept = cut.layers(kept, level)
     elif recompute.requests:
         kept = cut.without(kept, found, recompute.requests)
+    else:
+        kept = cut.without_cheap(kept)
     for occurrence in (place for cluster in found for place in cluster.places):
         occurrence.is_on = not any(node in kept for node in occurrence.nodes)
     sizes = [node for node in cut.sizes if node not in kept]
@@ -105,7 +126,7 @@ def partition(joint: fx.GraphModule, num_fwd_outputs: int, recompute: Recompute)
         part.graph.eliminate_dead_code()
         part.recompile()
     activations = [node for node in kept if node.op != "placeholder"]
-    return Partition(forward, backward, activations, found, level)
+    return Partition(forward, backward, activations, cut.returned, found, level)
 
 
 def _is_copy(node: fx.Node) -> bool:
@@ -192,6 +213,7 @@ class _Cut:
         backward = [node for node in results[num_fwd_outputs:] if isinstance(node, fx.Node)]
         arguments = [node for node in self.nodes if node.op == "placeholder"]
         primals = [node for node in arguments if not partitioners._is_tangent(node)]
+        self.returned = set(forward)
         self.forward = _ancestors(forward) | set(primals)
         # Of an operator with several results, those that only the backward part reads.
         self.forward |= {
@@ -259,6 +281,30 @@ class _Cut:
                         chosen |= {*place.nodes, *place.inside}
         fewer = self.needed(lambda n: is_free(n) or _is_copy(n) or n in chosen)
         return fewer if _weight(fewer) < _weight(kept) else kept
+
+    def without_cheap(self, kept: dict[fx.Node, None]) -> dict[fx.Node, None]:
+        """Computes again what cheap operators make of values that are kept or given anyway."""
+        chosen = set()
+        for node in kept:
+            maker = node.args[0] if node.target is operator.getitem else node
+            if isinstance(maker, fx.Node) and self._is_cheap(maker, kept):
+                chosen.add(maker)
+        fewer = self.needed(lambda n: is_free(n) or _is_copy(n) or n in chosen)
+        return fewer if _weight(fewer) < _weight(kept) else kept
+
+    def _is_cheap(self, maker: fx.Node, kept: dict[fx.Node, None]) -> bool:
+        name = getattr(maker.target, "_opname", "")
+        if name not in _CHEAP:
+            return False
+        waiting = list(maker.all_input_nodes)
+        while waiting:
+            source = waiting.pop()
+            if source in kept or source.op in ("placeholder", "get_attr") or not _is_tensor(source):
+                continue
+            if not is_free(source) or _is_random(source):
+                return False
+            waiting += source.all_input_nodes
+        return True
 
     def layers(self, kept: dict[fx.Node, None], level: int) -> dict[fx.Node, None]:
         """Keeps the inputs of layers alone; of the possible spacings, the one of least peak."""

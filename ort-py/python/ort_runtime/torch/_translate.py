@@ -24,6 +24,8 @@ class Output:
     name: str = ""
     #: The argument that the graph returns as it is.
     argument: int | None = None
+    #: The random booleans that the graph returns as they were drawn.
+    draw: str = ""
     #: The size that the graph returns.
     expression: int | sympy.Expr | None = None
     #: The sizes and strides that torch expects, unless they are contiguous.
@@ -39,6 +41,8 @@ class Program:
     inputs: dict[int, str] = field(default_factory=dict)
     #: The symbols that arguments have as sizes: symbol, place, axis (None: the argument itself).
     sizes: list[tuple[str, int, int | None]] = field(default_factory=list)
+    #: The shapes of the session's inputs.
+    shapes: list[list[int | sympy.Expr]] = field(default_factory=list)
     computed: list[Computed] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
@@ -163,6 +167,7 @@ def _argument(e: Emitter, program: Program, node: fx.Node, place: int) -> None:
         info = _model_bytes.value_info(name, element_type_of(value.dtype), list(map(named, shape)))
         e.inputs.append(info)
         program.inputs[place] = name
+        program.shapes.append(shape)
     e.values[node] = name
 
 
@@ -175,7 +180,7 @@ def _outputs(
 ) -> list[bytes]:
     """Notes what each result is. Returns the infos of the session's outputs."""
     arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    fed = {node.name for node in arguments} | {draw.name for draw in e.draws}
+    fed, drawn = {node.name for node in arguments}, {draw.name for draw in e.draws}
     infos: dict[str, bytes] = {}
     for place, node in enumerate(returned):
         if not isinstance(node, fx.Node):
@@ -189,6 +194,9 @@ def _outputs(
             program.outputs.append(Output(expression=expression_of(node)))
             continue
         value, name = node.meta["val"], e.of(node)
+        if name in drawn:
+            program.outputs.append(Output(draw=name))
+            continue
         if name in fed:
             name = e.op("Identity", name)
             e.values[node] = name

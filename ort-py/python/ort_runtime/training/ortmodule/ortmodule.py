@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import time
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 from ort_runtime.torch import Backend, NotTranslated, Recompute, read_requests
+from ort_runtime.torch._capture import Example, StepPlanner, largest
+from ort_runtime.torch._memory import NotEnoughMemory, StepPlan, bytes_of_text
 from ort_runtime.torch._partition import Partition
 
 from ._fallback import (
@@ -29,10 +32,14 @@ __all__ = ["ORTModule"]
 
 logger = logging.getLogger("orttraining")
 
-#: The wrapper's own attributes. Everything else is the wrapped module's.
+#: The wrapper's own attributes. Everything else is the wrapped module's. Libraries that replace
+#: `forward` keep what it was under `_original_forward`.
 _OWN = frozenset(
-    {"_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "forward"}
-)
+    {
+        "_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "_inputs",
+        "forward", "_original_forward",
+    }
+)  # fmt: skip
 
 #: Methods of torch.nn.Module that act on the wrapped module, whose names are its own.
 _DELEGATED = (
@@ -58,13 +65,15 @@ class ORTModule(torch.nn.Module):
     Args:
         module: the module; it stays usable.
         debug_options: what is logged and saved.
-        memory_limit: the most bytes that each session may hold, a number or a text such as
-            "2 GiB". A run that needs more is an error that names the minimum.
+        memory_limit: the most bytes of a training step beside parameters, inputs and the optimizer:
+            a number, or a text such as "2 GiB". The lowest level of recomputation within it is
+            taken, unless the environment chooses one. A limit that no level meets is an error that
+            names the minimum.
 
     Raises:
         TypeError: `module` is no torch module, or `debug_options` no DebugOptions.
         ORTModuleTorchModelException: the module cannot be wrapped.
-        ValueError, OSError: the environment or the configuration file is wrong.
+        ValueError, OSError: the environment, the limit or the configuration file is wrong.
     """
 
     def __init__(
@@ -98,7 +107,9 @@ class ORTModule(torch.nn.Module):
         state = self.__dict__
         state["_backend"] = _Session(self._options, self._environment, self._limit)
         state["_compiled"] = None
-        state["forward"] = _with_signature(self._forward, self._wrapped.forward)
+        state["_inputs"] = None
+        # A bound method, since libraries wrap its function and bind the result again.
+        state["forward"] = types.MethodType(_with_signature(self._wrapped.forward), self)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         state = self.__dict__
@@ -116,7 +127,60 @@ class ORTModule(torch.nn.Module):
                 return self._wrapped(*args, **kwargs)
             # Hooks of the wrapped module are called by it, so it is compiled as it is called.
             state["_compiled"] = torch.compile(self._wrapped, backend=self._backend.backend)
+        if state["_inputs"] is None:
+            state["_inputs"] = Example(args, kwargs).emptied()
         return self._backend.call(state["_compiled"], self._wrapped.training, args, kwargs)
+
+    # Memory.
+
+    def plan(
+        self, inputs: Any = None, *, batch: int | None = None, seq: int | None = None
+    ) -> StepPlan:
+        """Returns what a training step allocates at some sizes. The module is traced but not run.
+
+        Args:
+            inputs: a tensor, the arguments of a call, or a mapping of named ones. Only their types
+                and ranks matter. By default the inputs of the first call, or the `dummy_inputs` of
+                a module that has them.
+            batch: the size of the first axis of each input.
+            seq: the size of the second axis of the inputs that share its size.
+
+        Raises:
+            NotEnoughMemory: the memory limit is too small.
+            ValueError: there are no inputs to trace with, or the module is not a single graph.
+        """
+        planner = StepPlanner(
+            self._wrapped, self._example(inputs).sized(batch, seq), self._backend.levels()
+        )
+        return planner.plan(bytes_of_text(self._limit))
+
+    def largest_batch(
+        self, budget: int | str | None = None, inputs: Any = None, *, seq: int | None = None
+    ) -> int | None:
+        """Returns the largest batch whose training step allocates at most `budget` bytes.
+
+        None if a single example needs more. The budget is the memory limit by default. The other
+        arguments are those of `plan`.
+
+        Raises:
+            ValueError: there is no budget, or the module fixes the size of its batch.
+        """
+        limit = bytes_of_text(self._limit if budget is None else budget)
+        if limit is None:
+            raise ValueError("largest_batch needs a budget, or an ORTModule with a memory_limit")
+        example = self._example(inputs).sized(None, seq)
+        return largest(self._wrapped, example, self._backend.levels(), limit)
+
+    def _example(self, inputs: Any) -> Example:
+        if inputs is None:
+            inputs = self.__dict__["_inputs"]
+        if isinstance(inputs, Example):
+            return inputs
+        if inputs is None:
+            inputs = getattr(self._wrapped, "dummy_inputs", None)
+        if inputs is None:
+            raise ValueError("give the inputs of a call, of which types and ranks matter: inputs=")
+        return Example.of(inputs)
 
     # Transparency.
 
@@ -150,6 +214,16 @@ class ORTModule(torch.nn.Module):
         """Is refused: the graph is that of the module when it was wrapped."""
         raise NotImplementedError("ORTModule does not support adding modules to it")
 
+    # Libraries choose by class how a model is saved, what its labels are, and what it computes.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the wrapped module; `type` tells the wrapper from it."""
+        wrapped = self.__dict__.get("_wrapped")
+        return ORTModule if wrapped is None else type(wrapped)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unprepared, (), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_wrapped", "_options", "_environment", "_limit")
         return {name: self.__dict__[name] for name in kept}
@@ -171,6 +245,11 @@ class ORTModule(torch.nn.Module):
         wrapped = self.__dict__.get("_wrapped")
         if wrapped is not None:
             wrapped.training = mode
+
+
+def _unprepared() -> ORTModule:
+    """Returns a wrapper without a module, for `__setstate__`."""
+    return ORTModule.__new__(ORTModule)
 
 
 def _delegated(name: str, chained: bool) -> Callable[..., Any]:
@@ -201,8 +280,11 @@ class _Session:
             requests = read_requests(environment.config)
         disabled = environment.policy.is_disabled()
         allowed = _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL in environment.policy
+        self.recompute: Recompute | None = Recompute(int(environment.level), requests)
+        if limit is not None and not environment.level and not requests:
+            self.recompute = None
         self.backend = Backend(
-            recompute=Recompute(int(environment.level), requests),
+            recompute=self.recompute,
             on_missing="torch" if allowed and not disabled else "raise",
             memory_limit=limit,
             on_compiled=self._compiled,
@@ -218,9 +300,13 @@ class _Session:
         self._partition = partition
         self._check_requests(partition)
 
+    def levels(self) -> list[Recompute]:
+        """Returns the levels of recomputation to choose from."""
+        return [self.recompute] if self.recompute else [Recompute(level) for level in range(3)]
+
     def _check_requests(self, partition: Partition) -> None:
         known = {cluster.id for cluster in partition.clusters}
-        for request in self.backend.recompute.requests:
+        for request in self.recompute.requests if self.recompute else ():
             if request.id not in known:
                 logger.warning(
                     "%s is not a recompute plan of this module, whose plans are: %s",
@@ -258,9 +344,11 @@ class _Session:
         try:
             found = compiled(*args, **kwargs)
         except Exception as problem:
-            cause = _untranslated(problem)
+            cause = _own_cause(problem)
             if cause is None:
                 raise
+            if isinstance(cause, NotEnoughMemory):
+                raise cause from problem
             raise ORTModuleONNXModelException(str(cause)) from problem
         if is_first:
             self._reported.add(mode)
@@ -278,10 +366,10 @@ class _Session:
             logger.warning("%s", insight(partition, self._environment.config))
 
 
-def _untranslated(problem: BaseException) -> NotTranslated | None:
+def _own_cause(problem: BaseException) -> NotTranslated | NotEnoughMemory | None:
     """Returns the backend's own exception behind the one that Dynamo raises."""
     cause: BaseException | None = problem
-    while cause is not None and not isinstance(cause, NotTranslated):
+    while cause is not None and not isinstance(cause, NotTranslated | NotEnoughMemory):
         inner = getattr(cause, "inner_exception", None)
         cause = inner or cause.__cause__ or cause.__context__
     return cause
@@ -295,14 +383,18 @@ def _device_problem(module: torch.nn.Module) -> str:
     return ""
 
 
-def _with_signature(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with the signature and documentation of the wrapped forward."""
+def _with_signature(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method with the signature and documentation of the wrapped forward."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
+    def forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
 
     forward.__doc__ = original.__doc__
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    signature = inspect.signature(original)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[own, *signature.parameters.values()]
+    )
     return forward
 
 
