@@ -2,7 +2,7 @@
 
 use crate::support::{axis, branch, counter, floats, inputs_of, ints, layer, numbers, run, session};
 use ort_runtime::ir::{Attribute, GraphBuilder, Subgraph, ValueId, ValueType};
-use ort_runtime::{DType, Result};
+use ort_runtime::{DType, Result, RunOptions, Session, TensorBuffer, Value};
 
 type Build = fn(&mut GraphBuilder, ValueId) -> Result<Vec<ValueId>>;
 
@@ -223,6 +223,62 @@ fn the_planned_peak_is_the_measured_one() -> Result<()> {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Runs that take over `x` compute what other runs do, in what they plan, which is never more.
+#[test]
+fn donated_inputs_change_no_bit() -> Result<()> {
+    for (name, build) in GRAPHS.iter().chain(SCANS) {
+        for n in [0, 1, 3, 200] {
+            let made = || {
+                let mut builder = GraphBuilder::new(name);
+                let x = builder.input("x", DType::F32, &["n", "8"]);
+                let outputs = build(&mut builder, x)?;
+                session(builder.finish(&outputs)?)
+            };
+            let (lending, session) = (made()?, made()?);
+            let inputs = inputs_of(&session, n)?;
+            let expected = run(&lending, &inputs)?;
+            let planned = session.plan_donating(&[("n", n as i64)], &["x"])?.peak_bytes;
+            assert!(planned <= session.plan(&[("n", n as i64)])?.peak_bytes, "{name}, n = {n}");
+            let found = run_donating_x(&session, &inputs)?;
+            for (found, (_, expected)) in found.iter().zip(&expected) {
+                assert_eq!(found.tensor()?.bytes(), expected.tensor()?.bytes(), "{name}, n = {n}");
+            }
+            assert_eq!(planned, Some(session.memory().activations_peak), "{name}, n = {n}");
+        }
+    }
+    Ok(())
+}
+
+/// Runs with a copy of `x` that the run takes over.
+fn run_donating_x(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<Value>> {
+    let named = inputs.iter().map(|(name, value)| (name.as_str(), value.clone()));
+    let (donated, others): (Vec<_>, Vec<_>) = named.partition(|(name, _)| *name == "x");
+    let copies = donated.iter().map(|(name, x)| Ok((*name, TensorBuffer::copy_of(x.tensor()?)?)));
+    session.run_donating(&others, copies.collect::<Result<_>>()?, &RunOptions::default())
+}
+
+#[test]
+fn a_dead_donated_input_holds_later_values() -> Result<()> {
+    let mut builder = GraphBuilder::new("chain");
+    let mut x = builder.input("x", DType::F32, &["n", "8"]);
+    for seed in 0..4 {
+        let weight = builder.constant(numbers(&[8, 8], seed)?);
+        x = builder.node("MatMul", &[x, weight], &[])?;
+        x = builder.node("Softmax", &[x], &axis(-1))?;
+    }
+    let session = session(builder.finish(&[x])?)?;
+    let dims = [("n", 500)];
+    let (lent, donated) = (session.plan(&dims)?, session.plan_donating(&dims, &["x"])?);
+    let value = 500 * 8 * 4;
+    assert_eq!(lent.peak_bytes.zip(donated.peak_bytes).map(|(lent, donated)| lent - donated), Some(value));
+    let twice =
+        [("x", TensorBuffer::new(DType::F32, &[3, 8])?), ("x", TensorBuffer::new(DType::F32, &[3, 8])?)];
+    let problem = session.run_donating(&[], twice.into(), &RunOptions::default());
+    assert!(problem.is_err_and(|problem| problem.to_string().contains("input 'x' is given twice")));
+    assert!(session.plan_donating(&dims, &["y"]).is_err(), "an unknown input is an error");
     Ok(())
 }
 
