@@ -86,8 +86,11 @@ fn depthwise(filter: &str, isa: Isa) {
         (14, 5, 1),
         (7, 5, 1),
         (56, 7, 1),
+        (20, 7, 1),
         (14, 7, 1),
     ] {
+        /// Planes of a call, as a layer has them.
+        const PLANES: usize = 32;
         let out = (size - 1) / stride + 1;
         let window = Window {
             input: [size; 2],
@@ -98,12 +101,12 @@ fn depthwise(filter: &str, isa: Isa) {
             pads: [kernel / 2; 2],
         };
         let plan = DepthwisePlan::new(isa, window);
-        let (from, weights) = (values(size * size), values(kernel * kernel));
+        let (from, weights) = (values(PLANES * size * size), values(PLANES * kernel * kernel));
         let mut scratch = vec![0.0; plan.scratch_len()];
-        let mut to = vec![0.0; out * out];
+        let mut to = vec![0.0; PLANES * out * out];
         let flops = (2 * out * out * kernel * kernel) as f64;
         let name = format!("depthwise {size}x{size} k{kernel} s{stride} {}", isa.name());
-        row(filter, &name, flops, "GFLOP/s", || {
+        row(filter, &name, PLANES as f64 * flops, "GFLOP/s", || {
             let planes =
                 Planes { values: black_box(&from), stride: size * size, weights: &weights, bias: None };
             plan.run(planes, Activation::Relu, &mut to, &mut scratch);

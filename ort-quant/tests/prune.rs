@@ -11,7 +11,7 @@ use ort_core::onnx::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto, type_proto,
 };
-use ort_core::onnx::{ExternalData, FileAccess, Source, Weights, tensor_from_proto, tensor_to_proto};
+use ort_core::onnx::{ExternalData, Weights, tensor_from_proto, tensor_to_proto};
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ort_core::onnx::Weights;
 use ort_core::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_core::onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, attribute_proto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    attribute_proto, type_proto,
 };
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
