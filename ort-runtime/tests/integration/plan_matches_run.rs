@@ -272,8 +272,10 @@ fn a_dead_donated_input_holds_later_values() -> Result<()> {
     let session = session(builder.finish(&[x])?)?;
     let dims = [("n", 500)];
     let (lent, donated) = (session.plan(&dims)?, session.plan_donating(&dims, &["x"])?);
+    // Two values are live at a time: one in the memory of `x`, one in the buffer of the output.
     let value = 500 * 8 * 4;
-    assert_eq!(lent.peak_bytes.zip(donated.peak_bytes).map(|(lent, donated)| lent - donated), Some(value));
+    assert_eq!(donated.peak_bytes, Some(value));
+    assert!(lent.peak_bytes >= Some(2 * value), "{:?}", lent.peak_bytes);
     let twice =
         [("x", TensorBuffer::new(DType::F32, &[3, 8])?), ("x", TensorBuffer::new(DType::F32, &[3, 8])?)];
     let problem = session.run_donating(&[], twice.into(), &RunOptions::default());
