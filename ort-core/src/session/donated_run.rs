@@ -5,13 +5,13 @@ use ort_alloc::DeviceId;
 use rustc_hash::FxHashMap;
 
 use super::{RunOptions, Session};
+use crate::Result;
 use crate::dim::Bindings;
 use crate::ir::ValueId;
 use crate::plan::{BoundValues, GivenMemory};
 use crate::run::grant::RunWork;
 use crate::run::inputs::{Given, bind};
 use crate::tensor::{TensorBuffer, Value};
-use crate::{Result, ensure};
 
 /// Donated memory that begins at another address is read, but not reused: no value may be in it.
 const ALIGNMENT: usize = 64;
@@ -31,12 +31,7 @@ impl Session {
         donated: Vec<(&str, TensorBuffer)>,
         options: &RunOptions<'_>,
     ) -> Result<Vec<Value>> {
-        ensure!(
-            self.executor.compiled.program.updates.is_empty(),
-            InvalidArgument,
-            help = "bind them and run with `run_with_binding`",
-            "the session updates inputs in place, which needs a binding"
-        );
+        self.check_updates()?;
         let readable = self.readable(inputs)?;
         // Tensors over the donated buffers, as all inputs are checked and bound together.
         let mut all = readable.unwrap_or_else(|| inputs.to_vec());

@@ -160,13 +160,7 @@ impl Session {
     /// As [`Self::run_with`], but returns the values without their names, in the order of
     /// [`Self::outputs`].
     pub fn run_values(&self, inputs: &[(&str, Value)], options: &RunOptions<'_>) -> Result<Vec<Value>> {
-        // Only a binding has the buffers in which inputs are updated in place.
-        ensure!(
-            self.executor.compiled.program.updates.is_empty(),
-            InvalidArgument,
-            help = "bind them and run with `run_with_binding`",
-            "the session updates inputs in place, which needs a binding"
-        );
+        self.check_updates()?;
         let readable = self.readable(inputs)?;
         let given = self.arrange(readable.as_deref().unwrap_or(inputs))?;
         let mut bindings = Bindings::new();
@@ -177,6 +171,17 @@ impl Session {
         let (plan, bindings) =
             self.executor.plan_fitting(bindings, &given, &self.executor.given_values(&given))?;
         self.executor.run(RunRequest { plan: &plan, bindings: &bindings }, &given, options)
+    }
+
+    /// Fails if inputs are updated in place, for which only a binding has the buffers.
+    fn check_updates(&self) -> Result<()> {
+        ensure!(
+            self.executor.compiled.program.updates.is_empty(),
+            InvalidArgument,
+            help = "bind them and run with `run_with_binding`",
+            "the session updates inputs in place, which needs a binding"
+        );
+        Ok(())
     }
 
     /// Makes inputs readable as typed slices. Copies inputs that are not aligned for their type.
