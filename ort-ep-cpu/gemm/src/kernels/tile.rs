@@ -30,8 +30,11 @@ pub(crate) enum RegisterActivation {
 /// a tile prefetches its own panel.
 const FEW_ROWS: usize = 2;
 
-/// How many k steps ahead it prefetches.
-const AHEAD: usize = 24;
+/// How many values ahead it prefetches: 6 KiB.
+const AHEAD: usize = 1536;
+
+/// Values in a cache line.
+const LINE: usize = 16;
 
 /// The arguments of a tile function. Null pointers mark absent parts.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +99,8 @@ pub(super) unsafe fn compute<T: Steps, const ROWS: usize, const VECTORS: usize, 
         while left >= 4 {
             for _ in 0..4 {
                 if ROWS <= FEW_ROWS {
-                    for vector in 0..VECTORS {
-                        s.prefetch(b.wrapping_add(AHEAD * b_step + vector * lanes));
+                    for line in 0..(VECTORS * lanes).div_ceil(LINE) {
+                        s.prefetch(b.wrapping_add(AHEAD / (VECTORS * lanes) * b_step + line * LINE));
                     }
                 }
                 s.prefetch(ahead);
