@@ -1,8 +1,8 @@
 //! Forward convolution by im2col and GEMM.
 //!
 //! Usually filters are the rows of the GEMM and pixels its columns, so the result is NCHW, as ONNX
-//! has it. If an image has too few pixels to fill the vectors of its last panel (7 by 7 is 49, one
-//! more than three vectors of 16), the operands swap. The result is then transposed at the end,
+//! has it. If an image has too few pixels to fill the vectors of its last panel (10 by 10 is 100,
+//! four more than six vectors of 16), the operands swap. The result is then transposed at the end,
 //! which is cheap because such layers have a long k.
 
 use smallvec::SmallVec;
@@ -11,8 +11,8 @@ use super::input::{Input, WeightSide, operands, origin, part};
 use super::{ConvGeometry, winograd};
 use ort_cpu_gemm::{
     Batch, Cpu, Gemm, GemmError, Im2col, LhsOperand, PackedLhs, PackedRhs, Pairing, RhsOperand, RhsSource,
-    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_lhs, pack_lhs_by, pack_rhs, pair_rows,
-    run_batch, transpose, unfold, unfolded_len, workspace_len_beside_ready,
+    Step, Strided, Weight, apply_steps, check_steps, pack_lhs, pack_lhs_by, pack_rhs, pair_rows, run_batch,
+    transpose, unfold, unfolded_len, vectors, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
 
@@ -28,9 +28,8 @@ impl WeightSide {
         /// Larger images fill their vectors well, and their results would need much workspace.
         const MOST_PIXELS: usize = 128;
         let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
-        // The vectors that each variant computes, including partly filled ones.
-        let lhs = filters * pixels.div_ceil(lanes(cpu));
-        let rhs = pixels * filters.div_ceil(lanes(cpu));
+        let lhs = vectors(cpu, [filters, pixels], true);
+        let rhs = vectors(cpu, [pixels, filters], false);
         // The swapped variant must save a tenth of the vectors.
         match pixels <= MOST_PIXELS && 10 * rhs < 9 * lhs {
             true => WeightSide::Rhs,

@@ -285,7 +285,13 @@ pub fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Resu
     Ok(())
 }
 
-/// Returns the number of columns in a vector of `cpu`.
-pub fn lanes(cpu: Cpu) -> usize {
-    Kernel::of(cpu).lanes
+/// Returns the vectors of C that a GEMM computes, with partly filled ones. The last few columns
+/// beside a packed A have a kernel of their own and count as half a vector.
+pub fn vectors(cpu: Cpu, [rows, columns]: [usize; 2], packs_lhs: bool) -> usize {
+    let kernel = Kernel::of(cpu);
+    let (whole, rest) = (columns / kernel.width() * kernel.width(), columns % kernel.width());
+    match packs_lhs && whole > 0 && kernel.has_few_columns(rows, rest) {
+        true => rows * (whole / kernel.lanes) + rows / 2,
+        false => rows * columns.div_ceil(kernel.lanes),
+    }
 }

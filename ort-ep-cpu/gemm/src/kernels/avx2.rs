@@ -3,12 +3,28 @@
 
 use core::arch::x86_64::*;
 
+use super::columns::{self, FewColumns};
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, Transpose, copy_rows, transpose_plain};
 use ort_cpu_vector::simd::Avx2;
 use ort_cpu_vector::simd::steps::Singles;
 
 functions!(Avx2::new_unchecked(), target_feature(enable = "avx2,fma,f16c"));
+
+/// Rows of a tile.
+const ROWS: usize = 6;
+
+/// Computes few columns of some tiles; see [`columns::compute`].
+///
+/// # Safety
+///
+/// As [`columns::compute`], and the CPU has the features that this function enables.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn columns(tiles: &[Tile]) {
+    // SAFETY: `columns` has the contract of `compute`, and `Kernel::of` detected the features
+    // before it chose this kernel.
+    unsafe { columns::compute::<_, _, ROWS>(Avx2::new_unchecked(), Avx2::new_unchecked(), tiles) }
+}
 
 /// Transposes in squares of 8 by 8, with a scalar loop for the rest.
 ///
@@ -82,7 +98,7 @@ static WHOLE: [TileFunction; 12] = tiles!(false, 2: 1 2 3 4 5 6);
 static PARTIAL: [TileFunction; 12] = tiles!(true, 2: 1 2 3 4 5 6);
 
 pub(super) static KERNEL: Kernel = Kernel {
-    rows: 6,
+    rows: ROWS,
     vectors: 2,
     lanes: 8,
     whole: &WHOLE,
@@ -91,6 +107,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose,
-    few_columns: None,
+    few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
     pairs: None,
 };

@@ -21,10 +21,10 @@ const ROWS: usize = 8;
 ///
 /// As [`columns::compute`], and the CPU has the features that this function enables.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn columns<const TILES: usize>(tiles: &[Tile; TILES]) {
+unsafe fn columns(tiles: &[Tile]) {
     // SAFETY: `columns` has the contract of `compute`, and `Kernel::of` detected the features
     // before it chose this kernel.
-    unsafe { columns::compute::<_, _, ROWS, TILES>(Avx2::new_unchecked(), Avx512::new_unchecked(), tiles) }
+    unsafe { columns::compute::<_, _, ROWS>(Avx2::new_unchecked(), Avx512::new_unchecked(), tiles) }
 }
 
 static WHOLE: [TileFunction; 24] = tiles!(false, 3: 1 2 3 4 5 6 7 8);
@@ -40,6 +40,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
-    few_columns: Some(FewColumns { rows: ROWS, one: columns::<1>, two: columns::<2> }),
+    few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
     pairs: None,
 };

@@ -1,9 +1,9 @@
 //! GEMM micro-kernel for the last columns of C, if they fill only a small part of a vector.
 //!
 //! Lanes are rows here: a packed A holds the rows of a k step contiguously, so one FMA adds a k
-//! step to all rows of a column. With columns as lanes, the last 4 of the 196 pixels of a 14 by 14
-//! image would cost as much as 16. Sums run over k in order with one FMA per k step, as in a tile,
-//! so the bits are the same.
+//! step to all rows of a column. With columns as lanes, the last of the 49 pixels of a 7 by 7 image
+//! would cost as much as a whole vector. Sums run over k in order with one FMA per k step, as in a
+//! tile, so the bits are the same.
 
 use super::tile::{Tile, finish};
 use ort_cpu_vector::simd::{MAX_LANES, Simd};
@@ -11,50 +11,89 @@ use ort_cpu_vector::simd::{MAX_LANES, Simd};
 /// The most columns.
 pub(super) const MOST_COLUMNS: usize = 4;
 
+/// The most tiles of a call. FMAs of several tiles hide each other's latency.
+pub(super) const MOST_TILES: usize = 8;
+
 /// k steps that the columns are prefetched ahead: each is in a cache line of its own.
 const AHEAD: usize = 16;
 
-/// The functions of an instruction set.
+/// The function of an instruction set.
 pub(super) struct FewColumns {
     /// The rows of a tile, all of which are computed.
     pub(super) rows: usize,
-    pub(super) one: unsafe fn(&[Tile; 1]),
-    /// Two tiles with the same columns, whose FMAs hide each other's latency.
-    pub(super) two: unsafe fn(&[Tile; 2]),
+    /// Computes tiles with the same columns.
+    pub(super) compute: unsafe fn(&[Tile]),
 }
 
-/// Computes tiles of as many rows as a vector of `N` has lanes, and at most [`MOST_COLUMNS`]
-/// columns, the same columns in each. A is packed, so `a_row` is not used. The epilogue runs in
-/// vectors of `W`, as that of all other tiles.
+/// Computes up to [`MOST_TILES`] tiles with the same columns, at most [`MOST_COLUMNS`]. The rows of
+/// a tile are lanes of `N`. A is packed, so `a_row` is not used. The epilogue runs in vectors of
+/// `W`, as that of all other tiles.
 ///
 /// # Safety
 ///
 /// Every pointer of `tiles` must be valid for the rows, k steps and columns that the tile names.
 #[inline(always)]
-pub(super) unsafe fn compute<N: Simd, W: Simd, const ROWS: usize, const TILES: usize>(
+pub(super) unsafe fn compute<N: Simd, W: Simd, const ROWS: usize>(narrow: N, wide: W, tiles: &[Tile]) {
+    // Loops, because a closure would not be compiled for the instruction set.
+    // SAFETY: `at_once` has the contract of this function.
+    unsafe {
+        if tiles.first().is_some_and(|tile| tile.columns == 1) {
+            let (eights, rest) = tiles.as_chunks::<MOST_TILES>();
+            let (twos, ones) = rest.as_chunks::<2>();
+            for tiles in eights {
+                at_once::<_, _, ROWS, 1, MOST_TILES>(narrow, wide, tiles);
+            }
+            for tiles in twos {
+                at_once::<_, _, ROWS, 1, 2>(narrow, wide, tiles);
+            }
+            for tile in ones {
+                at_once::<_, _, ROWS, 1, 1>(narrow, wide, &[*tile]);
+            }
+        } else {
+            let (twos, ones) = tiles.as_chunks::<2>();
+            for tiles in twos {
+                at_once::<_, _, ROWS, MOST_COLUMNS, 2>(narrow, wide, tiles);
+            }
+            for tile in ones {
+                at_once::<_, _, ROWS, MOST_COLUMNS, 1>(narrow, wide, &[*tile]);
+            }
+        }
+    }
+}
+
+/// Computes `TILES` tiles together.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn at_once<N: Simd, W: Simd, const ROWS: usize, const COLUMNS: usize, const TILES: usize>(
     narrow: N,
     wide: W,
     tiles: &[Tile; TILES],
 ) {
-    const { assert!(N::LANES == ROWS && MOST_COLUMNS <= W::LANES && TILES > 0) };
+    const { assert!(ROWS <= N::LANES && COLUMNS <= W::LANES && COLUMNS > 0 && TILES > 0) };
     let Tile { k, columns, mut b, a_step, b_step, .. } = tiles[0];
     // Columns that are missing repeat the last one.
-    let places = [0, 1, 2, 3].map(|column: usize| column.min(columns - 1));
+    let mut places = [0; COLUMNS];
+    places.iter_mut().enumerate().for_each(|(column, place)| *place = column.min(columns - 1));
     let mut a = [std::ptr::null(); TILES];
-    for (a, tile) in a.iter_mut().zip(tiles) {
-        *a = tile.a;
-    }
-    let mut sums = [[narrow.splat(0.0); MOST_COLUMNS]; TILES];
-    // SAFETY: the caller guarantees the pointers. `k`, `ROWS` and `columns` bound the offsets.
+    a.iter_mut().zip(tiles).for_each(|(a, tile)| *a = tile.a);
+    let mut sums = [[narrow.splat(0.0); COLUMNS]; TILES];
+    // SAFETY: the caller guarantees the pointers. `k`, `ROWS` and `columns` bound the offsets. The
+    // lanes beyond the rows of a k step read the next ones, except at the end of the panel.
     unsafe {
-        for _ in 0..k {
+        for left in (0..k).rev() {
             narrow.prefetch(b.wrapping_add(AHEAD * b_step));
-            let mut factors = [narrow.splat(0.0); MOST_COLUMNS];
+            let mut factors = [narrow.splat(0.0); COLUMNS];
             for (factor, place) in factors.iter_mut().zip(places) {
                 *factor = narrow.splat(*b.add(place));
             }
             for (a, sums) in a.iter_mut().zip(&mut sums) {
-                let rows = narrow.load_ptr(*a);
+                let rows = match (left + 1) * ROWS < N::LANES {
+                    true => narrow.load_partial_ptr(*a, ROWS, 0.0),
+                    false => narrow.load_ptr(*a),
+                };
                 for (sum, factor) in sums.iter_mut().zip(factors) {
                     *sum = narrow.mul_add(rows, factor, *sum);
                 }
@@ -70,10 +109,10 @@ pub(super) unsafe fn compute<N: Simd, W: Simd, const ROWS: usize, const TILES: u
 
 /// Returns the rows of these columns.
 #[inline(always)]
-fn turned<N: Simd, W: Simd, const ROWS: usize>(
+fn turned<N: Simd, W: Simd, const ROWS: usize, const COLUMNS: usize>(
     narrow: N,
     wide: W,
-    columns: [N::F32; MOST_COLUMNS],
+    columns: [N::F32; COLUMNS],
 ) -> [[W::F32; 1]; ROWS] {
     let mut values = [[0.0; MAX_LANES]; ROWS];
     for (column, sums) in columns.into_iter().enumerate() {

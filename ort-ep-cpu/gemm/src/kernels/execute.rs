@@ -1,11 +1,12 @@
 //! The blocked GEMM loops (blocks, panels and tiles) and their split over threads.
 
+use std::array;
 use std::ops::Range;
 
 use parking_lot::Mutex;
 
 use super::Kernel;
-use super::columns::MOST_COLUMNS;
+use super::columns::{FewColumns, MOST_TILES};
 use super::pairs::STAGED;
 use super::tile::Tile;
 use crate::epilogue::{Finish, apply};
@@ -395,13 +396,13 @@ impl Block<'_> {
         let ([rows, _, k], Group { tiles, steps, .. }) = (self.grid.shape, group);
         // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
         let units = self.height * self.grid.width * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
-        // SAFETY: `run_few_columns` has the contract of this function.
-        let panels = unsafe { self.run_few_columns(group, units) };
+        let few = self.few_columns(&group.panels);
+        let panels = group.panels.start..group.panels.end - usize::from(few.is_some());
         // Tile by tile, rows of C are written in long runs and a panel of the weights stays in L1.
         // Panels of B then do not stay there, which matters if they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.lhs, LhsOperand::Packed(_)) && !long;
-        // SAFETY: `run_tile` has the contract of this function.
+        // SAFETY: the functions called have the contract of this function.
         unsafe {
             if by_tile {
                 spending(units * panels.len(), tiles.clone())
@@ -409,6 +410,10 @@ impl Block<'_> {
             } else {
                 spending(units * tiles.len(), panels.clone())
                     .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, group)));
+            }
+            // Last, because few columns would wait for rows of A that are not in cache yet.
+            if let Some(few) = few {
+                self.run_few_columns(few, group, units);
             }
         }
         if steps.end == k && !self.finish.rest.is_empty() {
@@ -420,35 +425,32 @@ impl Block<'_> {
         }
     }
 
-    /// Computes the last panel with rows as lanes, if it has few columns and the kernel can.
-    /// Returns the panels that remain.
+    /// Returns the kernel's functions for few columns if the last of these panels is to take them.
+    fn few_columns(&self, panels: &Range<usize>) -> Option<&FewColumns> {
+        let columns = self.columns(&(panels.end - 1..panels.end)).len();
+        let has = matches!(self.gemm.lhs, LhsOperand::Packed(_))
+            && self.kernel.has_few_columns(self.grid.shape[0], columns);
+        self.kernel.few_columns.as_ref().filter(|_| has)
+    }
+
+    /// Computes the last panel with rows as lanes.
     ///
     /// # Safety
     ///
     /// As [`Block::run_strips`].
-    unsafe fn run_few_columns(&self, group: &Group, units: usize) -> Range<usize> {
-        let Group { tiles, panels, .. } = group;
-        let last = panels.end - 1;
-        let functions = match (&self.kernel.few_columns, &self.gemm.lhs) {
-            (Some(functions), LhsOperand::Packed(_)) if functions.rows == self.height => functions,
-            _ => return panels.clone(),
-        };
-        if self.columns(&(last..panels.end)).len() > MOST_COLUMNS {
-            return panels.clone();
-        }
+    unsafe fn run_few_columns(&self, few: &FewColumns, group: &Group, units: usize) {
+        let (tiles, last) = (&group.tiles, group.panels.end - 1);
         let call = |tile: usize| self.tile(tile, last, group);
         let whole = tiles.start..(self.grid.shape[0] / self.height).clamp(tiles.start, tiles.end);
         // SAFETY: the contract of this function is that of `run_tile`; see there.
         unsafe {
-            for tile in spending(units, whole.clone().step_by(2)) {
-                match tile + 1 < whole.end {
-                    true => (functions.two)(&[call(tile), call(tile + 1)]),
-                    false => (functions.one)(&[call(tile)]),
-                }
+            for first in spending(units, whole.clone().step_by(MOST_TILES)) {
+                let count = MOST_TILES.min(whole.end - first);
+                let calls: [Tile; MOST_TILES] = array::from_fn(|at| call(first + at.min(count - 1)));
+                (few.compute)(&calls[..count]);
             }
             (whole.end..tiles.end).for_each(|tile| self.run_tile(tile, last, group));
         }
-        panels.start..last
     }
 
     /// Computes one tile of a group.
@@ -510,6 +512,10 @@ impl Block<'_> {
         if index < (self.grid.width / LINE).max(1) && panel + 1 < panels.end {
             call.prefetch = strip.wrapping_add(b.next + index * LINE);
             call.prefetch_step = b.step;
+        } else if panel == panels.start && matches!(self.gemm.lhs, LhsOperand::Packed(_)) {
+            // Packed weights are read from memory once. The last tile prefetches what lies behind.
+            call.prefetch = call.a.wrapping_add(a.next);
+            call.prefetch_step = a.step;
         }
         if steps.end == k {
             self.add_finish(&mut call, row, columns.start);

@@ -159,6 +159,12 @@ impl Kernel {
         self.vectors * self.lanes
     }
 
+    /// Whether a panel of so few columns is computed with rows as lanes, if A is packed.
+    pub(super) fn has_few_columns(&self, rows: usize, columns: usize) -> bool {
+        let few = self.few_columns.as_ref();
+        few.is_some_and(|few| few.rows == self.height(rows)) && (1..=columns::MOST_COLUMNS).contains(&columns)
+    }
+
     /// Returns the rows of a panel of an A with `rows` rows. Tiles get nearly equal heights,
     /// because a tile of one or two rows cannot keep the FMA units busy.
     pub(super) fn height(&self, rows: usize) -> usize {
