@@ -179,6 +179,9 @@ pub(crate) fn compare(
     let inputs: Vec<Sample> =
         original.inputs.iter().map(|sample| fitted(model, sample)).collect::<Result<_>>()?;
     let ran = Ran::of(args, model, &inputs).map_err(|problem| fail(format!("{problem:#}")))?;
+    if original.is_refused {
+        refuse_infinities(&ran.outputs)?;
+    }
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     for (before, after) in original.outputs.iter().zip(&ran.outputs) {
         for (name, before) in before {
@@ -218,6 +221,27 @@ pub(crate) fn refuse_new_infinities(outputs: &[OutputError]) -> Result<()> {
     let text = format!("{not_finite} elements of the outputs are NaN or infinite, but not the original's");
     Err(Error::new(ErrorKind::Fail, text).help(
         "keep the nodes that overflow as they are with --exclude, or give real inputs with --inputs or --data",
+    ))
+}
+
+/// Refuses NaN and infinities where the original's outputs are not known.
+fn refuse_infinities(outputs: &[Sample]) -> Result<()> {
+    let mut not_finite = 0;
+    for (_, value) in outputs.iter().flatten() {
+        let Value::Tensor(tensor) = value else { continue };
+        let numbers = numbers(tensor)?.unwrap_or_default();
+        not_finite += numbers.iter().filter(|number| !number.is_finite()).count();
+    }
+    if not_finite == 0 {
+        return Ok(());
+    }
+    let text = format!(
+        "{not_finite} elements of the outputs are NaN or infinite, and the memory limit is too low to run the \
+         original, which may have them, too"
+    );
+    Err(Error::new(ErrorKind::Fail, text).help(
+        "raise --memory-limit to compare with the original, or keep the nodes that overflow as they are with \
+         --exclude",
     ))
 }
 
