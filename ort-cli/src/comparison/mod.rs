@@ -2,17 +2,21 @@
 
 mod inputs;
 mod report;
+mod weight_pages;
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
-use ort_runtime::{DType, Error, ErrorKind, MemoryShortage, Model, Result, Tensor, Value};
+use ort_runtime::{
+    DType, Error, ErrorKind, MemoryShortage, Model, Result, RunOptions, Tensor, Value, ValueObserver,
+};
 
 use self::inputs::named;
 pub(crate) use self::inputs::{
     Inputs, MEMORY_OF_HESSIANS, Progress, Sample, SampleArgs, calibration_session,
 };
 pub(crate) use self::report::{Checked, OutputError, Sizes, print_outputs};
+use self::weight_pages::WeightPages;
 use crate::args::ModelArgs;
 
 /// Runs of a model.
@@ -39,8 +43,10 @@ impl Ran {
     /// Runs a model on each of the inputs.
     pub(crate) fn of(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
         let own = args.memory_limit.unwrap_or(usize::MAX);
-        // Not all of the caller's limit: the process needs memory for more than this run.
-        let mut limit = (inputs.len() == 1).then_some(MEMORY_OF_ONE_RUN).filter(|limit| *limit < own);
+        // A quarter of the caller's limit: weights that are packed again have pages of the file,
+        // too, as many at most as the packed ones have bytes.
+        let most = MEMORY_OF_ONE_RUN.min(own / 4);
+        let mut limit = (inputs.len() == 1).then_some(most);
         for _ in 0..2 {
             let problem = match Ran::within(args, model, (inputs, limit)) {
                 Err(problem) if limit.is_some() => problem,
@@ -63,12 +69,19 @@ impl Ran {
             builder = builder.memory_limit(limit);
         }
         let session = builder.build()?;
+        let pages = args.memory_limit.map(|_| WeightPages::of(model));
+        let observer = pages.as_ref().map(|pages| pages as &dyn ValueObserver);
+        let options = RunOptions { observer, ..RunOptions::default() };
+        if args.memory_limit.is_some() {
+            // What was quantized before has left free pages in the heap.
+            session.trim();
+        }
         let (mut peak, mut weights, mut outputs) = (Some(0), 0, Vec::new());
         for sample in inputs {
             let plan = session.plan_for_inputs(&named(sample))?;
             peak = peak.and_then(|peak: usize| Some(peak.max(plan.peak_bytes?)));
             weights = plan.weights_bytes;
-            outputs.push(session.run(&named(sample))?);
+            outputs.push(session.run_with(&named(sample), &options)?);
         }
         Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights, is_refused: false })
     }
