@@ -189,7 +189,8 @@ def half_precision(bench, bar: dict):
     found = {
         "cosine": (1 - max(output["relative_error"] for output in outputs) ** 2) ** 0.5,
         "largest_difference": outputs[0]["largest_difference"],
-        "same_largest": 100 * outputs[0]["same_largest"],
+        # A single number has no largest.
+        "same_largest": 100 * (outputs[0]["same_largest"] or 0),
     }[bar["metric"]]
     words, met = (f">= {bar['least']}", found >= bar["least"]) if "least" in bar else (f"<= {bar['most']}", found <= bar["most"])
     yield {"what": f"{bar['what']}: {bar['metric']}", "limit": words, "ours": f"{found:.7g}", "met": met}
