@@ -3,7 +3,8 @@
 usage: python quantize_bench.py BARS.json ORT MODELS OUT [--only BAR...] [--without-other]
 
 BARS.json lists {bar, what, task, model, ours, other, limits}: `ours` are arguments of `ort quantize`, where {calibration} stands for the
-samples of the task, `other` options of quantize_other.py, and a limit is {metric, least | most | below_float | above_float | times_float}. Instead of
+samples of the task, `other` options of quantize_other.py or a list of them, of which the best result counts, and a limit is
+{metric, least | most | below_float | above_float | times_float}. Instead of
 `ours` and `limits` a bar may have `check`, a function of quantize_checks.py, with its `options`. A metric is one of
 quantize_scores.py, or seconds, peak (bytes over those of a start), over_plan (the peak without that of a run), file, relative_error.
 
@@ -135,20 +136,39 @@ class Bench:
     def calibration(self, bar: dict) -> str:
         return str(self.data(bar["task"]) / "calibration") if bar.get("task") else ""
 
-    def other(self, bar: dict) -> Quantized | None:
-        if not bar.get("other"):
-            return None
-        key = json.dumps([bar["model"], bar["other"]])
+    def other(self, bar: dict) -> Quantized:
+        """The only model of onnxruntime.quantization that the bar has."""
+        return self.other_by(bar, bar["other"])
+
+    def other_by(self, bar: dict, options: dict) -> Quantized:
+        key = json.dumps([bar["model"], options])
         if key not in self.made:
             path, script = self.place(f"{bar['bar']}_other_{len(self.made)}"), Path(__file__).with_name("quantize_other.py")
             command = [sys.executable, "-B", script, self.model(bar["model"]), path]
-            command += [self.calibration(bar), json.dumps(bar["other"])]
+            command += [self.calibration(bar), json.dumps(options)]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(done.stderr.strip().splitlines()[-1])
             found = json.loads(done.stdout.splitlines()[-1])
             self.made[key] = Quantized(path, found["seconds"], found["peak"])
         return self.made[key]
+
+    def best_others(self, bar: dict) -> tuple[dict, list[str]]:
+        """For each metric with a limit the best result of onnxruntime.quantization; what failed."""
+        given = bar.get("other") or []
+        best, faults = {}, []
+        for options in given if isinstance(given, list) else [given]:
+            try:
+                found = self.metrics(bar, self.other_by(bar, options))
+            except (RuntimeError, OSError) as error:
+                faults.append(f"onnxruntime.quantization fails: {error}")
+                continue
+            for limit in bar["limits"]:
+                name = limit["metric"]
+                better = max if {"least", "below_float"} & limit.keys() else min
+                if name in found:
+                    best[name] = better(best.get(name, found[name]), found[name])
+        return best, faults
 
     def metrics(self, bar: dict, made: Quantized) -> dict:
         data = made.path.with_name(made.path.name + ".data")
@@ -192,13 +212,8 @@ def shown(metric: str, value: float) -> str:
 
 def measure(bench: Bench, bar: dict, with_other: bool) -> None:
     ours = bench.metrics(bar, bench.ours(bar))
-    other, note = {}, ""
-    if with_other:
-        try:
-            made = bench.other(bar)
-            other = bench.metrics(bar, made) if made else {}
-        except (RuntimeError, OSError) as error:
-            note = f"onnxruntime.quantization fails: {error}"
+    other, faults = bench.best_others(bar) if with_other else ({}, [])
+    note = "; ".join(faults)
     for limit in bar["limits"]:
         name = limit["metric"]
         words, met = judged(limit, ours)

@@ -3,8 +3,9 @@
 usage: python quantize_other.py MODEL OUT CALIBRATION OPTIONS.json-text
 
 OPTIONS are {"method": "dynamic" | "static" | "int4" | "float16", "samples": N, ...}; the others are arguments of the function. A static
-model is prepared first, and its operator set raised to 13, without which scales by channel make files that do not load. Prints
-{seconds, peak}; the peak is over what the imports took.
+model is prepared first, and its operator set raised to 13, without which scales by channel make files that do not load. "int4" may have
+an "algorithm", "RTN" or "k_quant", whose configuration gets the options; GPTQ and HQQ need PyTorch. Prints {seconds, peak}; the peak is over what the
+imports took.
 """
 
 import json
@@ -17,10 +18,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_dynamic, quantize_static
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    KQuantWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+    RTNWeightOnlyQuantConfig,
+)
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from time_reference import forget_peak, peak, status
+
+ALGORITHMS = {"RTN": RTNWeightOnlyQuantConfig, "k_quant": KQuantWeightOnlyQuantConfig}
 
 
 class Samples(CalibrationDataReader):
@@ -54,7 +61,9 @@ def dynamic(model: Path, out: Path, calibration: Path, **options) -> None:
     quantize_dynamic(model, out, weight_type=QuantType.QInt8, **options)
 
 
-def int4(model: Path, out: Path, calibration: Path, **options) -> None:
+def int4(model: Path, out: Path, calibration: Path, algorithm: str = "", **options) -> None:
+    if algorithm:
+        options = {"algo_config": ALGORITHMS[algorithm](**options)}
     quantizer = MatMulNBitsQuantizer(onnx.load(model), bits=4, block_size=32, **options)
     quantizer.process()
     onnx.save(quantizer.model.model, out)
@@ -75,6 +84,8 @@ def main() -> None:
     forget_peak()
     before, start = status("VmRSS") or 0, time.perf_counter()
     METHODS[options.pop("method")](model, out, calibration, **options)
+    # On a line of its own, after bars of progress.
+    print()
     print(json.dumps({"seconds": time.perf_counter() - start, "peak": max(0, peak() - before)}))
 
 

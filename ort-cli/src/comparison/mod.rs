@@ -2,17 +2,21 @@
 
 mod inputs;
 mod report;
+mod weight_pages;
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
-use ort_runtime::{DType, Error, ErrorKind, MemoryShortage, Model, Result, Tensor, Value};
+use ort_runtime::{
+    DType, Error, ErrorKind, MemoryShortage, Model, Result, RunOptions, Tensor, Value, ValueObserver,
+};
 
 use self::inputs::named;
 pub(crate) use self::inputs::{
     Inputs, MEMORY_OF_HESSIANS, Progress, Sample, SampleArgs, calibration_session,
 };
 pub(crate) use self::report::{Checked, OutputError, Sizes, print_outputs};
+use self::weight_pages::WeightPages;
 use crate::args::ModelArgs;
 
 /// Runs of a model.
@@ -39,8 +43,10 @@ impl Ran {
     /// Runs a model on each of the inputs.
     pub(crate) fn of(args: &ModelArgs, model: &Model, inputs: &[Sample]) -> anyhow::Result<Ran> {
         let own = args.memory_limit.unwrap_or(usize::MAX);
-        // Not all of the caller's limit: the process needs memory for more than this run.
-        let mut limit = (inputs.len() == 1).then_some(MEMORY_OF_ONE_RUN).filter(|limit| *limit < own);
+        // A quarter of the caller's limit: weights that are packed again have pages of the file,
+        // too, as many at most as the packed ones have bytes.
+        let most = MEMORY_OF_ONE_RUN.min(own / 4);
+        let mut limit = (inputs.len() == 1).then_some(most);
         for _ in 0..2 {
             let problem = match Ran::within(args, model, (inputs, limit)) {
                 Err(problem) if limit.is_some() => problem,
@@ -63,12 +69,19 @@ impl Ran {
             builder = builder.memory_limit(limit);
         }
         let session = builder.build()?;
+        let pages = args.memory_limit.map(|_| WeightPages::of(model));
+        let observer = pages.as_ref().map(|pages| pages as &dyn ValueObserver);
+        let options = RunOptions { observer, ..RunOptions::default() };
+        if args.memory_limit.is_some() {
+            // What was quantized before has left free pages in the heap.
+            session.trim();
+        }
         let (mut peak, mut weights, mut outputs) = (Some(0), 0, Vec::new());
         for sample in inputs {
             let plan = session.plan_for_inputs(&named(sample))?;
             peak = peak.and_then(|peak: usize| Some(peak.max(plan.peak_bytes?)));
             weights = plan.weights_bytes;
-            outputs.push(session.run(&named(sample))?);
+            outputs.push(session.run_with(&named(sample), &options)?);
         }
         Ok(Ran { inputs: inputs.to_vec(), outputs, peak, weights, is_refused: false })
     }
@@ -179,6 +192,9 @@ pub(crate) fn compare(
     let inputs: Vec<Sample> =
         original.inputs.iter().map(|sample| fitted(model, sample)).collect::<Result<_>>()?;
     let ran = Ran::of(args, model, &inputs).map_err(|problem| fail(format!("{problem:#}")))?;
+    if original.is_refused {
+        refuse_infinities(&ran.outputs)?;
+    }
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     for (before, after) in original.outputs.iter().zip(&ran.outputs) {
         for (name, before) in before {
@@ -218,6 +234,27 @@ pub(crate) fn refuse_new_infinities(outputs: &[OutputError]) -> Result<()> {
     let text = format!("{not_finite} elements of the outputs are NaN or infinite, but not the original's");
     Err(Error::new(ErrorKind::Fail, text).help(
         "keep the nodes that overflow as they are with --exclude, or give real inputs with --inputs or --data",
+    ))
+}
+
+/// Refuses NaN and infinities where the original's outputs are not known.
+fn refuse_infinities(outputs: &[Sample]) -> Result<()> {
+    let mut not_finite = 0;
+    for (_, value) in outputs.iter().flatten() {
+        let Value::Tensor(tensor) = value else { continue };
+        let numbers = numbers(tensor)?.unwrap_or_default();
+        not_finite += numbers.iter().filter(|number| !number.is_finite()).count();
+    }
+    if not_finite == 0 {
+        return Ok(());
+    }
+    let text = format!(
+        "{not_finite} elements of the outputs are NaN or infinite, and the memory limit is too low to run the \
+         original, which may have them, too"
+    );
+    Err(Error::new(ErrorKind::Fail, text).help(
+        "raise --memory-limit to compare with the original, or keep the nodes that overflow as they are with \
+         --exclude",
     ))
 }
 

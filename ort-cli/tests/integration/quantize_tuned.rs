@@ -72,6 +72,21 @@ fn an_original_beyond_the_memory_limit_is_not_compared() {
     assert!(report["checked"]["relative_error"].as_f64().unwrap() > 0.0);
 }
 
+/// The limit keeps the original from running, so it may have infinities, too.
+#[test]
+fn infinities_of_a_model_that_is_not_compared_are_refused() {
+    let folder = Folder::new();
+    let weights = vec![floats("W", &[1024, 1024], &numbers(1024 * 1024, 1000.0))];
+    let nodes = vec![node("MatMul", &["x", "W"], &["p"]), node("Exp", &["p"], &["y"])];
+    let inputs = vec![value("x", 1, &["1", "1024"])];
+    let path = folder.model("exp.onnx", &model(graph(nodes, inputs, vec![open_value("y", 1)], weights)));
+    let out = text(&folder.path("out.onnx"));
+    let flags = ["quantize", &path, &out, "--mode", "int4", "--memory-limit", "3MB"];
+    let words = ["NaN or infinite", "too low to run the original", "raise --memory-limit"];
+    assert_fails("not compared", &run(&flags), &words);
+    assert_eq!(files(&folder), ["exp.onnx"]);
+}
+
 #[test]
 fn random_samples_are_reported_and_repeatable() {
     let folder = Folder::new();

@@ -43,6 +43,13 @@ rules! { "tables", All;
             "x=u8[2,40] s=f32:0.05 z=u8:0 ys=f32:0.1 yz=u8:0 m.op=Pow m._1=f32:1.5",
             "x=u8[2,40] s=f32:0.05 z=u8:99 ys=f32:0.02 yz=u8:3 m.op=Clip m._1=f32:0 m._2=f32:6",
         ], known Nothing;
+    /// The same for two float functions, such as the Erf of a quotient.
+    table_of_two_floats: "q@QuantizeLinear(n@Add|Clip|Div|Elu|Erf|Exp|HardSigmoid|Log|Max|Min|Mul|Pow|Relu|Sigmoid|Softplus|Sqrt|Sub|Tanh(m@Add|Clip|Div|Exp|Max|Min|Mul|Neg|Pow|Sub(DequantizeLinear(x, #s, z?), ..), ..), #ys, yz?)"
+        if is_float_function => Build(float_table),
+        [
+            "x=u8[2,40] s=f32:0.05 z=u8:128 ys=f32:0.01 yz=u8:128 m.op=Div m._1=f32:1.4142135 n.op=Erf",
+            "x=i8[2,40] s=f32:0.05 z=i8:8 ys=f32:0.01 yz=i8:1 m.op=Neg n.op=Add n._1=f32:0.5",
+        ], known Nothing;
 }
 
 /// Whether `m` computes each element from one element of `x`, which is no constant.
@@ -54,11 +61,15 @@ fn is_function(found: &Found<'_>) -> bool {
         })
 }
 
-/// Whether `m` between `DequantizeLinear` and `QuantizeLinear` computes each element from one
+/// The nodes between `DequantizeLinear` and `QuantizeLinear`, in the order of their values.
+const FUNCTIONS: [&str; 2] = ["m", "n"];
+
+/// Whether the nodes between `DequantizeLinear` and `QuantizeLinear` compute each element from one
 /// element of `x`.
 fn is_float_function(found: &Found<'_>) -> bool {
     let parameters = ["s", "z", "ys", "yz"].into_iter().filter_map(|name| found.value(name));
-    let others = found.node("m").into_iter().flat_map(|node| node.inputs.iter().skip(1).flatten().copied());
+    let functions = FUNCTIONS.into_iter().filter_map(|name| found.node(name));
+    let others = functions.flat_map(|node| node.inputs.iter().skip(1).flatten().copied());
     let of_floats = ["s", "ys"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
     let stays_of_type = found
         .value("yz")
@@ -156,18 +167,21 @@ fn composed(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 fn float_table(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let Some(node) = patch.found().node("m").cloned() else { return Ok(None) };
     let codes = codes(patch)?;
     let parameter = |patch: &mut Patch<'_>, name: &str| {
         patch.found().value(name).map(|id| input_of_table(patch, codes, id)).transpose()
     };
     let [scale, zero, y_scale, y_zero] = ["s", "z", "ys", "yz"].map(|name| parameter(patch, name));
-    let numbers = patch.emit(("", "DequantizeLinear"), &[Some(codes), scale?, zero?], &[])?;
-    let others = Node { inputs: node.inputs.iter().skip(1).copied().collect(), ..node.clone() };
-    let mut inputs = vec![Some(numbers)];
-    inputs.extend(inputs_of_table(patch, codes, &others)?);
-    let (attrs, of_quantize) = (patch.attrs("m"), patch.attrs("q"));
-    let numbers = patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?;
+    let mut numbers = patch.emit(("", "DequantizeLinear"), &[Some(codes), scale?, zero?], &[])?;
+    for name in FUNCTIONS {
+        let Some(node) = patch.found().node(name).cloned() else { continue };
+        let others = Node { inputs: node.inputs.iter().skip(1).copied().collect(), ..node.clone() };
+        let mut inputs = vec![Some(numbers)];
+        inputs.extend(inputs_of_table(patch, codes, &others)?);
+        let attrs = patch.attrs(name);
+        numbers = patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?;
+    }
+    let of_quantize = patch.attrs("q");
     let table = patch.emit(("", "QuantizeLinear"), &[Some(numbers), y_scale?, y_zero?], &of_quantize)?;
     lookup(patch, table)
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::NodeProto;
+use ort_core::spec::{Registry, Traits};
 use ort_core::{Error, ErrorKind, Result};
 
 use super::draft::{float_of, integer, integer_of, node};
@@ -161,17 +162,13 @@ pub(super) fn layers(
     found
 }
 
-/// The operators that normalize.
-const NORMALIZATIONS: [&str; 8] = [
-    "BatchNormalization",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LayerNormalization",
-    "LpNormalization",
-    "RMSNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-];
+/// Whether a node divides factors of its input away.
+fn normalizes(node: &NodeProto) -> bool {
+    // Without a registry nothing was loaded.
+    let registry = Registry::global().ok();
+    let record = registry.and_then(|registry| registry.find(node.domain(), node.op_type()));
+    record.is_some_and(|record| record.traits.has(Traits::NORMALIZES))
+}
 
 /// Whether the result of a product becomes an output without a normalization.
 fn is_head(product: &NodeProto, nodes: &[NodeProto], outputs: &BTreeSet<String>) -> bool {
@@ -179,7 +176,7 @@ fn is_head(product: &NodeProto, nodes: &[NodeProto], outputs: &BTreeSet<String>)
     // In topological order, so that one pass finds all that follows.
     for node in nodes {
         let reads = node.input.iter().any(|input| !input.is_empty() && reached.contains(input.as_str()));
-        if reads && !NORMALIZATIONS.contains(&node.op_type()) {
+        if reads && !normalizes(node) {
             reached.extend(node.output.iter().map(String::as_str));
         }
     }

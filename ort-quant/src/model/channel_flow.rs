@@ -6,46 +6,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use ort_core::dtype::DType;
 use ort_core::ir::Graph;
 use ort_core::onnx::proto::NodeProto;
+use ort_core::spec::{ONNX, Registry, Traits};
 
 use super::channel_spaces::{ChannelAxis, ChannelSpaces, Cut};
 use super::draft::{integer_of, reads, subgraphs};
 use super::work::{Work, title};
 
-/// Operators that work on each element by itself.
-const UNARY: [&str; 28] = [
-    "Abs",
-    "Cast",
-    "Celu",
-    "Ceil",
-    "Clip",
-    "Dropout",
-    "Elu",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Relu",
-    "Round",
-    "Selu",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tanh",
-    "ThresholdedRelu",
-];
-const BINARY: [&str; 8] = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "PRelu"];
 /// Operators that work on each channel by itself.
 const POOLS: [&str; 6] =
     ["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"];
+
+/// How many inputs of an elementwise operator of the standard may have channels; `None` if it is
+/// another one.
+fn inputs_of_elementwise(operator: &str) -> Option<usize> {
+    // Without a registry nothing was loaded.
+    let record = Registry::global().ok()?.find(ONNX, operator)?;
+    let is_elementwise = record.traits.has(Traits::ELEMENTWISE);
+    is_elementwise.then(|| if record.is_unary_elementwise() { 1 } else { 2 })
+}
 
 /// The sizes of the values of a model, as far as they are known.
 pub(super) struct Sizes {
@@ -122,8 +100,9 @@ impl<'w> ChannelFlow<'w> {
         self.block_all(captured.iter(), &format!("a body of '{}' reads it", title(node)));
         let is_standard = matches!(node.domain(), "" | "ai.onnx");
         let operator = if is_standard { node.op_type() } else { "" };
+        let elementwise = if is_standard { inputs_of_elementwise(operator) } else { None };
         // What reads or hands on channels otherwise keeps them.
-        let followed = if BINARY.contains(&operator) { 2 } else { 1 };
+        let followed = elementwise.unwrap_or(1);
         let is_plain = node.output.iter().skip(1).all(String::is_empty)
             && (followed..node.input.len()).all(|input| self.axis_of(node, input).is_none());
         let result = match operator {
@@ -134,10 +113,13 @@ impl<'w> ChannelFlow<'w> {
             "InstanceNormalization" => self.normalization(index, node, 1..3),
             "Flatten" => self.flatten(node),
             "Reshape" => self.reshape(index, node),
-            _ if UNARY.contains(&operator) => Ok(self.axis_of(node, 0)),
-            _ if BINARY.contains(&operator) => self.elementwise(index, node),
+            "Dropout" => Ok(self.axis_of(node, 0)),
             _ if POOLS.contains(&operator) => self.pool(node),
-            _ => Err("is not followed"),
+            _ => match elementwise {
+                Some(1) => Ok(self.axis_of(node, 0)),
+                Some(_) => self.elementwise(index, node),
+                None => Err("is not followed"),
+            },
         };
         let axis = result.unwrap_or_else(|reason| {
             let reason = format!("'{}' ({}) {reason}", title(node), node.op_type());

@@ -350,6 +350,9 @@ impl Traits {
     /// Matmuls and convolutions fuse it as an epilogue: a function of one value, whose attributes
     /// are floats. Only for operators of the standard.
     pub const ACTIVATION: Traits = Traits(32);
+    /// The result is divided by a norm or a deviation of the first input, so that factors of that
+    /// input vanish.
+    pub const NORMALIZES: Traits = Traits(64);
 
     /// Returns the union of two sets.
     pub const fn with(self, other: Traits) -> Traits {
@@ -415,6 +418,14 @@ impl OpSpec {
             }
             (None, None) => Err(error!(Fail, "operator {} has no formula", self.name)),
         }
+    }
+
+    /// Whether it is elementwise and needs one input; others are numbers for all elements, such as
+    /// the bounds of `Clip`.
+    pub fn is_unary_elementwise(&self) -> bool {
+        let is_other = |param: &&Param| param.arity != Arity::Optional;
+        self.traits.has(Traits::ELEMENTWISE)
+            && self.inputs.iter().filter(is_other).map(|param| param.arity).eq([Arity::Single])
     }
 
     /// Checks the number of inputs and outputs of a node, and which of them it omits.

@@ -9,7 +9,8 @@ use crate::ops;
 use crate::ops::math::shared::same_shape;
 use crate::ops::nn::conv::ATTRS as CONV_ATTRS;
 use crate::spec::{
-    AttrKind, AttrSpec, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, Requirement, attr, one, opt, var,
+    AttrKind, AttrSpec, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, Requirement, Traits, attr, one, opt,
+    var,
 };
 use crate::{Result, ensure, error};
 
@@ -29,6 +30,7 @@ static GROUP_NORM: OpSpec = OpSpec {
     outputs: &[one("Y", "T")],
     types: &[var("T", SMALL), var("M", SMALL)],
     attrs: NORM_ATTRS,
+    traits: Traits::NORMALIZES,
     infer: infer_norm,
     lower: Some(|draft| {
         let x = draft.required(0)?;
@@ -45,6 +47,7 @@ static SKIP_GROUP_NORM: OpSpec = OpSpec {
     outputs: &[one("Y", "T"), opt("S", "T")],
     types: &[var("T", SMALL), var("M", SMALL)],
     attrs: NORM_ATTRS,
+    traits: Traits::NORMALIZES,
     infer: infer_skip_norm,
     lower: Some(lower_skip_norm),
     ..OP

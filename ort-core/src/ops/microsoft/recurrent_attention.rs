@@ -12,7 +12,7 @@ use crate::ops;
 use crate::ops::math::shared::same_shape;
 use crate::ops::nn::linear_attention::LINEAR_ATTENTION;
 use crate::spec::{
-    AttrKind, Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Requirement, attr, one, opt, var,
+    AttrKind, Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Requirement, Traits, attr, one, opt, var,
 };
 use crate::{ErrorKind, Result, ensure, error, unknown_name};
 
@@ -70,6 +70,7 @@ static GATED_RMS_NORM: OpSpec = OpSpec {
     outputs: &[one("Y", "T")],
     types: &[var("T", FLOATS)],
     attrs: &[attr::string("activation", "silu"), attr::float("epsilon", 1e-5)],
+    traits: Traits::NORMALIZES,
     infer: infer_gated_norm,
     lower: Some(lower_gated_norm),
     ..OP

@@ -8,7 +8,7 @@ use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::batch;
 use crate::ops::nn::norm_layer::infer_layer;
-use crate::spec::{BatchRule, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{BatchRule, Draft, InferCx, MICROSOFT, OP, OpSpec, Traits, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const SUMMED: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -27,6 +27,7 @@ static SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
         var("V", TypeSet::FLOATS),
     ],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", 1e-5), attr::int("stash_type", 1)],
+    traits: Traits::NORMALIZES,
     infer: infer_layer,
     lower: Some(lower_simplified),
     batch: BatchRule::Rule(batch::layer_norm),
@@ -49,6 +50,7 @@ const SKIP: OpSpec = OpSpec {
 static SKIP_LAYER_NORMALIZATION: OpSpec = OpSpec {
     name: "SkipLayerNormalization",
     inputs: &[one("input", "T"), one("skip", "T"), one("gamma", "T"), opt("beta", "T"), opt("bias", "T")],
+    traits: Traits::NORMALIZES,
     infer: infer_skip,
     lower: Some(lower_skip),
     batch: BatchRule::Rule(batch::skip_norm),
@@ -58,6 +60,7 @@ static SKIP_LAYER_NORMALIZATION: OpSpec = OpSpec {
 static SKIP_SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
     name: "SkipSimplifiedLayerNormalization",
     inputs: &[one("input", "T"), one("skip", "T"), one("gamma", "T"), opt("bias", "T")],
+    traits: Traits::NORMALIZES,
     infer: infer_skip,
     lower: Some(lower_skip_simplified),
     batch: BatchRule::Rule(batch::skip_norm),

@@ -7,7 +7,7 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{BatchRule, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -26,6 +26,7 @@ static BATCH_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("Y", "T"), opt("running_mean", "T2"), opt("running_var", "T2")],
     types: &[var("T", TypeSet::FLOATS), var("T1", TypeSet::FLOATS), var("T2", TypeSet::FLOATS)],
     attrs: &[attr::float("epsilon", 1e-5), attr::float("momentum", 0.9), attr::int("training_mode", 0)],
+    traits: Traits::NORMALIZES,
     infer,
     upgrades: &[Upgrade { before: 7, apply: drop_test_flag }, Upgrade { before: 14, apply: name_the_mode }],
     grad: Grad::Rule(norm_gradients::of_batch),

@@ -9,7 +9,9 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, opt, var,
+};
 use crate::{Result, ensure, error};
 
 use super::norm_gradients;
@@ -25,6 +27,7 @@ static LAYER_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("Y", "T"), opt("Mean", "U"), opt("InvStdDev", "U")],
     types: &[var("T", TypeSet::FLOATS), var("U", TypeSet::of(&[DType::F32, DType::BF16]))],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
+    traits: Traits::NORMALIZES,
     infer: infer_layer,
     grad: Grad::Rule(norm_gradients::of_layer),
     batch: BatchRule::Rule(batch::layer_norm),
@@ -39,6 +42,7 @@ static RMS_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("Y", "V")],
     types: &[var("T", TypeSet::FLOATS), var("V", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
+    traits: Traits::NORMALIZES,
     infer: axes::infer_same_along_axis,
     grad: Grad::Rule(norm_gradients::of_layer),
     batch: BatchRule::Rule(batch::layer_norm),
@@ -52,6 +56,7 @@ static INSTANCE_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::float("epsilon", EPSILON)],
+    traits: Traits::NORMALIZES,
     infer: infer_channels,
     upgrades: &[Upgrade { before: 6, apply: drop_consumed_inputs }],
     grad: Grad::Rule(norm_gradients::of_channels),
@@ -71,6 +76,7 @@ static GROUP_NORMALIZATION: OpSpec = OpSpec {
         attr::required("num_groups", AttrKind::Int),
         attr::int("stash_type", 1),
     ],
+    traits: Traits::NORMALIZES,
     infer: infer_groups,
     upgrades: &[Upgrade { before: 21, apply: scale_each_channel }],
     grad: Grad::Rule(norm_gradients::of_channels),
@@ -86,6 +92,7 @@ static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::ints("axes", &[0, 2, 3])],
+    traits: Traits::NORMALIZES,
     infer: infer_mean_variance,
     upgrades: &[Upgrade { before: 9, apply: mean_variance_by_flags }],
     grad: Grad::Rule(norm_gradients::of_mean_variance),

@@ -4,7 +4,7 @@ use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Grad, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, BatchRule, Grad, InferCx, OP, OpSpec, Traits, attr, one, var};
 use crate::{Result, ensure};
 
 use super::norm_gradients;
@@ -34,6 +34,7 @@ static LP_NORMALIZATION: OpSpec = OpSpec {
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::int("p", 2)],
+    traits: Traits::NORMALIZES,
     infer: infer_lp,
     grad: Grad::Rule(norm_gradients::of_lp),
     batch: BatchRule::Rule(batch::along_axis),
