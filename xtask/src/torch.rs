@@ -7,8 +7,9 @@ use crate::python_package::{self, PythonOptions};
 use crate::workspace::Workspace;
 
 /// The tests that need PyTorch, from the repository's root.
-const TESTS: [&str; 5] = [
+const TESTS: [&str; 6] = [
     "ort-py/tests/test_torch.py",
+    "ort-py/tests/test_torch_optim.py",
     "ort-py/tests/test_ortmodule.py",
     "ort-py/tests/test_trainer.py",
     "ort-py/tests/test_data_parallel.py",
