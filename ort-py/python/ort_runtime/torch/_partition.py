@@ -214,9 +214,8 @@ class _Cut:
             for node in self.nodes
             if node.target is operator.getitem and node.args[0] in self.forward
         }
-        self.backward = [
-            node for node in self.nodes if node in _ancestors(backward) - self.forward
-        ]
+        read = _ancestors(backward) - self.forward
+        self.backward = [node for node in self.nodes if node in read]
         self.results = backward
         self.sizes = [
             node
