@@ -16,7 +16,7 @@ ROWS, WIDTH, CLASSES = 10_000, 256, 10
 
 def pixels(ids: np.ndarray) -> np.ndarray:
     """Returns the row of each id."""
-    return np.sin(np.arange(WIDTH, dtype=F)[None] * (1 + ids[:, None] % 97) / 50).astype(F)
+    return np.sin(np.arange(WIDTH, dtype=F)[None] * (1 + ids[:, None] % 97).astype(F) / F(50))
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,6 @@ def test_what_does_not_fit_is_refused_before_an_actor_starts(model: Path) -> Non
     with pytest.raises(MemoryError, match="a batch of 1 takes .* raise the limit to at least"):
         Predictor.options(model, memory="192 MiB", ship=False)
     with pytest.raises(MemoryError, match="at most .* fit"):
-        Predictor.options(model, memory="200 MiB", batch_size=1 << 18, ship=False)
+        Predictor.options(model, memory="260 MiB", batch_size=1 << 18, ship=False)
     with pytest.raises(ValueError, match="no input image; it has pixels"):
         Predictor.options(model, inputs={"image": "x"}, ship=False)

@@ -21,8 +21,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoints
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from ort_runtime.torch import optim
 from ort_runtime.training.ortmodule import ORTModule
 from torch_models import Language
 
@@ -43,6 +46,9 @@ class Settings:
         save_after: the step after which it is written.
         resumes: whether training begins with it.
         killed: the rank that kills itself before the last step.
+        optimizer: "SGD", or an optimizer of `ort_runtime.torch.optim`.
+        shards: "state" shards the state of the optimizer (ZeRO-1), "parameters" everything (FSDP2,
+            whose parameters an optimizer of torch updates).
     """
 
     steps: int = 4
@@ -55,6 +61,8 @@ class Settings:
     save_after: int | None = None
     resumes: bool = False
     killed: int | None = None
+    optimizer: str = "SGD"
+    shards: str = ""
 
 
 class Process:
@@ -66,14 +74,34 @@ class Process:
         torch.manual_seed(0)
         inside = Language(causal=True, size=settings.size, layers=settings.layers, words=WORDS)
         self.events: list[str] = []
+        if settings.shards == "parameters":
+            for part in (*inside.layers, inside):
+                fully_shard(part)
         self.model: Any = ORTModule(inside)
         self.wrapped: nn.Module = self.model
-        if self.world > 1:
+        if self.world > 1 and settings.shards != "parameters":
             more = {} if settings.bucket is None else {"bucket_cap_mb": settings.bucket}
             self.wrapped = DistributedDataParallel(self.model, **more)
             # The hook's annotations would have to be objects, not texts.
             self.wrapped.register_comm_hook(None, lambda state, bucket: self.exchange(bucket))
-        self.optimizer = torch.optim.SGD(inside.parameters(), 0.01, momentum=0.9)
+        self.optimizer = self.make_optimizer(inside)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Returns the optimizer of the settings."""
+        name, shards = self.settings.optimizer, self.settings.shards
+        if name == "SGD":
+            return torch.optim.SGD(module.parameters(), 0.01, momentum=0.9)
+        kind = getattr(torch.optim if shards == "parameters" else optim, name)
+        if shards == "state":
+            return ZeroRedundancyOptimizer(module.parameters(), optimizer_class=kind, lr=0.01)
+        return kind(module.parameters(), lr=0.01)
+
+    def state_bytes(self) -> int:
+        """Returns the bytes of the optimizer's state in this process."""
+        own = getattr(self.optimizer, "optim", self.optimizer).state
+        values = [value for state in own.values() for value in state.values()]
+        local = [value.to_local() if hasattr(value, "to_local") else value for value in values]
+        return sum(value.nbytes for value in local if torch.is_tensor(value) and value.dim())
 
     def exchange(self, bucket: Any) -> Any:
         """Averages a bucket of gradients, and notes when it is ready."""
@@ -146,7 +174,13 @@ class Process:
             if settings.saved and not settings.resumes and number == settings.save_after:
                 checkpoints.save(self.state(), checkpoint_id=settings.saved)
         slopes = sum(value.nbytes for value in self.model.parameters())
-        return {"losses": losses, "events": self.events, "peak": peak(), "slopes": slopes}
+        return {
+            "losses": losses,
+            "events": self.events,
+            "peak": peak(),
+            "slopes": slopes,
+            "state": self.state_bytes(),
+        }
 
 
 def peak() -> int:

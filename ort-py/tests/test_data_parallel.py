@@ -89,6 +89,25 @@ def test_losses_are_those_of_one_process(name: str):
         near(found["losses"], expected["losses"])
 
 
+SHARDED: dict[str, dict[str, Any]] = {
+    "ZeRO-1": {"shards": "state", "optimizer": "AdamW"},
+    "ZeRO-1, 8 bits": {"shards": "state", "optimizer": "AdamW8bit"},
+    "FSDP2": {"shards": "parameters", "optimizer": "AdamW"},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_training_is_that_of_one_process(name: str):
+    settings = SHARDED[name]
+    (expected,) = trained(1, optimizer=settings["optimizer"])
+    found = trained(2, **settings)
+    for one in found:
+        near(one["losses"], expected["losses"])
+        # Whole parameters are shared out, so that parts differ in size.
+        assert 0.4 * expected["state"] <= one["state"] <= 0.6 * expected["state"]
+    assert sum(one["state"] for one in found) == pytest.approx(expected["state"], rel=0.01)
+
+
 def test_buckets_are_sent_before_the_backward_pass_ends():
     for found in trained(2, bucket=1, size=256):
         events = found["events"]

@@ -133,6 +133,25 @@ def test_trains_as_eager_torch_does(name: str, way: str, variant: str, tmp_path:
     assert abs(rows[0] - rows[1]).max() <= 1e-3
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_backend_is_an_argument(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compiled: list[str] = []
+    compile_ = backend.Backend._compile
+
+    def noted(self: Any, graph: Any, kind: str) -> Any:
+        compiled.append(kind if graph.meta.get("ort_runtime") != "torch" else "torch")
+        return compile_(self, graph, kind)
+
+    monkeypatch.setattr(backend.Backend, "_compile", noted)
+    eager = trainer(model_of(name), name, tmp_path / "eager")
+    eager.train()
+    assert not compiled
+    ours = trainer(model_of(name), name, tmp_path / "ours", torch_compile_backend="onnxrt")
+    ours.train()
+    near(losses(ours), losses(eager))
+    assert {"forward", "backward"} <= set(compiled) and "torch" not in compiled
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_is_as_near_to_float32_as_eager_torch(name: str, way: str, tmp_path: Path):

@@ -2,13 +2,16 @@
 
 use anyhow::{Context, Result};
 
-use crate::dist;
 use crate::python::Python;
 use crate::python_package::run_pytest;
 use crate::workspace::Workspace;
+use crate::{dist, models};
 
 /// The tests, from the repository's root.
 const TESTS: &str = "ort-py/cluster_tests";
+
+/// The models of the large jobs.
+const MODELS: [&str; 2] = ["minilm_l6", "mobilenet_v2"];
 
 /// What to test.
 #[derive(clap::Args)]
@@ -22,6 +25,7 @@ pub(crate) struct ClusterOptions {
 pub(crate) fn run(workspace: &Workspace, options: &ClusterOptions) -> Result<()> {
     let builder = Python::open_for_package(workspace)?;
     let wheel = dist::build_wheel(workspace, &builder, &workspace.target.join("python_wheel"))?;
+    models::make(workspace, &Python::open(workspace)?, &MODELS.map(str::to_owned))?;
     let python = Python::open_for_cluster(workspace)?;
     python.install_wheels(&[wheel], None)?;
     // Workers import the tests' modules, and keep their caches out of the user's home.
@@ -29,6 +33,7 @@ pub(crate) fn run(workspace: &Workspace, options: &ClusterOptions) -> Result<()>
     let mut pytest = python.module("pytest");
     pytest.current_dir(workspace.root.join(TESTS)).args(["-q", "-rfEs", "-p", "no:cacheprovider"]);
     pytest.env("PYTHONPATH", workspace.root.join(TESTS)).env("XDG_CACHE_HOME", caches.path());
+    pytest.env("ORT_MODELS", models::folder(workspace));
     // Spark's workers are of this interpreter.
     pytest.env("PYSPARK_PYTHON", python.interpreter()).args(&options.pytest);
     let summary = run_pytest(&mut pytest)?;

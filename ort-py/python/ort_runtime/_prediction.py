@@ -10,9 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from . import InferenceSession, SessionOptions
+from ._search import largest_fitting
 
-#: What a worker process of an engine takes with NumPy and this package, before it has a model.
-WORKER_BYTES = 192 << 20
+#: What a worker process of an engine takes with this package, NumPy, pandas and pyarrow, before it
+#: has a model. An actor of Ray Data has 190 MiB before this package's code is read.
+WORKER_BYTES = 240 << 20
+
+#: The largest batch that is tried.
+_MOST = 1 << 20
 
 Array = npt.NDArray[Any]
 Columns = Mapping[str, str] | Sequence[str] | None
@@ -65,6 +70,14 @@ class Prediction:
             chosen = list(outputs or [value.name for value in self.session.get_outputs()])
             outputs = {name: name for name in chosen}
         self.outputs = dict(outputs)
+        #: How often the inputs of a batch are in memory: twice if they are made from other arrays.
+        self.input_copies = 1
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The numpy type of each input, by column."""
+        values = self.session.get_inputs()
+        return {self.inputs[value.name]: _DTYPES.get(value.type, "float32") for value in values}
 
     @property
     def batch_dim(self) -> str | None:
@@ -97,30 +110,40 @@ class Prediction:
         kinds = {kind: value["bytes"] for kind, value in plan["kinds"].items()}
         weights = sum(kinds[kind] for kind in kinds if kind.startswith("weights_"))
         inputs = sum(_bytes(value, sizes) for value in self.session.get_inputs())
-        return int(plan["planned_bytes"] + weights + kinds["outputs"] + inputs)
+        held = weights + kinds["outputs"] + self.input_copies * inputs
+        return int(plan["planned_bytes"] + held)
 
     def dims(self) -> set[str]:
         """Returns the names of the dimensions of the inputs."""
         values = self.session.get_inputs()
         return {size for value in values for size in value.shape if isinstance(size, str)}
 
-    def largest_batch(self, limit: int, **dims: int) -> int:
-        """Returns the largest batch whose run takes at most `limit` bytes."""
+    def largest_batch(self, limit: int, fixed: int = WORKER_BYTES, /, **dims: int) -> int:
+        """Returns the largest batch whose run takes at most `limit` bytes.
+
+        `fixed` is what a worker takes beside them; only the error names it.
+        """
         if self.batch_dim is None:
             return 1
         if self.bytes_of(1, **dims) > limit:
             raise MemoryError(
                 f"a batch of 1 takes {self.bytes_of(1, **dims)} bytes beside an empty worker, and "
                 f"{limit} are allowed; raise the limit to at least "
-                f"{self.bytes_of(1, **dims) + WORKER_BYTES} bytes"
+                f"{self.bytes_of(1, **dims) + fixed} bytes"
             )
-        low, high = 1, 2
-        while high < 1 << 20 and self.bytes_of(high, **dims) <= limit:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.bytes_of(middle, **dims) <= limit else (low, middle)
-        return low
+        return largest_fitting(lambda batch: self.bytes_of(batch, **dims) <= limit, _MOST)
+
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(float16)": "float16",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(bool)": "bool",
+}
 
 
 def _array(column: Any) -> Array:

@@ -13,8 +13,11 @@ Needs the package `ray`. Example::
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,8 +38,8 @@ class Predictor:
     """An actor class that runs a model on batches of columns.
 
     A batch is a dict of arrays; the result has the columns that `keep` names and those of the
-    outputs. `model` is a path that all nodes have, bytes, or a reference to bytes in Ray's object
-    store, which the actors of a node read in place. `preprocess` makes the inputs of a batch.
+    outputs. `model` is a path that all nodes have, bytes, or what `options` shipped: the actors of
+    a node map one file. `preprocess` makes the inputs of a batch.
     Other arguments are those of `Predictor.options`.
     """
 
@@ -48,8 +51,8 @@ class Predictor:
         keep: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        if isinstance(model, _ray.ObjectRef):
-            model = memoryview(_ray.get(model))
+        if isinstance(model, ShippedModel):
+            model = model.file(settings.get("cache_dir") or cache_folder())
         self._prediction = Prediction(model, **settings)
         self._preprocess = preprocess
         self._keep = keep
@@ -58,6 +61,11 @@ class Predictor:
         """Returns the columns of a batch's results."""
         inputs = batch if self._preprocess is None else self._preprocess(batch)
         return {name: batch[name] for name in self._keep} | self._prediction(inputs)
+
+    def row(self, values: Mapping[str, Any]) -> dict[str, Array]:
+        """Returns one row as arrays, of the types that the model's inputs have."""
+        dtypes = self._prediction.dtypes
+        return {name: np.asarray(value, dtypes.get(name)) for name, value in values.items()}
 
     @staticmethod
     def options(
@@ -78,14 +86,15 @@ class Predictor:
     ) -> dict[str, Any]:
         """Returns the keyword arguments of `Dataset.map_batches(Predictor, ...)`.
 
-        - `memory` bounds an actor, process included. The batch is the largest that the plan allows
-          within it, and Ray is told the bytes of that plan, so that it places no more actors on a
-          node than fit. Without `memory`, `batch_size` (1) decides.
+        - `memory` bounds an actor, process and shipped model included. The batch is the largest that
+          the plan allows within it, and Ray is told the bytes of that plan, so that it places no
+          more actors on a node than fit. Without `memory`, `batch_size` (1) decides.
+          With `preprocess`, the inputs of a batch count twice, for what they are made from.
         - `dims` has the sizes of dimensions other than the batch.
         - `ship` puts the model into the object store once; without it, `model` is a path that each
           node has. A model with external data is not shipped.
-        - `cache_dir` is where the actors of a node share packed weights: by default a folder of the
-          user's caches.
+        - `cache_dir` is where the actors of a node share a shipped model and packed weights: by
+          default a folder of the user's caches.
 
         What does not fit is refused here with the bytes that it needs.
         """
@@ -98,36 +107,72 @@ class Predictor:
             "cache_dir": cache_folder() if cache_dir is None else os.fspath(cache_dir),
         }
         prediction = Prediction(path, **settings)
+        prediction.input_copies = 1 if preprocess is None else 2
         sizes = dict(dims or {})
+        is_shipped = ship and (isinstance(path, bytes) or not _has_external_data(path))
+        # The actor that writes the file of a node has the model in the object store resident, too.
+        fixed = WORKER_BYTES + (_size_of(path) if is_shipped else 0)
         if memory is not None:
             limit = to_size(memory, "memory") or 0
-            most = prediction.largest_batch(limit - WORKER_BYTES, **sizes)
+            most = prediction.largest_batch(limit - fixed, fixed, **sizes)
             if batch_size is not None and batch_size > most:
-                needed = prediction.bytes_of(batch_size, **sizes) + WORKER_BYTES
+                needed = prediction.bytes_of(batch_size, **sizes) + fixed
                 raise MemoryError(
                     f"a batch of {batch_size} takes {needed} bytes and {limit} are allowed; at most "
                     f"{most} fit"
                 )
             batch_size = batch_size or most
         batch_size = batch_size or 1
+        shipped = ShippedModel.of(path) if is_shipped else path
         return {
-            "fn_constructor_args": (_shipped(path) if ship else path,),
+            "fn_constructor_args": (shipped,),
             "fn_constructor_kwargs": {**settings, "preprocess": preprocess, "keep": tuple(keep)},
             "batch_size": batch_size,
             "batch_format": "numpy",
             "concurrency": concurrency,
             "num_cpus": threads,
-            "memory": prediction.bytes_of(batch_size, **sizes) + WORKER_BYTES,
+            "memory": prediction.bytes_of(batch_size, **sizes) + fixed,
         }
 
 
-def _shipped(model: str | bytes) -> Any:
-    """Puts a model into the object store, unless its weights are in other files."""
-    if isinstance(model, bytes):
-        return _ray.put(np.frombuffer(model, np.uint8))
-    if _has_external_data(model):
-        return model
-    return _ray.put(np.fromfile(model, np.uint8))
+@dataclass(frozen=True)
+class ShippedModel:
+    """A model in the object store, of which each node makes a file.
+
+    Attributes:
+        content: a reference to an array of its bytes.
+        digest: the name of the file.
+        size: the bytes of the model.
+    """
+
+    content: Any
+    digest: str
+    size: int
+
+    @staticmethod
+    def of(model: str | bytes) -> ShippedModel:
+        """Puts a model into the object store."""
+        if isinstance(model, bytes):
+            array = np.frombuffer(model, np.uint8)
+        else:
+            array = np.fromfile(model, np.uint8)
+        digest = hashlib.sha256(array.data).hexdigest()
+        return ShippedModel(_ray.put(array), digest, array.nbytes)
+
+    def file(self, folder: str) -> str:
+        """Returns the file of this node, which the first actor writes."""
+        path = os.path.join(folder, f"{self.digest}.onnx")
+        if not (os.path.isfile(path) and os.path.getsize(path) == self.size):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(_ray.get(self.content))
+            # Other actors see a whole file, or none.
+            os.replace(file.name, path)
+        return path
+
+
+def _size_of(model: str | bytes) -> int:
+    return len(model) if isinstance(model, bytes) else os.path.getsize(model)
 
 
 def _has_external_data(path: str) -> bool:
@@ -139,5 +184,3 @@ def _has_external_data(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         return b"\x0a\x08location" in file.read()
-
-

@@ -97,14 +97,12 @@ def predict_batch_udf(
 
     def make_predict_fn() -> Callable[..., Any]:
         prediction = _prediction(model, settings)
-        session = prediction.session
-        names = [value.name for value in session.get_inputs()]
-        dtypes = [_DTYPES.get(value.type, "float32") for value in session.get_inputs()]
+        dtypes = prediction.dtypes
         result = next(iter(prediction.outputs.values()))
 
         def predict(*columns: Any) -> Any:
-            arrays = [np.asarray(c, dtype) for c, dtype in zip(columns, dtypes, strict=True)]
-            return prediction(dict(zip(names, arrays, strict=True)))[result]
+            given = zip(dtypes.items(), columns, strict=True)
+            return prediction({name: np.asarray(c, dtype) for (name, dtype), c in given})[result]
 
         return predict
 
@@ -114,18 +112,6 @@ def predict_batch_udf(
         batch_size=batch_size,
         input_tensor_shapes=input_tensor_shapes,
     )
-
-
-_DTYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(float16)": "float16",
-    "tensor(uint8)": "uint8",
-    "tensor(int8)": "int8",
-    "tensor(bool)": "bool",
-}
 
 
 def map_in_pandas(

@@ -43,5 +43,8 @@ def backend(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any
     return Backend(**options)(graph, inputs)
 
 
-if "ort_runtime" not in torch._dynamo.list_backends(exclude_tags=()):
-    torch._dynamo.register_backend(backend, name="ort_runtime")
+# Libraries that take only the names they list, such as Accelerate, list `onnxrt`, which torch no
+# longer has. Older versions of torch have it, and keep it.
+for _name in ("ort_runtime", "onnxrt"):
+    if _name not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(backend, name=_name)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._search import largest_fitting
 from ._backend import Backend
 from ._memory import NotEnoughMemory, StepPlan, hints_of
-from ._partition import Partition, Recompute, partition, prepare
+from ._partition import Partition, Recompute
 
 __all__ = ["Example", "StepPlanner", "largest"]
 
@@ -31,13 +32,7 @@ class _Probe(Backend):
     levels: Sequence[Recompute] = ()
     found: list[Partition] | None = None
 
-    def _partition(
-        self, joint: fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **more: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        problems = self._problems(joint)
-        if problems:
-            self._refuse(problems)
-        prepare(joint)
+    def _chosen(self, joint: fx.GraphModule, num_fwd_outputs: int) -> Partition:
         self.found = [self._cut(joint, num_fwd_outputs, level) for level in self.levels]
         raise _Traced
 
@@ -164,13 +159,4 @@ def largest(
             return False
         return True
 
-    if not fits(1):
-        return None
-    most = 1
-    while most < _MOST and fits(2 * most):
-        most *= 2
-    below, above = most, 2 * most
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if fits(middle) else (below, middle)
-    return below
+    return largest_fitting(fits, _MOST) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -200,9 +201,37 @@ def _lent(tensor: torch.Tensor) -> Any:
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_neg().resolve_conj()
     if tensor.dtype in _WITHOUT_NUMPY:
-        array = tensor.view(_WITHOUT_NUMPY[tensor.dtype]).numpy()
+        array = _array(tensor.view(_WITHOUT_NUMPY[tensor.dtype]))
         return ort_runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
-    return tensor.numpy()
+    return _array(tensor)
+
+
+class _Lent:
+    """The memory of a tensor, for numpy.
+
+    `Tensor.numpy` would mark the storage as one that cannot be resized, and FSDP resizes those of
+    gathered parameters.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": _type_of(tensor.dtype),
+            "shape": tuple(tensor.shape),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+@lru_cache
+def _type_of(dtype: torch.dtype) -> str:
+    return torch.empty(0, dtype=dtype).numpy().dtype.str
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """Returns a contiguous tensor as an array."""
+    # Numpy takes no memory without an address.
+    return np.asarray(_Lent(tensor)) if tensor.numel() else tensor.numpy()
 
 
 def _as_tensors(names: list[str], values: list[Any]) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from torch import fx
 from torch._functorch import partitioners
 
 from ._clusters import Cluster, Request, clusters_of
-from ._table import is_free
+from ._table import is_cheap, is_free
 
 __all__ = ["Partition", "Recompute", "bytes_of", "partition", "prepare"]
 
@@ -30,13 +30,6 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 _DROPPED = torch.ops.aten.native_dropout_backward.default
 _NORMALIZED = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORMALIZED_ALONE = torch.ops.aten._native_batch_norm_legit.no_stats
-#: Operators that cost about as much as reading their result, so that it is not kept if what they read
-#: is.
-_CHEAP = frozenset({
-    "gelu", "silu", "hardswish", "hardtanh", "leaky_relu", "elu", "relu", "add", "sub", "mul", "div",
-    "neg", "where", "_to_copy", "convert_element_type", "native_layer_norm",
-    "native_dropout_backward",
-})  # fmt: skip
 _ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 @dataclass
@@ -221,9 +214,8 @@ class _Cut:
             for node in self.nodes
             if node.target is operator.getitem and node.args[0] in self.forward
         }
-        self.backward = [
-            node for node in self.nodes if node in _ancestors(backward) - self.forward
-        ]
+        read = _ancestors(backward) - self.forward
+        self.backward = [node for node in self.nodes if node in read]
         self.results = backward
         self.sizes = [
             node
@@ -293,8 +285,7 @@ class _Cut:
         return fewer if _weight(fewer) < _weight(kept) else kept
 
     def _is_cheap(self, maker: fx.Node, kept: dict[fx.Node, None]) -> bool:
-        name = getattr(maker.target, "_opname", "")
-        if name not in _CHEAP:
+        if not is_cheap(maker):
             return False
         waiting = list(maker.all_input_nodes)
         while waiting:

@@ -1,15 +1,18 @@
-"""What rows of the table have in common: their type, and the arguments of an FX node by name."""
+"""What rows of the table have in common: their type and cost, and the arguments of an FX node by
+name."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from ._emitter import Emitter
 
-__all__ = ["Arguments", "Row", "Table", "arguments"]
+__all__ = ["Arguments", "Cost", "Row", "Table", "arguments", "cheap", "free"]
 
 
 class Arguments(dict[str, Any]):
@@ -32,6 +35,39 @@ class Arguments(dict[str, Any]):
 
 Row = Callable[[Emitter, fx.Node, Arguments], Any]
 Table = dict[str, Row]
+
+
+class Cost(enum.Enum):
+    """What computing a result again costs."""
+
+    #: Nothing to speak of: the result has the elements of an operand, or is a constant.
+    FREE = 0
+    #: About as much as reading the result.
+    CHEAP = 1
+    #: More. Rows without another cost have this one.
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class _Costed:
+    """A row with a cost."""
+
+    row: Row
+    cost: Cost
+
+    def __call__(self, e: Emitter, node: fx.Node, a: Arguments) -> Any:
+        """Emits a node."""
+        return self.row(e, node, a)
+
+
+def free(rows: Table) -> Table:
+    """Returns rows whose results cost nothing to compute again."""
+    return {overload: _Costed(row, Cost.FREE) for overload, row in rows.items()}
+
+
+def cheap(rows: Table) -> Table:
+    """Returns rows whose results are cheap to compute again."""
+    return {overload: _Costed(row, Cost.CHEAP) for overload, row in rows.items()}
 
 
 def arguments(node: fx.Node) -> Arguments:

@@ -14,9 +14,9 @@ from torch import fx
 
 from . import _table_activations, _table_layers, _table_movement
 from ._emitter import Emitter, Unsupported
-from ._rows import Arguments, Row, Table, arguments
+from ._rows import Arguments, Cost, Row, Table, arguments, cheap
 
-__all__ = ["TABLE", "emit", "is_free"]
+__all__ = ["TABLE", "emit", "is_cheap", "is_free"]
 
 
 def _result(node: fx.Node) -> torch.dtype:
@@ -334,8 +334,8 @@ def fused_product(op: str) -> Row:
 
 _UNARY = {
     "abs": "Abs", "acos": "Acos", "asin": "Asin", "atan": "Atan", "ceil": "Ceil", "cos": "Cos",
-    "cosh": "Cosh", "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log", "neg": "Neg",
-    "reciprocal": "Reciprocal", "relu": "Relu", "round": "Round", "sigmoid": "Sigmoid",
+    "cosh": "Cosh", "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log",
+    "reciprocal": "Reciprocal", "round": "Round", "sigmoid": "Sigmoid",
     "sign": "Sign", "sin": "Sin", "sinh": "Sinh", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
 }  # fmt: skip
 _COMPARISONS = {
@@ -344,23 +344,31 @@ _COMPARISONS = {
 }  # fmt: skip
 
 TABLE: Table = {
+    **cheap({
+        "aten.add.Tensor": scaled("Add"),
+        "aten.add.Scalar": scaled("Add"),
+        "aten.sub.Tensor": scaled("Sub"),
+        "aten.sub.Scalar": scaled("Sub"),
+        "aten.mul.Tensor": product,
+        "aten.mul.Scalar": product,
+        "aten.div.Tensor": quotient,
+        "aten.div.Scalar": quotient,
+        "aten.div.Tensor_mode": quotient,
+        "aten.neg.default": unary("Neg"),
+        "aten.relu.default": unary("Relu"),
+        "aten.hardtanh.default": clamp("min_val", "max_val"),
+        "aten.where.self": choice,
+        "aten.where.ScalarSelf": choice,
+        "aten.where.ScalarOther": choice,
+    }),
     **{f"aten.{name}.default": unary(operator) for name, operator in _UNARY.items()},
     **{
         f"aten.{name}.{kind}": compare(*what)
         for name, what in _COMPARISONS.items()
         for kind in ("Tensor", "Scalar")
     },
-    "aten.add.Tensor": scaled("Add"),
-    "aten.add.Scalar": scaled("Add"),
-    "aten.sub.Tensor": scaled("Sub"),
-    "aten.sub.Scalar": scaled("Sub"),
     "aten.rsub.Tensor": scaled("Sub", reverse=True),
     "aten.rsub.Scalar": scaled("Sub", reverse=True),
-    "aten.mul.Tensor": product,
-    "aten.mul.Scalar": product,
-    "aten.div.Tensor": quotient,
-    "aten.div.Scalar": quotient,
-    "aten.div.Tensor_mode": quotient,
     "aten.true_divide.Tensor": quotient,
     "aten.pow.Tensor_Scalar": power,
     "aten.pow.Tensor_Tensor": power,
@@ -395,10 +403,6 @@ TABLE: Table = {
     "aten.clamp.Tensor": clamp(),
     "aten.clamp_min.default": clamp(),
     "aten.clamp_max.default": clamp(),
-    "aten.hardtanh.default": clamp("min_val", "max_val"),
-    "aten.where.self": choice,
-    "aten.where.ScalarSelf": choice,
-    "aten.where.ScalarOther": choice,
     "aten.masked_fill.Scalar": filled_where,
     "aten.masked_fill.Tensor": filled_where,
     "aten.sum.default": reduction("ReduceSum"),
@@ -427,7 +431,7 @@ TABLE: Table = {
     **_table_movement.TABLE,
     **_table_layers.TABLE,
     **_table_activations.TABLE,
-}
+}  # fmt: skip
 
 
 def emit(e: Emitter, node: fx.Node) -> Any:
@@ -439,7 +443,16 @@ def emit(e: Emitter, node: fx.Node) -> Any:
     return row(e, node, arguments(node))
 
 
+def _cost(node: fx.Node) -> Cost:
+    cost: Cost = getattr(TABLE.get(str(node.target)), "cost", Cost.FULL)
+    return cost
+
+
 def is_free(node: fx.Node) -> bool:
-    """Whether a node only rearranges elements, so that computing it again costs nothing to speak
-    of and its result is not worth keeping."""
-    return str(node.target) in _table_movement.FREE
+    """Whether computing a node again costs nothing, so that its result is not worth keeping."""
+    return _cost(node) is Cost.FREE
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """Whether computing a node again costs about as much as reading its result."""
+    return _cost(node) is Cost.CHEAP

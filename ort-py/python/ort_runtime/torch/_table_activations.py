@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ._emitter import Emitter, expression_of
-from ._rows import Arguments, Table
+from ._rows import Arguments, Table, cheap
 
 __all__ = ["TABLE"]
 
@@ -122,16 +122,18 @@ def dropout_gradient(e: Emitter, node: fx.Node, a: Arguments) -> str:
 
 
 TABLE: Table = {
-    "aten.gelu.default": gelu,
+    **cheap({
+        "aten.gelu.default": gelu,
+        "aten.silu.default": silu,
+        "aten.leaky_relu.default": leaky_relu,
+        "aten.native_dropout_backward.default": dropout_gradient,
+    }),
     "aten.gelu_backward.default": gelu_gradient,
     "aten.tanh_backward.default": tanh_gradient,
     "aten.sigmoid_backward.default": sigmoid_gradient,
     "aten.threshold_backward.default": threshold_gradient,
-    "aten.silu.default": silu,
     "aten.silu_backward.default": silu_gradient,
-    "aten.leaky_relu.default": leaky_relu,
     "aten.leaky_relu_backward.default": leaky_relu_gradient,
     "aten.bernoulli.p": random_booleans,
     "aten.native_dropout.default": dropout,
-    "aten.native_dropout_backward.default": dropout_gradient,
-}
+}  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ._emitter import Emitter, Unsupported, expression_of
-from ._rows import Arguments, Row, Table
+from ._rows import Arguments, Row, Table, cheap
 
 __all__ = ["TABLE"]
 
@@ -489,6 +489,7 @@ def embedding_gradient(e: Emitter, node: fx.Node, a: Arguments) -> str:
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 TABLE: Table = {
+    **cheap({"aten.native_layer_norm.default": layer_norm}),
     "aten.mm.default": matmul,
     "aten.addmm.default": matmul_added,
     "aten.bmm.default": batched,
@@ -498,7 +499,6 @@ TABLE: Table = {
     "aten._log_softmax.default": softmax("LogSoftmax"),
     "aten._softmax_backward_data.default": softmax_gradient,
     "aten._log_softmax_backward_data.default": log_softmax_gradient,
-    "aten.native_layer_norm.default": layer_norm,
     "aten.native_layer_norm_backward.default": layer_norm_gradient,
     "aten._native_batch_norm_legit_functional.default": batch_norm,
     "aten._native_batch_norm_legit.no_stats": batch_norm,

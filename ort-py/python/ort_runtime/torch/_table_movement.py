@@ -9,22 +9,9 @@ import torch
 from torch import fx
 
 from ._emitter import Emitter, Size, Unsupported, expression_of
-from ._rows import Arguments, Row, Table
+from ._rows import Arguments, Row, Table, cheap, free
 
-__all__ = ["FREE", "TABLE"]
-
-#: Overloads whose result has the elements of an operand, or none to speak of.
-FREE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view.default", "_unsafe_view.default", "reshape.default", "permute.default", "t.default",
-        "transpose.int", "expand.default", "squeeze.dim", "squeeze.dims", "squeeze.default",
-        "unsqueeze.default", "alias.default", "detach.default", "slice.Tensor", "select.int",
-        "full.default", "full_like.default", "zeros.default", "zeros_like.default", "ones.default",
-        "ones_like.default", "arange.default", "arange.start", "arange.start_step",
-        "scalar_tensor.default", "split.Tensor", "split_with_sizes.default", "unbind.int",
-    )
-)  # fmt: skip
+__all__ = ["TABLE"]
 
 #: `slice` ends here if it goes to the end.
 _END = (1 << 63) - 1
@@ -363,7 +350,7 @@ def counted(e: Emitter, node: fx.Node, a: Arguments) -> str:
 
 
 _RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints")
-_COPIES = ("clone.default", "_to_copy.default", "lift_fresh_copy.default", "to.dtype")
+_COPIES = ("clone.default", "lift_fresh_copy.default", "to.dtype")
 
 _UNINITIALIZED = (
     "empty.memory_format", "empty_permuted.default", "empty_strided.default",
@@ -371,30 +358,38 @@ _UNINITIALIZED = (
 )  # fmt: skip
 
 TABLE: Table = {
-    **{f"aten.{name}": reshaped for name in _RESHAPES},
+    **free({
+        **{f"aten.{name}": reshaped for name in _RESHAPES},
+        **{f"aten.squeeze.{kind}": squeezed for kind in ("default", "dim", "dims")},
+        **{f"aten.arange.{kind}": counted for kind in ("default", "start", "start_step")},
+        **{f"aten.{name}_like.default": constant_fill(v) for name, v in (("zeros", 0), ("ones", 1))},
+        **{f"aten.{name}.default": constant_fill(v) for name, v in (("zeros", 0), ("ones", 1))},
+        "aten.alias.default": same,
+        "aten.detach.default": same,
+        "aten.unsqueeze.default": unsqueezed,
+        "aten.permute.default": permuted,
+        "aten.t.default": exchanged,
+        "aten.transpose.int": exchanged,
+        "aten.expand.default": expanded,
+        "aten.slice.Tensor": sliced,
+        "aten.select.int": selected,
+        "aten.split.Tensor": parts,
+        "aten.split_with_sizes.default": parts,
+        "aten.unbind.int": unbound,
+        "aten.full.default": constant_fill(None),
+        "aten.full_like.default": constant_fill(None),
+        "aten.scalar_tensor.default": scalar,
+    }),
+    **cheap({
+        "aten._to_copy.default": copied,
+        "prims.convert_element_type.default": copied,
+    }),
     **{f"aten.{name}": copied for name in _COPIES},
-    **{f"aten.squeeze.{kind}": squeezed for kind in ("default", "dim", "dims")},
-    **{f"aten.arange.{kind}": counted for kind in ("default", "start", "start_step")},
-    **{f"aten.{name}_like.default": constant_fill(v) for name, v in (("zeros", 0), ("ones", 1))},
-    **{f"aten.{name}.default": constant_fill(v) for name, v in (("zeros", 0), ("ones", 1))},
-    "prims.convert_element_type.default": copied,
     "prims.device_put.default": same,
-    "aten.alias.default": same,
-    "aten.detach.default": same,
     "aten.copy.default": overwritten,
-    "aten.unsqueeze.default": unsqueezed,
-    "aten.permute.default": permuted,
-    "aten.t.default": exchanged,
-    "aten.transpose.int": exchanged,
-    "aten.expand.default": expanded,
     "aten.repeat.default": repeated,
-    "aten.slice.Tensor": sliced,
-    "aten.select.int": selected,
     "aten.cat.default": joined,
     "aten.stack.default": stacked,
-    "aten.split.Tensor": parts,
-    "aten.split_with_sizes.default": parts,
-    "aten.unbind.int": unbound,
     "aten.constant_pad_nd.default": padded,
     "aten.slice_backward.default": unsliced,
     "aten.select_backward.default": unselected,
@@ -414,10 +409,7 @@ TABLE: Table = {
     "aten._unsafe_index_put.default": index_written,
     # What reads memory before it is written may find anything in it.
     **{f"aten.{name}": constant_fill(0) for name in _UNINITIALIZED},
-    "aten.full.default": constant_fill(None),
-    "aten.full_like.default": constant_fill(None),
     "aten.new_zeros.default": constant_fill(0),
     "aten.new_ones.default": constant_fill(1),
     "aten.new_full.default": constant_fill(None),
-    "aten.scalar_tensor.default": scalar,
-}
+}  # fmt: skip
