@@ -12,6 +12,7 @@ peak_rss (bytes).
 
 import argparse
 import json
+import os
 import resource
 import sys
 import time
@@ -48,6 +49,10 @@ class OnnxRuntime:
     def __init__(self, precision: str):
         if precision != "f32":
             raise SystemExit("error: ONNX Runtime's CPU provider multiplies in f32 only")
+        if os.environ.get("ORT_ISA") == "avx2":
+            from limited_onnxruntime import import_limited
+
+            import_limited()
         from reference import open_session
 
         self.open = open_session

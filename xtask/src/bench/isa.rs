@@ -24,9 +24,9 @@ impl Isa {
         }
     }
 
-    /// The environment variables that limit ours and oneDNN, which OpenVINO calls. MLAS, the kernel
-    /// library of ONNX Runtime, asks the processor alone, and OpenVINO calls it, too, for matmuls
-    /// with constant matrices.
+    /// The environment variables that limit ours and oneDNN, which OpenVINO calls, and for AVX2
+    /// ONNX Runtime (time_reference.py). OpenVINO's products with constant matrices take what the
+    /// processor has: they are of an MLAS of its own.
     pub(super) fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Isa::Native => &[],

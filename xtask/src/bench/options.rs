@@ -24,7 +24,7 @@ pub(crate) struct BenchOptions {
     /// Use this many threads inside one operator.
     #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
     pub(super) threads: Vec<usize>,
-    /// Let the runtimes use this instruction set at most; ONNX Runtime cannot be limited.
+    /// Let the runtimes use this instruction set at most.
     #[arg(long = "isa", value_enum, default_values_t = [Isa::Native], conflicts_with_all = ["callers", "train"])]
     pub(super) isas: Vec<Isa>,
     /// Time ours and ONNX Runtime only.

@@ -108,7 +108,7 @@ impl Side {
 pub(crate) struct Timing {
     pub(crate) model: PathBuf,
     pub(crate) inputs: PathBuf,
-    /// The instruction set that ours and OpenVINO use at most.
+    /// The instruction set that the runtimes use at most.
     pub(crate) isa: Isa,
     pub(crate) threads: usize,
     pub(crate) seconds: f64,
