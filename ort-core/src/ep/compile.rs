@@ -37,6 +37,8 @@ pub struct CompileCx<'a> {
     pub(crate) consumed: SmallVec<[bool; 8]>,
     pub(crate) packing: Packing<'a>,
     pub(crate) cache_dir: Option<&'a Path>,
+    /// Called with bytes of constants whose pages of the model's file are no longer needed.
+    pub(crate) release: &'a dyn Fn(&[u8]),
     /// Bytes packed into memory; `cached_bytes` counts those in the compiled cache.
     pub(crate) packed_bytes: usize,
     pub(crate) cached_bytes: usize,
@@ -94,6 +96,13 @@ impl<'a> CompileCx<'a> {
     /// they may be unaligned.
     pub fn constant(&self, index: usize) -> Option<TensorView<'a>> {
         self.node.constant(index).map(Tensor::view)
+    }
+
+    /// Returns what to call, while a large constant is packed, with the parts of it that have been
+    /// read for good. Their pages of the model's file then leave memory before the constant is
+    /// packed as a whole, so that it is not resident twice.
+    pub fn release(&self) -> &'a dyn Fn(&[u8]) {
+        self.release
     }
 
     /// Packs a weight of `bytes` bytes: `fill` writes it into 64-byte aligned memory that the

@@ -81,6 +81,7 @@ impl<'a> CompileCx<'a> {
             consumed,
             packing,
             cache_dir: None,
+            release: &|_| (),
             packed_bytes: 0,
             cached_bytes: 0,
         })

@@ -28,7 +28,6 @@ use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
 use crate::spec::{MICROSOFT, RUNTIME, Registry};
-use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
 
 /// A loaded model: the canonical graph before shape inference, and the rest of what the file says.
@@ -63,10 +62,9 @@ impl LoadedModel {
         if now { self.watch.look() } else { self.watch.check() }
     }
 
-    /// Drops the resident pages of a weight; reading them faults them in from the file again. A
-    /// weight outside the mapped files is unaffected.
-    pub(crate) fn release(&self, tensor: &Tensor) {
-        let Some(bytes) = tensor.bytes() else { return };
+    /// Drops the resident pages of a weight or a part of one; reading them faults them in from the
+    /// file again. Bytes outside the mapped files are unaffected.
+    pub(crate) fn release(&self, bytes: &[u8]) {
         for mapping in &self.mappings {
             if let Some(range) = mapping.range_of(bytes) {
                 release(mapping, range);

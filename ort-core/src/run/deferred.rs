@@ -101,7 +101,7 @@ impl WeightPacking<'_> {
         let view = NodeView { graph: &program.graph, node };
         let DeferredWeights { precision, owner, left, .. } = self.weights;
         let settings = CompileSettings { threads: self.control.threads, precision: *precision };
-        let release = |tensor: &Tensor| self.files.release(tensor);
+        let release = |bytes: &[u8]| self.files.release(bytes);
         let is_new = kernel.pack(|budget| {
             compile_packed((view, &**device), settings, Account { budget, owner }, &release)
         })?;

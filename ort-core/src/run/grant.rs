@@ -26,7 +26,7 @@ use crate::ep::interrupt::{Watch, enter};
 use crate::ep::{OutputsFrom, RunControl, guard};
 use crate::plan::{Planning, RunPlan, Storage, largest_at_peak};
 use crate::program::{Program, Step};
-use crate::tensor::{Tensor, TensorBuffer, byte_count};
+use crate::tensor::{TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
 
 /// The plan, bindings and inputs of one pass through the program.
@@ -224,7 +224,7 @@ impl Executor {
             Some(_) => None,
         };
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
-        let release = |tensor: &Tensor| self.files.release(tensor);
+        let release = |bytes: &[u8]| self.files.release(bytes);
         let windows = streams.windows.open(&room.shares, &need.on_devices, budget, &release)?;
         let may_evict = matches!(turn, Some(WeightLock::Alone { .. }));
         Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
@@ -256,7 +256,7 @@ impl Executor {
             budget: budget.clone(),
             threads: self.threads,
         };
-        let release = |tensor: &Tensor| self.files.release(tensor);
+        let release = |bytes: &[u8]| self.files.release(bytes);
         let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
             streams: &self.compiled.streams,
             keep: &room.keep,

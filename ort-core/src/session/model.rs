@@ -338,7 +338,9 @@ impl Model {
     /// Drops the resident pages of a weight that was packed or copied. They are read from the file
     /// again on demand. A weight that is not in a mapped file is left alone.
     pub fn release(&self, tensor: &Tensor) {
-        self.file.release(tensor);
+        if let Some(bytes) = tensor.bytes() {
+            self.file.release(bytes);
+        }
     }
 
     /// Drops all resident pages of the model's files. Reading the bytes between weights makes pages

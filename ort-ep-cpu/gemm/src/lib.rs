@@ -77,7 +77,9 @@ pub use error::GemmError;
 pub use im2col::{Im2col, Window};
 pub use matrix::{Strided, Weight};
 pub use operand::pack_lhs_by;
-pub use operand::{LhsOperand, PackedLhs, PackedRhs, RhsOperand, RhsSource, pack_lhs, pack_rhs};
+pub use operand::{
+    LhsOperand, PackedLhs, PackedRhs, RhsOperand, RhsSource, pack_lhs, pack_rhs, pack_rhs_in_parts,
+};
 pub use problem::{Batch, Gemm};
 pub use quantized::{QuantizedMatrix, Scales};
 

@@ -160,16 +160,61 @@ pub fn pack_rhs<T: Weight>(
     strides: [usize; 2],
     packed: &mut [f32],
 ) -> Result<(), GemmError> {
-    let [k, columns] = shape;
+    pack_rhs_in_parts(cpu, values, shape, strides, packed, &|_| ())
+}
+
+/// [`pack_rhs`] from one end of `values` to the other: `done` is called with the range of each
+/// part, a few MiB, that has been read for good.
+///
+/// # Errors
+///
+/// If either slice is too short.
+pub fn pack_rhs_in_parts<T: Weight>(
+    cpu: Cpu,
+    values: &[T],
+    shape: [usize; 2],
+    strides: [usize; 2],
+    packed: &mut [f32],
+    done: &dyn Fn(Range<usize>),
+) -> Result<(), GemmError> {
+    let ([k, columns], [row_stride, column_stride]) = (shape, strides);
     check_extent("a matrix", values.len(), shape, strides)?;
     PackedRhs::new(cpu, packed, k, columns)?;
-    let kernel = Kernel::of(cpu);
+    let (kernel, packed) = (Kernel::of(cpu), &mut packed[..PackedRhs::len(cpu, k, columns)]);
     let width = kernel.width();
-    let packed = &mut packed[..PackedRhs::len(cpu, k, columns)];
-    for_each_chunk_mut(cpu.threads, packed, (width * kernel.elements(k)).max(1), |panel, to| {
-        kernel.pack_rhs_panel(values, [k, columns], strides, panel * width, to);
-    });
+    let panel_len = (width * kernel.elements(k)).max(1);
+    if row_stride >= column_stride {
+        // The rows follow each other in `values`, so each part is some k steps of all panels.
+        let steps = part_len(row_stride).next_multiple_of(kernel.terms());
+        for start in (0..k).step_by(steps) {
+            let end = (start + steps).min(k);
+            let part = kernel.elements(start) * width..kernel.elements(end) * width;
+            let from = values.get(start * row_stride..).unwrap_or(&[]);
+            for_each_chunk_mut(cpu.threads, packed, panel_len, |panel, to| {
+                let to = &mut to[part.clone()];
+                kernel.pack_rhs_panel(from, [end - start, columns], strides, panel * width, to);
+            });
+            done(start * row_stride..(end * row_stride).min(values.len()));
+        }
+        return Ok(());
+    }
+    let panels = part_len(column_stride * width);
+    for (part, to) in packed.chunks_mut(panels * panel_len).enumerate() {
+        let first = part * panels * width;
+        let end = (first + panels * width).min(columns);
+        for_each_chunk_mut(cpu.threads, to, panel_len, |panel, to| {
+            kernel.pack_rhs_panel(values, shape, strides, first + panel * width, to);
+        });
+        done(first * column_stride..(end * column_stride).min(values.len()));
+    }
     Ok(())
+}
+
+/// Returns how many rows, columns or panels of `stride` elements are a part of a matrix.
+fn part_len(stride: usize) -> usize {
+    /// Elements in a part: 4 MiB of floats.
+    const PART: usize = 1 << 20;
+    (PART / stride.max(1)).max(1)
 }
 
 /// The left operand of a GEMM.

@@ -1,5 +1,7 @@
 //! Tests of GEMM against a reference sum in `f64`, for every instruction set of this CPU.
 
+use std::sync::Mutex;
+
 use ort_testkit::random_values;
 use proptest::prelude::*;
 
@@ -192,6 +194,34 @@ fn few_columns_have_the_bits_of_tiles() {
                 assert!(few == tiles, "{isa:?} {m} {n} {k} {b_strides:?}");
             }
         }
+    }
+}
+
+#[test]
+fn large_matrices_are_packed_in_parts() {
+    let [m, n, k] = [3, 1030, 1101];
+    let (a, b) = (random_values(m * k, 10), random_values(n * k, 11));
+    for (isa, b_strides) in ISAS.into_iter().flat_map(|isa| [[n, 1], [1, k]].map(|strides| (isa, strides))) {
+        let cpu = Cpu { isa, ..Cpu::with_threads(2) };
+        let mut packed = vec![f32::NAN; PackedRhs::len(cpu, k, n)];
+        let parts = Mutex::new(Vec::new());
+        let done = |part| parts.lock().unwrap().push(part);
+        pack_rhs_in_parts(cpu, &b, [k, n], b_strides, &mut packed, &done).unwrap();
+        let parts = parts.into_inner().unwrap();
+        assert!(parts.len() > 1);
+        assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, b.len()));
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
+        let run = |rhs: RhsOperand| {
+            let lhs = LhsOperand::Plain(Strided::row_major(&a, m, k).unwrap());
+            let gemm = Gemm::new(lhs, rhs);
+            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], rhs.source())];
+            let mut c = vec![0.0; m * n];
+            gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+            c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        let plain = run(RhsOperand::Plain(Strided::new(&b, [k, n], b_strides).unwrap()));
+        let from_parts = run(RhsOperand::Packed(PackedRhs::new(cpu, &packed, k, n).unwrap()));
+        assert!(from_parts == plain, "{isa:?} {b_strides:?}");
     }
 }
 

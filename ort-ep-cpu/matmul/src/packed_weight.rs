@@ -1,11 +1,13 @@
 //! Right sides of GEMM that are packed when a session is created.
 
+use std::ops::Range;
+
 use ort_core::ep::{CompileCx, Precision};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, error};
 
 use crate::refused;
-use ort_cpu_gemm::{Cpu, PackedRhs, RhsOperand, Weight, pack_rhs};
+use ort_cpu_gemm::{Cpu, PackedRhs, RhsOperand, pack_rhs_in_parts};
 use ort_cpu_kernel::packed::PackedFloats;
 use ort_cpu_kernel::with_weight;
 
@@ -67,11 +69,18 @@ impl PackedWeight {
         strides: [usize; 2],
     ) -> Result<PackedWeight> {
         let len = PackedRhs::len(cpu, k, columns);
-        let values = PackedFloats::new(
-            cx,
-            len,
-            |packed| with_weight!(view, weights => pack(cpu, weights, first, [k, columns], strides, packed)),
-        )?;
+        let (release, bytes) = (cx.release(), view.bytes().unwrap_or(&[]));
+        let size = view.dtype().byte_size().unwrap_or(1);
+        let done = |part: Range<usize>| {
+            let part = bytes.get((first + part.start) * size..(first + part.end) * size);
+            part.into_iter().for_each(release);
+        };
+        let values = PackedFloats::new(cx, len, |packed| {
+            with_weight!(view, weights => {
+                let weights = weights.get(first..).unwrap_or(&[]);
+                pack_rhs_in_parts(cpu, weights, [k, columns], strides, packed, &done).map_err(refused)
+            })
+        })?;
         Ok(PackedWeight { values, k, columns })
     }
 
@@ -80,17 +89,4 @@ impl PackedWeight {
         let packed = PackedRhs::new(cpu, self.values.values(), self.k, self.columns);
         Ok(RhsOperand::Packed(packed.map_err(refused)?))
     }
-}
-
-fn pack<T: Weight>(
-    cpu: Cpu,
-    weights: &[T],
-    first: usize,
-    shape: [usize; 2],
-    strides: [usize; 2],
-    packed: &mut [f32],
-) -> Result<()> {
-    let weights =
-        weights.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is shorter than its shape"))?;
-    pack_rhs(cpu, weights, shape, strides, packed).map_err(refused)
 }

@@ -91,8 +91,8 @@ pub(crate) struct WindowCursor<'a> {
 
 struct LaneCursor<'a> {
     lane: &'a RunLane,
-    /// Called with each constant whose pages of the model's file are no longer needed.
-    release: &'a (dyn Fn(&Tensor) + Sync),
+    /// Called with the bytes of each constant whose pages of the model's file are no longer needed.
+    release: &'a (dyn Fn(&[u8]) + Sync),
     /// The index of the next upload.
     next: usize,
     /// The number of uploads so far, which alternate between the halves.
@@ -224,7 +224,7 @@ impl Windows {
         shares: &Shares,
         run: &OnDevices,
         budget: &Arc<Budget>,
-        release: &dyn Fn(&Tensor),
+        release: &dyn Fn(&[u8]),
     ) -> Result<RunWindows> {
         let mut opened = RunWindows::default();
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
@@ -347,12 +347,7 @@ impl Lane {
 
     /// Returns a resident constant. Uploads it if it is not on the device yet, and then releases
     /// the file pages that the upload has read.
-    fn resident(
-        &self,
-        constant: &Constant,
-        budget: &Arc<Budget>,
-        release: &dyn Fn(&Tensor),
-    ) -> Result<Tensor> {
+    fn resident(&self, constant: &Constant, budget: &Arc<Budget>, release: &dyn Fn(&[u8])) -> Result<Tensor> {
         // Held during the upload, so that concurrent runs share one copy.
         let mut resident = constant.resident.lock();
         if let Some(tensor) = &*resident {
@@ -361,7 +356,9 @@ impl Lane {
         let host = &constant.host;
         let memory = allocate_in(budget, Category::Weights, &*self.memory, constant.bytes, ALIGNMENT)?;
         let tensor = upload(&*self.device, host, &memory.freeze(), 0)?;
-        release(host);
+        if let Some(bytes) = host.bytes() {
+            release(bytes);
+        }
         *resident = Some(tensor.clone());
         Ok(tensor)
     }
@@ -398,7 +395,7 @@ impl RunLane {
 
 impl RunWindows {
     /// Starts the uploads of a frame through the windows.
-    pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> WindowCursor<'a> {
+    pub(crate) fn pass<'a>(&'a self, release: &'a (dyn Fn(&[u8]) + Sync)) -> WindowCursor<'a> {
         let lanes = self.lanes.iter();
         let lanes = lanes.map(|lane| LaneCursor { lane, release, next: 0, made: 0, ahead: None });
         WindowCursor { residents: &self.residents, lanes: lanes.collect() }
@@ -450,7 +447,9 @@ impl LaneCursor<'_> {
         for Streamed { slot, host, offset } in streamed {
             arrived.push((*slot, upload(&*self.lane.device, host, half, *offset)?));
             // The pages are read from the file again if a later step reads the constant.
-            (self.release)(host);
+            if let Some(bytes) = host.bytes() {
+                (self.release)(bytes);
+            }
         }
         self.next += place + 1;
         self.made += 1;

@@ -37,8 +37,8 @@ pub(crate) struct Streaming<'a> {
     /// The budget that packed weights count in.
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) threads: usize,
-    /// Called with each weight whose pages of the model's file are no longer needed.
-    pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
+    /// Called with bytes of weights whose pages of the model's file are no longer needed.
+    pub(crate) release: &'a (dyn Fn(&[u8]) + Sync),
     /// Frees memory that the run can spare, at least the requested bytes if there are that many.
     /// Returns the bytes freed.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
@@ -130,13 +130,16 @@ pub(crate) fn compile_packed(
     (view, device): (NodeView<'_>, &dyn Device),
     settings: CompileSettings,
     account: Account<'_>,
-    release: &dyn Fn(&Tensor),
+    release: &dyn Fn(&[u8]),
 ) -> Result<Box<dyn Executable>> {
     let mut compile = CompileCx::new(view, device, settings, account, Packing::Now)?;
+    compile.release = release;
     let kernel = guard::compile(device, &mut compile)?;
     let consumed = compile.consumed;
     for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
-        view.constant(index).into_iter().for_each(release);
+        if let Some(bytes) = view.constant(index).and_then(Tensor::bytes) {
+            release(bytes);
+        }
     }
     Ok(kernel)
 }
