@@ -1,8 +1,10 @@
-"""The model of the tests, and what one process computes with it."""
+"""The model of the tests, what one process computes with it, and a cluster of Ray."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -49,3 +51,17 @@ def expected(model: Path) -> np.ndarray:
     session = ort.InferenceSession(model)
     (scores,) = session.run(None, {"pixels": pixels(np.arange(ROWS))})
     return scores
+
+
+@pytest.fixture(scope="module")
+def nodes(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Starts two nodes that have what `NODE` of the test module says."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=request.module.NODE)
+    cluster.add_node(**request.module.NODE)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()

@@ -27,6 +27,7 @@ from ort_runtime.spark import map_in_pandas, ship
 if not all(job.path.is_file() for job in JOBS.values()):
     pytest.skip("ORT_MODELS has no models; `cargo xtask cluster` makes them", allow_module_level=True)
 
+#: What each of the two nodes of the cluster has.
 NODE = {"num_cpus": 2, "memory": 1 << 30, "object_store_memory": 256 << 20}
 #: What an actor may take, process included.
 ACTOR = "512 MiB"
@@ -88,20 +89,6 @@ class Worker(Predictor):
 def inputs_of(job: Job) -> Any:
     """Returns what makes the inputs of a batch of ids."""
     return lambda batch: job.inputs(batch["id"])
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    """Starts two nodes."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    cluster.add_node(**NODE)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
 
 
 def run_on_ray(name: str, marks: str, rows: int, **settings: Any) -> tuple[Any, list[Any]]:

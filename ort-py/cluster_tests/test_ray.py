@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,8 @@ from conftest import ROWS, pixels
 from ort_runtime.ray import Predictor
 from ray.cluster_utils import Cluster
 
+#: What each of the two nodes of the cluster has.
 NODE = {"num_cpus": 2, "memory": 1 << 30, "object_store_memory": 100 << 20}
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    """Starts two nodes."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    cluster.add_node(**NODE)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
 
 
 def with_pixels(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
