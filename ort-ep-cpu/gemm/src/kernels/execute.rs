@@ -8,16 +8,13 @@ use parking_lot::Mutex;
 use super::Kernel;
 use super::columns::{FewColumns, MOST_TILES};
 use super::pairs::STAGED;
-use super::tile::Tile;
+use super::tile::{LINE, Tile};
 use crate::epilogue::{Finish, apply};
 use crate::operand::{LhsOperand, RhsOperand};
 use crate::{Gemm, GemmError};
 use ort_cpu_threads::interrupt::{TASK_UNITS, spending};
 use ort_cpu_threads::parallel::{Pool, Shares, for_each_chunk_mut};
 use ort_cpu_vector::simd::Isa;
-
-/// `f32` values in a cache line.
-const LINE: usize = 16;
 
 /// The maximum number of k steps for which writing C takes longer than reading panels of B.
 const FEW_STEPS: usize = 32;

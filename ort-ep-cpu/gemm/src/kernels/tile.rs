@@ -33,8 +33,8 @@ const FEW_ROWS: usize = 2;
 /// How many values ahead it prefetches: 6 KiB.
 const AHEAD: usize = 1536;
 
-/// Values in a cache line.
-const LINE: usize = 16;
+/// `f32` values in a cache line.
+pub(super) const LINE: usize = 16;
 
 /// The arguments of a tile function. Null pointers mark absent parts.
 #[derive(Clone, Copy, Debug)]
