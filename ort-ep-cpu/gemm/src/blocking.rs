@@ -38,6 +38,17 @@ const CONFLICT: usize = 4096;
 /// Tasks per thread if the split is free, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 8;
 
+/// The most columns that are not split over threads if there are more rows, as in the last layers
+/// of nets for images. There are not enough panels to give all threads the same work, and each
+/// thread would read all weights.
+const FEW_COLUMNS: usize = 128;
+
+/// The least rows for which each thread may pack the few columns again.
+const ROWS_THAT_REPAY_PACKING: usize = 256;
+
+/// The least tiles of a task with so few columns.
+const TILES_OF_FEW_COLUMNS: usize = 4;
+
 /// Multiply-adds that are worth a thread of their own: waking one costs some microseconds.
 const WORTH_A_THREAD: usize = 1 << 19;
 
@@ -105,8 +116,16 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
     // A batch with a GEMM for each thread needs no split inside a GEMM.
     let is_cut = !packs && threads > 1 && count < threads;
     let columns_first = is_cut && is_ready && source == RhsSource::Rows && by_columns(threads, n);
-    let rows_first = is_cut && !columns_first && prefers_rows(shape, source);
+    let rows_alone =
+        threads > 1 && count < threads && (is_ready || packs) && keeps_columns(shape, packs, source);
+    let rows_first = is_cut && !columns_first && (rows_alone || prefers_rows(shape, source));
     let parts = match (rows_first, source) {
+        // Each task packs all of B.
+        _ if rows_alone && packs => [threads.min(tiles), 1],
+        _ if rows_alone => {
+            let tasks = (tiles / TILES_OF_FEW_COLUMNS / threads).clamp(1, TASKS_PER_THREAD);
+            [(threads * tasks).min(tiles), 1]
+        }
         (false, _) if columns_first => [TASKS_PER_THREAD.min(tiles), threads.min(panels)],
         (false, _) => parts(threads, count, [tiles, panels], packs),
         (true, RhsSource::Packed) => [(threads * TASKS_PER_THREAD).min(tiles), 1],
@@ -146,6 +165,12 @@ const LEAST_PIXELS: usize = 1024;
 /// cache.
 pub fn by_columns(threads: usize, columns: usize) -> bool {
     columns / threads.max(1) >= LEAST_PIXELS
+}
+
+/// Whether only rows should be split, beside an A that is packed.
+fn keeps_columns([m, n, _]: [usize; 3], packs: bool, source: RhsSource) -> bool {
+    let is_image = matches!(source, RhsSource::Rows | RhsSource::Im2col);
+    is_image && n <= FEW_COLUMNS.min(m) && (!packs || m >= ROWS_THAT_REPAY_PACKING)
 }
 
 /// Whether threads should split rows instead of columns. Rows are better if threads then share the

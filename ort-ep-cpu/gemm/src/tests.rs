@@ -104,7 +104,19 @@ fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout:
 
 #[test]
 fn edges_of_every_kind() {
-    let sizes = [[1, 1, 1], [8, 48, 16], [9, 49, 17], [70, 100, 33], [65, 17, 400], [1, 70, 5], [70, 1, 5]];
+    let sizes = [
+        [1, 1, 1],
+        [8, 48, 16],
+        [9, 49, 17],
+        [70, 100, 33],
+        [65, 17, 400],
+        [1, 70, 5],
+        [70, 1, 5],
+        [1, 200, 33],
+        [2, 200, 33],
+        [300, 49, 20],
+        [600, 49, 20],
+    ];
     for shape in sizes {
         for a in LAYOUTS {
             for b in LAYOUTS {

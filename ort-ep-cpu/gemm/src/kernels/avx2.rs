@@ -4,6 +4,7 @@
 use core::arch::x86_64::*;
 
 use super::columns::{self, FewColumns};
+use super::panels;
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, Transpose, copy_rows, transpose_plain};
 use ort_cpu_vector::simd::Avx2;
@@ -107,6 +108,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose,
+    few_rows: [panels::<1, 2, 4>, panels::<2, 2, 2>],
     few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
     pairs: None,
 };

@@ -1,6 +1,7 @@
 //! AVX-512 micro-kernel: tiles of 8 rows by 48 columns, with masks at the edges.
 
 use super::columns::{self, FewColumns};
+use super::panels;
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows};
 use ort_cpu_vector::simd::steps::Singles;
@@ -40,6 +41,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
+    few_rows: [panels::<1, 3, 4>, panels::<2, 3, 2>],
     few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
     pairs: None,
 };

@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 
 use super::avx512::{copies, inner, rows};
 use super::pairs::MakePairs;
+use super::panels;
 use super::tile::{Tile, TileFunction, compute};
 use super::{CopyRows, Kernel};
 use ort_cpu_vector::simd::steps::Pairs;
@@ -22,6 +23,19 @@ unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(cal
     // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features before
     // it chose this kernel.
     unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Pairs::new_unchecked(), call) }
+}
+
+/// Computes a row of tiles over bf16 pairs; see [`panels::compute`].
+///
+/// # Safety
+///
+/// As [`panels::compute`], with pairs of k steps as the elements of A and B. The CPU has AVX-512 F,
+/// BW, DQ, VL and BF16, AVX2, FMA and F16C.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn panels<const ROWS: usize, const VECTORS: usize, const PANELS: usize>(calls: &[Tile]) {
+    // SAFETY: `panels` has the contract of `compute`, and `Kernel::of` detected the features before
+    // it chose this kernel.
+    unsafe { panels::compute::<_, ROWS, VECTORS, PANELS>(Pairs::new_unchecked(), calls) }
 }
 
 /// Returns a mask of the first `count` lanes.
@@ -112,6 +126,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
+    few_rows: [panels::<1, 3, 4>, panels::<2, 3, 2>],
     few_columns: None,
     pairs: Some(MakePairs { of_rows: pair_rows, of_neighbours: pair_neighbours }),
 };

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::Kernel;
 use super::columns::{FewColumns, MOST_TILES};
 use super::pairs::STAGED;
+use super::panels::{MOST_PANELS, panels_of};
 use super::tile::{LINE, Tile};
 use crate::epilogue::{Finish, apply};
 use crate::operand::{LhsOperand, RhsOperand};
@@ -405,7 +406,8 @@ impl Block<'_> {
                 spending(units * panels.len(), tiles.clone())
                     .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, group)));
             } else {
-                spending(units * tiles.len(), panels.clone())
+                let panels = self.run_few_rows(panels, group, units);
+                spending(units * tiles.len(), panels)
                     .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, group)));
             }
             // Last, because few columns would wait for rows of A that are not in cache yet.
@@ -420,6 +422,28 @@ impl Block<'_> {
             // SAFETY: `run` requires these rows and columns of C to be this thread's.
             unsafe { self.apply_rest(rows, &self.columns(&group.panels)) };
         }
+    }
+
+    /// Computes several panels at a time if there are few rows. Returns the panels that are left.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run_strips`].
+    unsafe fn run_few_rows(&self, panels: Range<usize>, group: &Group, units: usize) -> Range<usize> {
+        let ([rows, columns, _], width) = (self.grid.shape, self.grid.width);
+        let is_whole = width == self.kernel.width() && group.b.step == width;
+        let Some(function) = self.kernel.few_rows.get(rows - 1).filter(|_| is_whole) else {
+            return panels;
+        };
+        let (at_once, whole) = (panels_of(rows), panels.start..panels.end.min(columns / width));
+        let rest = whole.start + whole.len() / at_once * at_once;
+        for first in spending(units * at_once, (whole.start..rest).step_by(at_once)) {
+            let calls: [Tile; MOST_PANELS] =
+                array::from_fn(|at| self.tile(group.tiles.start, first + at.min(at_once - 1), group));
+            // SAFETY: as in `run_tile`.
+            unsafe { function(&calls[..at_once]) };
+        }
+        rest..panels.end
     }
 
     /// Returns the kernel's functions for few columns if the last of these panels is to take them.

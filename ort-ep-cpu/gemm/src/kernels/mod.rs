@@ -3,7 +3,8 @@
 //! All unsafe code of GEMM is in this folder. Callers pass checked slices; the code here works with
 //! pointers into them.
 
-/// Defines what an instruction set's [`Kernel`] calls: `tile`, `rows`, `inner` and `copies`.
+/// Defines what an instruction set's [`Kernel`] calls: `tile`, `panels`, `rows`, `inner` and
+/// `copies`.
 /// `$simd` makes the proof that the CPU has it, `$features` compiles for it.
 macro_rules! functions {
     ($simd:expr $(, $features:meta)?) => {
@@ -17,6 +18,18 @@ macro_rules! functions {
             // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features
             // before it chose this kernel.
             unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Singles($simd), call) }
+        }
+
+        /// Computes a row of tiles; see [`panels::compute`].
+        ///
+        /// # Safety
+        ///
+        /// As [`panels::compute`], and the CPU has the features that this function enables.
+        $(#[$features])?
+        unsafe fn panels<const ROWS: usize, const VECTORS: usize, const PANELS: usize>(calls: &[Tile]) {
+            // SAFETY: `panels` has the contract of `compute`, and `Kernel::of` detected the features
+            // before it chose this kernel.
+            unsafe { panels::compute::<_, ROWS, VECTORS, PANELS>(Singles($simd), calls) }
         }
 
         /// Adds weighted rows; see [`add_rows`].
@@ -73,6 +86,7 @@ mod execute;
 mod gemv;
 mod pack;
 mod pairs;
+mod panels;
 mod rows;
 mod tile;
 
@@ -95,6 +109,7 @@ pub(super) use tile::RegisterActivation;
 
 use columns::FewColumns;
 use pairs::MakePairs;
+use panels::FewRows;
 use tile::{AddRows, TileFunction, copy, copy_even};
 
 use super::Cpu;
@@ -116,6 +131,8 @@ pub(super) struct Kernel {
     dot: unsafe fn(*const f32, *const f32, usize) -> f32,
     copy_rows: unsafe fn(&CopyRows),
     transpose: unsafe fn(&Transpose),
+    /// The functions for few rows.
+    few_rows: FewRows,
     /// The functions for few columns, if an A is packed with as many rows as they take.
     few_columns: Option<FewColumns>,
     /// How bf16 pairs are made, if a panel's elements are pairs of consecutive k steps.

@@ -1,5 +1,6 @@
 //! NEON micro-kernel: tiles of 8 rows by 12 columns. Its speed has not been measured.
 
+use super::panels;
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows, transpose_plain};
 use ort_cpu_vector::simd::Neon;
@@ -20,6 +21,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: transpose_plain,
+    few_rows: [panels::<1, 3, 4>, panels::<2, 3, 2>],
     few_columns: None,
     pairs: None,
 };

@@ -1,6 +1,7 @@
 //! Portable micro-kernel in plain Rust: tiles of 4 rows by 8 columns, which the compiler may
 //! vectorise for its baseline target.
 
+use super::panels;
 use super::tile::{AddRows, Tile, TileFunction, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows, transpose_plain};
 use ort_cpu_vector::simd::Portable;
@@ -21,6 +22,7 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: transpose_plain,
+    few_rows: [panels::<1, 2, 4>, panels::<2, 2, 2>],
     few_columns: None,
     pairs: None,
 };

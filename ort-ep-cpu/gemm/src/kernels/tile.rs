@@ -28,10 +28,10 @@ pub(crate) enum RegisterActivation {
 
 /// The maximum number of rows for which a tile is bound by loading B rather than by its FMAs. Such
 /// a tile prefetches its own panel.
-const FEW_ROWS: usize = 2;
+pub(super) const FEW_ROWS: usize = 2;
 
 /// How many values ahead it prefetches: 6 KiB.
-const AHEAD: usize = 1536;
+pub(super) const AHEAD: usize = 1536;
 
 /// `f32` values in a cache line.
 pub(super) const LINE: usize = 16;
@@ -127,7 +127,7 @@ pub(super) unsafe fn compute<T: Steps, const ROWS: usize, const VECTORS: usize, 
 ///
 /// As [`compute`].
 #[inline(always)]
-unsafe fn step<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+pub(super) unsafe fn step<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
     steps: T,
     sums: &mut [[Elements<T>; VECTORS]; ROWS],
     (a, a_row): (*const f32, usize),
