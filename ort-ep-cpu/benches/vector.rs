@@ -4,11 +4,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use ort_ep_cpu::depthwise::channels::{ChannelBlock, DepthwiseBlockPlan};
+use ort_ep_cpu::depthwise::planes::{DepthwisePlan, Planes};
 use ort_ep_cpu::simd::Isa;
 use ort_ep_cpu::vector::activation::Activation;
 use ort_ep_cpu::vector::convert::{bf16_from_f32, f16_from_f32, f32_from_f16};
-use ort_ep_cpu::vector::depthwise::{DepthwisePlan, Planes};
-use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
 use ort_ep_cpu::vector::dynamic_quantization::DynamicQuantization;
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
 use ort_ep_cpu::vector::norm::RowNorm;

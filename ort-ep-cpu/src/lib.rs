@@ -1,6 +1,6 @@
 //! CPU execution provider: its device, and the crates that hold its kernels.
 //!
-//! [`vector`], [`gemm`] and [`conv`] are plain functions over slices that know no graph, and so is
+//! [`vector`], [`depthwise`], [`gemm`] and [`conv`] are plain functions over slices that know no graph, and so is
 //! [`attention`], one engine in the terms of the problem descriptors of `ort-core`. [`parallel`]
 //! splits them over the thread pool. The crates `ort-cpu-elementwise`,
 //! `-reduce`, `-linalg`, `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share
@@ -31,8 +31,8 @@ pub use ort_cpu_kernel::{CpuKernel, DerivedKernels, cpu_kernels};
 pub use ort_cpu_threads::parallel;
 pub use ort_cpu_vector::simd;
 pub use {
-    ort_cpu_attention as attention, ort_cpu_conv as conv, ort_cpu_gemm as gemm, ort_cpu_kernel as kernel,
-    ort_cpu_vector as vector,
+    ort_cpu_attention as attention, ort_cpu_conv as conv, ort_cpu_depthwise as depthwise,
+    ort_cpu_gemm as gemm, ort_cpu_kernel as kernel, ort_cpu_vector as vector,
 };
 
 #[doc(hidden)]

@@ -18,7 +18,7 @@ const SUITE: &str = "AArch64, emulated";
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The crates with code for each instruction set.
-const PACKAGES: [&str; 2] = ["ort-cpu-vector", "ort-cpu-gemm"];
+const PACKAGES: [&str; 3] = ["ort-cpu-vector", "ort-cpu-depthwise", "ort-cpu-gemm"];
 /// The variables by which cargo finds the linker and the emulator.
 const LINKER: &str = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER";
 const RUNNER: &str = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER";

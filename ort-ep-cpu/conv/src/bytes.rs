@@ -3,12 +3,12 @@
 //! With one input channel per group, a filter is applied directly to its windows. All other
 //! convolutions are GEMMs of packed filters with the windows of the image; see [`ByteWindows`].
 
+use ort_cpu_depthwise::quantized::{
+    PlaneTarget, QuantizedTaps, Requantize, SourcePlane, convolve_plane, plane_len,
+};
 use ort_cpu_gemm::integer::{Addend, ByteRows, ByteWindows, Factors, IntegerGemm, Scaling, Target, Terms};
 use ort_cpu_gemm::{Activation, Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_chunk_mut;
-use ort_cpu_vector::depthwise_quantized::{
-    PlaneTarget, QuantizedTaps, Requantize, SourcePlane, convolve_plane, plane_len,
-};
 use ort_cpu_vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
 
 /// Filters packed as rows of signed bytes: for each kernel position, the channels in whole groups

@@ -4,13 +4,13 @@
 //! convolution, a filter is applied directly to its windows. Filters must be constant and have no
 //! zero points here.
 
+use ort_cpu_depthwise::nhwc::{ChannelBlocks, DepthwiseNhwc};
 use ort_cpu_gemm::integer::{
     Factors, IntegerGemm, NhwcWindows, PackedBytes, Target, Terms, are_small, pack_filters_last,
     packed_rhs_len,
 };
 use ort_cpu_gemm::{Cpu, GemmError, Window};
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
-use ort_cpu_vector::depthwise_nhwc::{ChannelBlocks, DepthwiseNhwc};
 
 /// Quantized results that are worth a thread.
 const GRAIN: usize = 1 << 14;

@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 
 use super::input::part;
 use super::parts_of_image;
+use ort_cpu_depthwise::planes::{DepthwisePlan, Planes};
 use ort_cpu_gemm::{
     Cpu, Gemm, GemmError, LhsOperand, Origin, PackedLhs, Pairing, RhsOperand, RhsSource, Step, Strided,
     check_steps, workspace_len_beside_ready,
 };
 use ort_cpu_threads::parallel::{RowBlock, StridedRows};
 use ort_cpu_vector::activation::Activation;
-use ort_cpu_vector::depthwise::{DepthwisePlan, Planes};
 use ort_cpu_vector::window::Window;
 
 /// The size of a task's working set, and how many tasks there are.

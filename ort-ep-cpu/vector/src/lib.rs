@@ -23,11 +23,6 @@
 pub mod activation;
 pub mod conv_window;
 pub mod convert;
-pub mod depthwise;
-pub mod depthwise_channels;
-pub mod depthwise_gradients;
-pub mod depthwise_nhwc;
-pub mod depthwise_quantized;
 pub mod dynamic_quantization;
 pub mod elementwise;
 pub mod norm;

@@ -6,8 +6,7 @@
 use super::places::{load, store};
 use super::reduce;
 use super::window::Window;
-use crate::simd::stencil::SLACK;
-use crate::simd::{Isa, Simd, SimdOp, dispatch};
+use crate::simd::{Isa, SLACK, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
 
 /// The reduction of a window.

@@ -17,6 +17,7 @@ const ROOTS: &[&str] = &[
     "ort-ep-cpu/attention/src/lib.rs",
     "ort-ep-cpu/contrib/src/lib.rs",
     "ort-ep-cpu/conv/src/lib.rs",
+    "ort-ep-cpu/depthwise/src/lib.rs",
     "ort-ep-cpu/elementwise/src/lib.rs",
     "ort-ep-cpu/gemm/src/lib.rs",
     "ort-ep-cpu/kernel/src/lib.rs",

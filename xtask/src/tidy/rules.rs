@@ -48,6 +48,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-capi/",
     "ort-core/src/ep/abi/",
     "ort-core/src/ep/dylib/",
+    "ort-ep-cpu/depthwise/src/simd/",
     "ort-ep-cpu/gemm/src/kernels/",
     "ort-ep-cpu/threads/src/parallel.rs",
     "ort-ep-cpu/threads/src/pool.rs",

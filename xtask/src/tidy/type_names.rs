@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "ort-ep-cpu/attention/src/",
     "ort-ep-cpu/contrib/src/",
     "ort-ep-cpu/conv/src/",
+    "ort-ep-cpu/depthwise/src/",
     "ort-ep-cpu/elementwise/src/",
     "ort-ep-cpu/gemm/src/",
     "ort-ep-cpu/kernel/src/",

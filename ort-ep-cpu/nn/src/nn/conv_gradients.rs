@@ -16,13 +16,13 @@ use ort_cpu_conv::{
     ConvAttributes, ConvGeometry, image_gradient, image_gradient_workspace_len, weights_gradient,
     weights_gradient_workspace_len,
 };
+use ort_cpu_depthwise::gradients::{LANES, add_filter_gradient, plane_gradient};
 use ort_cpu_gemm::Cpu;
 use ort_cpu_kernel::cpu_kernels;
 use ort_cpu_kernel::units::{for_each_unit, part_count};
 use ort_cpu_kernel::workspace::{bytes_of, scratch};
 use ort_cpu_matmul::refused;
 use ort_cpu_threads::parallel::for_each_row_chunk_mut;
-use ort_cpu_vector::depthwise_gradients::{LANES, add_filter_gradient, plane_gradient};
 use ort_cpu_vector::simd::Isa;
 use ort_cpu_vector::window::Window;
 

@@ -9,7 +9,7 @@
 //! per slice, not once per vector.
 //!
 //! All unsafe code of the vector kernels is in this folder: entry points, loads and stores
-//! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
+//! ([`Simd`]), and the loops over slices that check lengths once ([`slices`]).
 
 #![allow(
     clippy::indexing_slicing,
@@ -28,13 +28,11 @@ pub mod math;
 mod math_tests;
 #[cfg(test)]
 mod operation_tests;
-pub mod plane;
 mod portable;
 pub mod quantized_rows;
 pub mod roofline;
 pub mod skinny_gemm;
 pub mod slices;
-pub mod stencil;
 pub mod steps;
 mod tile;
 
@@ -345,6 +343,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// The lanes of the widest vector.
 pub const MAX_LANES: usize = 16;
+
+/// The values beyond the last used one that loops may load, or store, if they work in whole vectors.
+pub const SLACK: usize = 2 * MAX_LANES;
 
 /// Returns the larger of two values; NaN if either is NaN.
 #[inline(always)]

@@ -3,9 +3,9 @@
 //! These are plain loops that the compiler vectorizes for each instruction set. A sum has [`LANES`]
 //! partial sums on all of them, so the results are bit-identical.
 
-use super::window::Window;
-use crate::simd::{Isa, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
+use ort_cpu_vector::simd::{Isa, Simd, SimdOp, dispatch};
+use ort_cpu_vector::window::Window;
 
 /// Partial sums of each tap's gradient.
 pub const LANES: usize = 16;

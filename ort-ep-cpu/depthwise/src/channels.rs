@@ -4,15 +4,15 @@
 //! aligned and no lane is idle, whatever the width. Large kernels and small planes repay the cost
 //! of interleaving and of splitting the result.
 
-use super::activation::Activation;
-use super::depthwise::{HardSwish, Silu};
-use super::elementwise::{Unary, unary_in_place};
-use super::transpose::{Strided, strided};
-use super::window::Window;
-use crate::simd::slices::UnaryOp;
+use crate::planes::{HardSwish, Silu};
 use crate::simd::stencil::{ChannelTaps, channel_taps};
-use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 use ort_cpu_threads::interrupt::spend;
+use ort_cpu_vector::activation::Activation;
+use ort_cpu_vector::elementwise::{Unary, unary_in_place};
+use ort_cpu_vector::simd::slices::UnaryOp;
+use ort_cpu_vector::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
+use ort_cpu_vector::transpose::{Strided, strided};
+use ort_cpu_vector::window::Window;
 
 /// The plan for blocks of channels of one convolution.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ impl DepthwiseBlockPlan {
     }
 
     /// Returns whether this plan is faster for a window, by measurement, if a block has enough
-    /// channels. Otherwise use [`DepthwisePlan`](super::depthwise::DepthwisePlan).
+    /// channels. Otherwise use [`DepthwisePlan`](crate::planes::DepthwisePlan).
     pub fn pays(window: &Window) -> bool {
         window.kernel[0] * window.kernel[1] >= 16 || window.output[1] < 24
     }
@@ -236,7 +236,7 @@ impl<E: UnaryOp> SimdOp for Convolve<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::depthwise::{DepthwisePlan, Planes};
+    use crate::planes::{DepthwisePlan, Planes};
 
     #[test]
     fn blocks_agree_with_single_planes() {

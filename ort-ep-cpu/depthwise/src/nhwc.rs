@@ -4,10 +4,10 @@
 //! so a dot product of four bytes covers four taps along a column of the kernel. Lanes are
 //! channels, so none is idle, however small the plane.
 
-use crate::conv_window::Window;
-use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
-use crate::simd::{Isa, MAX_LANES, Simd};
 use ort_cpu_threads::interrupt::spend;
+use ort_cpu_vector::conv_window::Window;
+use ort_cpu_vector::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
+use ort_cpu_vector::simd::{Isa, MAX_LANES, Simd};
 
 /// The blocks of channels that are computed together. They determine the order of terms and
 /// weights.

@@ -2,10 +2,10 @@
 //!
 //! A lane computes dot products of four bytes, so one step covers four neighbors along a row.
 
-use crate::conv_window::Window;
-use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, WINDOWS_REACH, dispatch_bytes};
-use crate::simd::{Isa, Simd};
 use ort_cpu_threads::interrupt::spend;
+use ort_cpu_vector::conv_window::Window;
+use ort_cpu_vector::simd::bytes::{ByteLanes, ByteOp, Lanes, WINDOWS_REACH, dispatch_bytes};
+use ort_cpu_vector::simd::{Isa, Simd};
 
 /// The most groups of four taps in a filter.
 const MAX_TAPS: usize = 32;

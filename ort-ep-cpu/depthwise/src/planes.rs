@@ -6,15 +6,15 @@
 //! reads adjacent values, whatever the stride. There too, rows much narrower than a vector are
 //! computed as one long row over the padded width, and the results between rows are dropped.
 
-use super::activation::{Activation, Clamp};
-use super::elementwise::{Unary, unary_in_place};
-use super::window::Window;
 pub use crate::simd::plane::Planes;
 use crate::simd::plane::{FlatPlan, square};
-use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::{Filter, Input, SLACK, Taps, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
-use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
+use crate::simd::stencil::{Filter, Input, Taps, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use ort_cpu_threads::interrupt::spend;
+use ort_cpu_vector::activation::{Activation, Clamp};
+use ort_cpu_vector::elementwise::{Unary, unary_in_place};
+use ort_cpu_vector::simd::slices::UnaryOp;
+use ort_cpu_vector::simd::{Isa, SLACK, Simd, SimdOp, dispatch, math};
+use ort_cpu_vector::window::Window;
 
 /// The most results of a plane that is read as one row. The plan holds a mask for each vector of
 /// results and each tap.
@@ -171,7 +171,7 @@ impl UnaryOp for Epilogue {
 
 /// `x * clip(x / 6 + 1/2, 0, 1)`.
 #[derive(Clone, Copy)]
-pub(super) struct HardSwish;
+pub(crate) struct HardSwish;
 
 impl UnaryOp for HardSwish {
     #[inline(always)]
@@ -183,7 +183,7 @@ impl UnaryOp for HardSwish {
 
 /// `x * sigmoid(x)`.
 #[derive(Clone, Copy)]
-pub(super) struct Silu;
+pub(crate) struct Silu;
 
 impl UnaryOp for Silu {
     #[inline(always)]

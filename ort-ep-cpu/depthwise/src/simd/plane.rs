@@ -1,10 +1,10 @@
 //! Depthwise convolution of planes in place, without padded copies: masked loads zero what is
 //! outside a plane.
 
-use super::slices::UnaryOp;
 use super::stencil::{Filter, store_in_order};
-use super::{MAX_LANES, Simd};
-use crate::window::Window;
+use ort_cpu_vector::simd::slices::UnaryOp;
+use ort_cpu_vector::simd::{MAX_LANES, Simd};
+use ort_cpu_vector::window::Window;
 
 /// Output rows that share the loads of an input row.
 const ROWS: usize = 4;

@@ -6,11 +6,8 @@
 //! has fewer, whole vectors are stored in row order, and the next row overwrites what is beyond its
 //! predecessor. Loads go a little beyond what a result needs, so inputs have slack at their end.
 
-use super::Simd;
-use super::slices::UnaryOp;
-
-/// The elements that the inputs of this module hold beyond the last used one.
-pub const SLACK: usize = 2 * super::MAX_LANES;
+use ort_cpu_vector::simd::slices::UnaryOp;
+use ort_cpu_vector::simd::{SLACK, Simd};
 
 /// Rows of a convolution's input, with [`SLACK`] after the last.
 #[derive(Clone, Copy)]
