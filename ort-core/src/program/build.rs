@@ -407,8 +407,11 @@ impl Builder {
     }
 
     /// Copies constants that are not aligned for their type, if a kernel reads them as typed
-    /// slices.
+    /// slices. Small ones beside weights that are packed are copied, too: a read of one would keep
+    /// many pages of packed weights around it resident.
     fn align_constants(&mut self, graph: &Graph, cx: &mut BuildCx<'_>) -> Result<()> {
+        // Without packed weights, all pages of the file are read anyway.
+        let copies_small = cx.defers && cx.deferred_bytes > 0;
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
             for (position, slot) in step.inputs.iter().enumerate() {
@@ -420,6 +423,8 @@ impl Builder {
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
+            let is_small = (1..=MOST_COPIED_BYTES).contains(&tensor.byte_count());
+            let is_copied = !tensor.is_aligned() || (is_small && copies_small && (cx.is_mapped)(tensor));
             let copies = std::mem::take(&mut cx.copies);
             let copy = copies.one_of(tensor, DeviceId::HOST, || match cx.packing {
                 // By the offset, not the address: the model may be mapped elsewhere when the entry
@@ -427,19 +432,26 @@ impl Builder {
                 Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
                     cached_copy(&graph.value(slot.value).name, tensor, store)
                 }
-                _ if tensor.is_aligned() => Ok(None),
-                _ => aligned(tensor, cx),
+                _ if is_copied => aligned(tensor, cx),
+                _ => Ok(None),
             });
             cx.copies = copies;
             let copy = copy?;
             if let Some(copy) = copy {
-                (cx.release)(tensor);
+                // The end of the build releases the pages of all others.
+                if !is_small {
+                    (cx.release)(tensor);
+                }
                 slot.origin = Origin::Constant(copy);
             }
         }
         Ok(())
     }
 }
+
+/// The most bytes of a constant that is copied although it could be read in the file: a bias, a
+/// scale, the filters of a depthwise convolution.
+const MOST_COPIED_BYTES: usize = 128 << 10;
 
 /// A kernel whose weights were counted, not packed.
 struct Counted {

@@ -1,8 +1,9 @@
 //! Packing of deferred weights, before the first step of the first run that needs them.
 //!
 //! At the start of a run its slab is untouched. So packing there, one weight after the other, peaks
-//! where packing during the build would: at the packed weights plus the file pages of one weight.
+//! where packing during the build would: at the packed weights plus the file pages of the smallest.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -84,10 +85,12 @@ impl WeightPacking<'_> {
             }
             _ => None,
         });
-        let mut needed = needed.peekable();
-        if needed.peek().is_none() {
+        let mut needed: Vec<_> = needed.collect();
+        if needed.is_empty() {
             return Ok(());
         }
+        // The largest first: the pages of the file that the last one reads add to all packed ones.
+        needed.sort_by_key(|(_, kernel)| Reverse(kernel.packed_bytes));
         let _turn = self.turn()?;
         for (step, kernel) in needed {
             self.pack_step(program, step, kernel).map_err(|problem| step.failed(problem))?;

@@ -21,7 +21,7 @@ pub struct MemoryUse {
     /// The part of `weights` that runs read straight from the mapped file.
     pub weights_mapped: usize,
     /// Constants in memory of their own: weights of models that are not mapped, folded constants
-    /// until they are packed, and aligned copies.
+    /// until they are packed, and copies of small and of unaligned constants.
     pub weights_copied: usize,
     /// Packed weights in memory of this process. A run packs those that it needs and that no run
     /// has packed before; until then they count as mapped.
