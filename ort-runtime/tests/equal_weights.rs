@@ -248,3 +248,51 @@ fn the_process_has_one_copy() -> Result<()> {
     assert!(both < one + ENCODER / 2, "{one} bytes with one session, {both} with both");
     Ok(())
 }
+
+/// Filters that batch normalization scales are folded by the build and packed by the first run,
+/// which frees what was folded.
+#[test]
+fn folded_weights_are_freed_once_they_are_packed() -> Result<()> {
+    const FILTERS: usize = 128;
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut builder = GraphBuilder::new("normalized");
+    let x = builder.input("x", DType::F32, &["1", &FILTERS.to_string(), "8", "8"]);
+    let mut value = x;
+    for layer in 0..3 {
+        let filters = builder.constant(weight(&[FILTERS, FILTERS, 3, 3], layer)?);
+        value = builder.node("Conv", &[value, filters], &[])?;
+        let mut inputs = vec![value];
+        for parameter in 0..4 {
+            let numbers: Vec<f32> = (0..FILTERS).map(|at| 1.0 + (at * parameter) as f32 / 512.0).collect();
+            inputs.push(builder.constant(Tensor::from_vec(&[FILTERS], numbers)?));
+        }
+        value = builder.node("BatchNormalization", &inputs, &[])?;
+    }
+    let file = folder.path().join("normalized.onnx");
+    save(&builder.finish(&[value])?, &ModelInfo::default(), &file, &Weights::Inside)?;
+    let model = Model::load(file)?;
+    let run = |session: &Session| -> Result<Vec<u8>> {
+        let outputs = session.run(&[("x", weight(&[1, FILTERS, 8, 8], 9)?.into())])?;
+        Ok(outputs[0].1.tensor()?.bytes().expect("host memory").to_vec())
+    };
+    let expected = run(&Session::builder(&model).memory_limit(64 << 20).build()?)?;
+    let start = held();
+    let session = Session::builder(&model).threads(2).build()?;
+    let (folded, before, constants) =
+        (3 * FILTERS * FILTERS * 9 * 4, session.memory(), session.constant_bytes());
+    assert_eq!(before.packed, 0, "a build packs nothing");
+    assert!(before.weights_copied >= folded, "{before:?}");
+    assert_eq!(before.weights_copied, held() - start);
+    for _ in 0..2 {
+        assert_eq!(run(&session)?, expected);
+        session.trim();
+        let after = session.memory();
+        assert!(after.packed >= folded, "{after:?}");
+        assert_eq!(after.weights_copied + folded, before.weights_copied);
+        assert_eq!(after.packed + after.weights_copied, held() - start);
+        assert_eq!(session.constant_bytes(), constants);
+        assert_eq!(constants, after.packed + after.weights_copied);
+    }
+    Ok(())
+}

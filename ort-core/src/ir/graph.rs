@@ -160,6 +160,24 @@ impl Graph {
         Ok((node, values))
     }
 
+    /// Returns a graph of one of the nodes alone, which has no subgraphs, with the constants that
+    /// it reads.
+    pub(crate) fn of_node(&self, node: &Node) -> Graph {
+        let mut alone = Graph::new(&*self.name);
+        let mut node = node.clone();
+        let mut added: HashMap<ValueId, ValueId> = HashMap::new();
+        for id in node.inputs.iter_mut().chain(&mut node.outputs).flatten() {
+            *id = *added.entry(*id).or_insert_with(|| {
+                let own = ValueId(alone.values.len() as u32);
+                alone.values.push(self.value(*id).clone());
+                alone.constants.extend(self.constants.get(id).map(|tensor| (own, tensor.clone())));
+                own
+            });
+        }
+        alone.nodes.push(node);
+        alone
+    }
+
     /// Adds a constant.
     pub fn add_constant(&mut self, name: impl Into<Arc<str>>, tensor: Tensor) -> ValueId {
         let shape = tensor.shape().iter().map(|&size| crate::dim::Dim::constant(size as i64)).collect();

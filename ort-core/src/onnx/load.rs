@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use ort_alloc::MappedFile;
+use ort_alloc::{HUGE_PAGE_BYTES, MappedFile};
 
 use super::build::Loader;
 use super::changes::{GivenValues, LoadOptions, fix_dimensions, give_files, warn_of_unread_files};
@@ -66,10 +66,17 @@ impl LoadedModel {
     /// file again. Bytes outside the mapped files are unaffected.
     pub(crate) fn release(&self, bytes: &[u8]) {
         for mapping in &self.mappings {
-            if let Some(range) = mapping.range_of(bytes) {
-                release(mapping, range);
-            }
+            let Some(Range { start, end }) = mapping.range_of(bytes) else { continue };
+            // Reading them has also made pages around them resident, even released ones: Linux maps
+            // the whole folio in which a fault is, which never exceeds a huge page.
+            let end = end.saturating_add(HUGE_PAGE_BYTES).min(self.source_bytes(mapping)).max(end);
+            release(mapping, start.saturating_sub(HUGE_PAGE_BYTES)..end);
         }
+    }
+
+    /// The bytes of a mapped file before the packed weights of a compiled model.
+    fn source_bytes(&self, mapping: &MappedFile) -> usize {
+        self.compiled.as_ref().map_or(mapping.len(), |compiled| compiled.entry().source_bytes())
     }
 
     /// Drops all resident pages of the files, because reading the bytes between the weights faults
@@ -77,9 +84,7 @@ impl LoadedModel {
     pub(crate) fn release_all(&self) {
         for mapping in &self.mappings {
             // Packed weights stored in the same file stay resident.
-            let end =
-                self.compiled.as_ref().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
-            release(mapping, 0..end);
+            release(mapping, 0..self.source_bytes(mapping));
         }
     }
 }

@@ -4,80 +4,23 @@
 //! Steps come out in the order of the graph's nodes; the pipeline's order stage changes it
 //! afterwards.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
-use ort_alloc::{Budget, Category, DeviceId, Reservation, allocate_in};
+use ort_alloc::{Budget, Category, DeviceId, allocate_in};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::copies::ConstantCopies;
+use super::context::{BuildCx, ConstantStreaming};
 use super::{
     Body, Captured, ControlFlowPlacement, DeferredKernel, Nested, Origin, Partition, Program, Slot, SlotId,
-    Step, StreamedKernel, Update, Work,
+    Step, StreamedKernel, Work,
 };
 use crate::cache::{Role, Store, tag};
-use crate::ep::{
-    Account, Claim, CompileCx, CompileSettings, Device, Executable, NodeView, OutputsFrom, Owner, Packing,
-    Precision, guard,
-};
+use crate::ep::{Claim, Device, Executable, NodeView, OutputsFrom, Packing, guard};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
 use crate::{ErrorKind, Result, Within, error};
-
-/// The context of compilation, apart from the graph.
-pub(crate) struct BuildCx<'a> {
-    pub(crate) devices: &'a [Arc<dyn Device>],
-    pub(crate) budget: &'a Arc<Budget>,
-    pub(crate) owner: &'a Arc<Owner>,
-    /// The threads that pack weights.
-    pub(crate) load_threads: usize,
-    pub(crate) precision: Precision,
-    /// Called with a weight whose file pages are not needed any more.
-    pub(crate) release: &'a dyn Fn(&Tensor),
-    /// The number of programs so far: the outermost one and those of subgraphs.
-    pub(crate) programs: usize,
-    /// The bytes of packed weights that always stay in memory.
-    pub(crate) packed_bytes: usize,
-    /// The bytes of packed weights in the compiled cache.
-    pub(crate) cached_bytes: usize,
-    /// Reservations for memory that is only counted.
-    pub(crate) reserved: Vec<Reservation>,
-    /// Whether a constant is aligned for its type by its offset in the model's file.
-    pub(crate) is_aligned_in_file: &'a dyn Fn(&Tensor) -> bool,
-    /// Whether a weight is in a mapped file, so that it can be read again at any time.
-    pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
-    /// Whether packed weights may be streamed: evicted, and packed again from the file.
-    pub(crate) streams: bool,
-    /// Whether weights may be packed later, before the first run that needs them.
-    pub(crate) defers: bool,
-    /// The bytes set aside for such weights.
-    pub(crate) deferred_bytes: usize,
-    /// Whether constants in device memory may be streamed. If a limit bounds the session, those of
-    /// all devices may; otherwise those of devices with a limit of their own.
-    pub(crate) windows: ConstantStreaming,
-    pub(crate) packing: Packing<'a>,
-    /// The folder of the compiled cache, for the files that devices keep there themselves.
-    pub(crate) cache_dir: Option<&'a Path>,
-    /// Outputs of the outermost graph that are new values of its inputs.
-    pub(crate) updates: Vec<Update>,
-    /// The deadline of the build.
-    pub(crate) until: Option<Instant>,
-    pub(crate) copies: ConstantCopies,
-}
-
-/// The devices whose constants are streamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ConstantStreaming {
-    /// Those of no device.
-    Never,
-    /// Those of devices with a memory limit of their own.
-    OfBounded,
-    /// Those of every device.
-    Always,
-}
 
 impl Program {
     /// Compiles the graph of a model, whose inputs and outputs are in host memory.
@@ -130,33 +73,16 @@ impl Program {
         let outputs = outputs.map(|(value, memory)| builder.slot(&graph, value, memory, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
         // Only now are all readers of each constant known, and the memories in which they read it.
-        builder.align_constants(&graph, cx)?;
+        if !cx.runs_once {
+            builder.align_constants(&graph, cx)?;
+        }
         builder.forget_uploaded(&outputs, cx.is_mapped);
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
         let number = cx.next_number();
         let file_order = None;
-        Ok(Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons })
-    }
-}
-
-impl BuildCx<'_> {
-    fn next_number(&mut self) -> usize {
-        self.programs += 1;
-        self.programs - 1
-    }
-
-    /// The context for compiling one kernel.
-    fn kernel<'k>(
-        &'k self,
-        view: NodeView<'k>,
-        device: &dyn Device,
-        packing: Packing<'k>,
-    ) -> Result<CompileCx<'k>> {
-        let account = Account { budget: self.budget, owner: self.owner };
-        let settings = CompileSettings { threads: self.load_threads, precision: self.precision };
-        let cx = CompileCx::new(view, device, settings, account, packing)?;
-        Ok(CompileCx { cache_dir: self.cache_dir, ..cx })
+        let aligns = cx.runs_once;
+        Ok(Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons, aligns })
     }
 }
 
@@ -349,7 +275,8 @@ impl Builder {
             Some(Counted { kernel, packed_bytes, consumed }) => {
                 let set_aside = cx.budget.advance_for(Category::PackedWeights, packed_bytes)?;
                 cx.deferred_bytes = cx.deferred_bytes.saturating_add(packed_bytes);
-                (Work::Deferred(DeferredKernel::new(kernel, packed_bytes, set_aside)), consumed)
+                let alone = folded_inputs(view, cx).then(|| view.graph.of_node(view.node));
+                (Work::Deferred(DeferredKernel::new(kernel, packed_bytes, set_aside, alone)), consumed)
             }
             None => {
                 let mut compile = cx.kernel(view, &**device, cx.packing)?;
@@ -480,8 +407,11 @@ impl Builder {
     }
 
     /// Copies constants that are not aligned for their type, if a kernel reads them as typed
-    /// slices.
+    /// slices. Small ones beside weights that are packed are copied, too: a read of one would keep
+    /// many pages of packed weights around it resident.
     fn align_constants(&mut self, graph: &Graph, cx: &mut BuildCx<'_>) -> Result<()> {
+        // Without packed weights, all pages of the file are read anyway.
+        let copies_small = cx.defers && cx.deferred_bytes > 0;
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
             for (position, slot) in step.inputs.iter().enumerate() {
@@ -493,6 +423,8 @@ impl Builder {
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
+            let is_small = (1..=MOST_COPIED_BYTES).contains(&tensor.byte_count());
+            let is_copied = !tensor.is_aligned() || (is_small && copies_small && (cx.is_mapped)(tensor));
             let copies = std::mem::take(&mut cx.copies);
             let copy = copies.one_of(tensor, DeviceId::HOST, || match cx.packing {
                 // By the offset, not the address: the model may be mapped elsewhere when the entry
@@ -500,19 +432,26 @@ impl Builder {
                 Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
                     cached_copy(&graph.value(slot.value).name, tensor, store)
                 }
-                _ if tensor.is_aligned() => Ok(None),
-                _ => aligned(tensor, cx),
+                _ if is_copied => aligned(tensor, cx),
+                _ => Ok(None),
             });
             cx.copies = copies;
             let copy = copy?;
             if let Some(copy) = copy {
-                (cx.release)(tensor);
+                // The end of the build releases the pages of all others.
+                if !is_small {
+                    (cx.release)(tensor);
+                }
                 slot.origin = Origin::Constant(copy);
             }
         }
         Ok(())
     }
 }
+
+/// The most bytes of a constant that is copied although it could be read in the file: a bias, a
+/// scale, the filters of a depthwise convolution.
+const MOST_COPIED_BYTES: usize = 128 << 10;
 
 /// A kernel whose weights were counted, not packed.
 struct Counted {
@@ -543,8 +482,14 @@ fn counted(view: NodeView<'_>, device: &Arc<dyn Device>, cx: &BuildCx<'_>) -> Op
     let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
     // Weights packed from attributes, such as tree ensembles, are slow to pack again, so they
     // stay.
-    let may = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(cx.is_mapped);
+    let may_wait = |weight: &Tensor| (cx.is_mapped)(weight) || (!cx.streams && (cx.is_folded)(weight));
+    let may = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(may_wait);
     may.then_some(Counted { kernel, packed_bytes, consumed })
+}
+
+/// Whether a node reads constants that this build has folded.
+fn folded_inputs(view: NodeView<'_>, cx: &BuildCx<'_>) -> bool {
+    (0..view.node.inputs.len()).filter_map(|index| view.constant(index)).any(cx.is_folded)
 }
 
 /// Kernels whose weights are all smaller are packed by the build: compiling them a second time

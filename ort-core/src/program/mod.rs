@@ -5,6 +5,7 @@
 //! in `crate::plan`, the run itself in `crate::run`.
 
 mod build;
+mod context;
 mod copies;
 mod deferred;
 mod placed;
@@ -22,7 +23,8 @@ use crate::ir::{Graph, ValueId};
 use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result};
 
-pub(crate) use build::{BuildCx, ConstantStreaming, aligned};
+pub(crate) use build::aligned;
+pub(crate) use context::{BuildCx, ConstantStreaming};
 pub(crate) use copies::ConstantCopies;
 pub(crate) use deferred::DeferredKernel;
 pub use placed::Partition;
@@ -149,6 +151,9 @@ pub(crate) struct Program {
     pub(crate) updates: Vec<Update>,
     /// By node of the graph, why it runs where it does.
     pub(crate) reasons: Vec<Reason>,
+    /// Whether each step copies the constants that it cannot read where they are. A program that
+    /// runs more than once has aligned copies instead.
+    pub(crate) aligns: bool,
 }
 
 impl Program {
@@ -166,7 +171,8 @@ impl Program {
     pub(super) fn empty(graph: Arc<Graph>, number: usize) -> Program {
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (file_order, updates, reasons) = (None, Vec::new(), Vec::new());
-        Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons }
+        let aligns = false;
+        Program { number, graph, slots, steps, given, outputs, file_order, updates, reasons, aligns }
     }
 
     /// Counts the nodes that each provider of `devices` runs, including those of subgraphs, and the

@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::environment::Evaluate;
 use super::report::Report;
@@ -72,6 +73,7 @@ pub(super) fn constants(
         return Ok(false);
     }
     let (part, results) = extract(graph, &chosen)?;
+    let read: FxHashSet<*const u8> = part.constants.values().filter_map(address).collect();
     let tensors = match evaluate(part) {
         Ok(tensors) => tensors,
         Err(problem) if problem.shortage().is_some() => return Err(problem.within("folding constants")),
@@ -81,7 +83,7 @@ pub(super) fn constants(
         }
     };
     report.folded += chosen.len();
-    shared.forget_unused();
+    shared.forget(&read);
     let mut index = 0;
     graph.nodes.retain(|_| {
         index += 1;
@@ -93,25 +95,36 @@ pub(super) fn constants(
     Ok(true)
 }
 
-/// Results of more than [`SMALL`] bytes, by a seeded hash of their bytes: no file can force
-/// collisions.
-#[derive(Default)]
+/// Results of more than [`SMALL`] bytes, by a hash of their bytes with a random seed: no file can
+/// be made for collisions.
 pub(super) struct Shared {
-    hasher: RandomState,
+    seed: u64,
     tensors: FxHashMap<u64, Vec<Tensor>>,
 }
 
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared { seed: RandomState::new().hash_one(0), tensors: FxHashMap::default() }
+    }
+}
+
+/// Where the bytes of a tensor begin.
+fn address(tensor: &Tensor) -> Option<*const u8> {
+    tensor.bytes().map(|bytes| bytes.as_ptr())
+}
+
 impl Shared {
-    /// Drops the tensors that no graph holds any more.
-    fn forget_unused(&mut self) {
-        let is_used = |tensor: &Tensor| tensor.bytes().is_some_and(|bytes| !bytes.is_unique());
-        self.tensors.values_mut().for_each(|tensors| tensors.retain(is_used));
+    /// Drops the tensors at these addresses, which folding has read: as a rule nothing else does,
+    /// and they would stay in memory beside what was made of them.
+    fn forget(&mut self, read: &FxHashSet<*const u8>) {
+        let stays = |tensor: &Tensor| address(tensor).is_none_or(|address| !read.contains(&address));
+        self.tensors.values_mut().for_each(|tensors| tensors.retain(stays));
     }
 
     /// Returns a tensor of the same elements that exists already, or else this one.
     fn one_of(&mut self, tensor: Tensor) -> Tensor {
         let Some(bytes) = tensor.bytes().filter(|bytes| bytes.len() > SMALL) else { return tensor };
-        let known = self.tensors.entry(self.hasher.hash_one(bytes)).or_default();
+        let known = self.tensors.entry(xxh3_64_with_seed(bytes, self.seed)).or_default();
         let is_same = |known: &&Tensor| {
             known.dtype() == tensor.dtype() && known.shape() == tensor.shape() && known.bytes() == Some(bytes)
         };

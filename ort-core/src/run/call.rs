@@ -16,11 +16,13 @@ use super::views::DeviceSlab;
 use super::views::{Sources, device_view, output_slot, split_regions, view_of};
 use crate::dtype::DType;
 use crate::ep::dynamic::{ExtraScratch, Source, ValueMemory, ask_heap};
-use crate::ep::{InputViews, IoShapes, NodeView, OutputSlot, OutputSlots, OutputsFrom, RunCx, guard};
+use crate::ep::{
+    InputViews, IoShapes, NodeView, OutputSlot, OutputSlots, OutputsFrom, RunCx, guard, interrupt,
+};
 use crate::ir::Graph;
 use crate::plan::{StepPlan, Storage};
 use crate::program::{Origin, SlotId, Step, Work};
-use crate::tensor::{DeviceRange, Shape, ValueView};
+use crate::tensor::{DeviceRange, Shape, Tensor, ValueView};
 use crate::{Result, error};
 
 impl Frame<'_> {
@@ -56,8 +58,16 @@ impl Frame<'_> {
         if self.env.poison {
             poison(targets, &mut slices.writes, scratch.as_mut().and_then(Buffer::bytes_mut));
         }
+        // Declared first, because the views borrow from it.
+        let copies: Vec<(usize, Tensor)>;
         let mut inputs: InputViews<'_> = emptied(std::mem::take(&mut call.inputs));
         view_inputs(&sources, (step, plan), &slices.reads, self.slabs.devices, &mut inputs)?;
+        if self.program.aligns {
+            copies = aligned_copies(step, &inputs, self.env)?;
+            for (index, copy) in &copies {
+                inputs[*index] = Some(ValueView::Tensor(copy.view()));
+            }
+        }
         let mut outputs: OutputSlots<'_> = emptied(std::mem::take(&mut call.outputs));
         let mut writes = slices.writes.drain(..);
         for (target, shape) in targets.iter_mut().zip(&*shapes) {
@@ -236,6 +246,34 @@ fn view_inputs<'v>(
         });
     }
     Ok(())
+}
+
+/// The pages of smaller constants wait for the end of the build.
+const LEAST_RELEASED_BYTES: usize = 64 << 10;
+
+/// Copies the inputs that are not aligned for their type, if the kernel reads them as typed slices,
+/// and releases the pages of the model's files that were read.
+fn aligned_copies(
+    step: &Step,
+    inputs: &[Option<ValueView<'_>>],
+    env: &RunEnv<'_>,
+) -> Result<Vec<(usize, Tensor)>> {
+    let mut copies = Vec::new();
+    for (index, input) in inputs.iter().enumerate() {
+        let Some(ValueView::Tensor(view)) = input else { continue };
+        if view.is_aligned() || step.claim.unaligned.contains(&index) {
+            continue;
+        }
+        let bytes = view.bytes()?;
+        let mut buffer = env.memory.allocate_outside(DeviceId::HOST, Category::Workspace, bytes.len())?;
+        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        interrupt::copy(bytes, to);
+        if bytes.len() >= LEAST_RELEASED_BYTES {
+            env.packing.files.release(bytes);
+        }
+        copies.push((index, Tensor::from_buffer(view.dtype(), view.shape(), buffer)?));
+    }
+    Ok(copies)
 }
 
 /// A step of a program, with its index and the program's graph.

@@ -1,17 +1,20 @@
 //! Packing of deferred weights, before the first step of the first run that needs them.
 //!
 //! At the start of a run its slab is untouched. So packing there, one weight after the other, peaks
-//! where packing during the build would: at the packed weights plus the file pages of one weight.
+//! where packing during the build would: at the packed weights plus the file pages of the smallest.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ort_alloc::fork::PerProcess;
 use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::streaming::compile_packed;
 use crate::ep::{Account, CompileSettings, Device, NodeView, Owner, Precision, RunControl};
+use crate::ir::Graph;
 use crate::onnx::LoadedModel;
 use crate::plan::{Action, RunPlan};
 use crate::program::{DeferredKernel, Origin, Program, Step, Work};
@@ -28,6 +31,8 @@ pub(crate) struct DeferredWeights {
     /// Held by the run that packs. A child of `fork` has a lock of its own, because it has no run
     /// that could release the parent's.
     turn: PerProcess<Mutex<()>>,
+    /// The bytes of folded constants that are freed once they are packed.
+    pub(crate) passing_bytes: usize,
 }
 
 /// The deferred weights as a run sees them.
@@ -43,14 +48,27 @@ pub(crate) struct WeightPacking<'a> {
 impl DeferredWeights {
     pub(crate) fn of(program: &Program, precision: Precision, owner: &Arc<Owner>) -> DeferredWeights {
         let (mut left, mut programs) = (0, vec![program]);
+        // By address, the constants that stay, and those that deferred kernels read.
+        let mut stay: FxHashSet<_> = program.constants().into_iter().filter_map(address).collect();
+        let mut read = FxHashMap::default();
         while let Some(program) = programs.pop() {
+            stay.extend(program.graph.constants.values().filter_map(address));
             for step in &program.steps {
                 programs.extend(step.nested.iter().map(|nested| &nested.program));
-                left += usize::from(matches!(step.work, Work::Deferred(_)));
+                let Work::Deferred(kernel) = &step.work else { continue };
+                left += 1;
+                let waiting = kernel.waiting();
+                let alone = waiting.iter().filter_map(|waiting| waiting.alone.as_ref());
+                read.extend(
+                    alone
+                        .flat_map(|graph| graph.constants.values())
+                        .map(|tensor| (address(tensor), tensor.byte_count())),
+                );
             }
         }
-        let turn = PerProcess::default();
-        DeferredWeights { precision, owner: owner.clone(), left: AtomicUsize::new(left), turn }
+        let passing = read.into_iter().filter(|(address, _)| address.is_some_and(|at| !stay.contains(&at)));
+        let (passing_bytes, turn) = (passing.map(|(_, bytes)| bytes).sum(), PerProcess::default());
+        DeferredWeights { precision, owner: owner.clone(), left: AtomicUsize::new(left), turn, passing_bytes }
     }
 }
 
@@ -67,10 +85,12 @@ impl WeightPacking<'_> {
             }
             _ => None,
         });
-        let mut needed = needed.peekable();
-        if needed.peek().is_none() {
+        let mut needed: Vec<_> = needed.collect();
+        if needed.is_empty() {
             return Ok(());
         }
+        // The largest first: the pages of the file that the last one reads add to all packed ones.
+        needed.sort_by_key(|(_, kernel)| Reverse(kernel.packed_bytes));
         let _turn = self.turn()?;
         for (step, kernel) in needed {
             self.pack_step(program, step, kernel).map_err(|problem| step.failed(problem))?;
@@ -102,31 +122,39 @@ impl WeightPacking<'_> {
         let DeferredWeights { precision, owner, left, .. } = self.weights;
         let settings = CompileSettings { threads: self.control.threads, precision: *precision };
         let release = |bytes: &[u8]| self.files.release(bytes);
-        let is_new = kernel.pack(|budget| {
-            compile_packed((view, &**device), settings, Account { budget, owner }, &release)
+        let is_new = kernel.pack(|waiting| {
+            let alone = waiting.alone.as_ref();
+            let alone = alone.and_then(|graph| Some(NodeView { graph, node: graph.nodes.first()? }));
+            let account = Account { budget: waiting.budget(), owner };
+            compile_packed((alone.unwrap_or(view), &**device), settings, account, &release)
         })?;
         left.fetch_sub(usize::from(is_new), Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// The deferred weights of a program, by where they are now or, with a plan, during a run.
-#[derive(Default)]
-pub(crate) struct DeferredBytes<'a> {
-    /// The bytes of those that are packed.
-    pub(crate) packed: usize,
-    /// Those that are read in the model's file, or not at all.
-    pub(crate) in_file: Vec<&'a Tensor>,
+/// The address of a tensor's bytes.
+fn address(tensor: &Tensor) -> Option<usize> {
+    tensor.bytes().map(|bytes| bytes.as_ptr().addr())
 }
 
-impl<'a> DeferredBytes<'a> {
-    pub(crate) fn of(program: &'a Program, plan: Option<&RunPlan>) -> DeferredBytes<'a> {
+/// The deferred weights of a program, by where they are now or, with a plan, during a run.
+#[derive(Default)]
+pub(crate) struct DeferredBytes {
+    /// The bytes of those that are packed.
+    pub(crate) packed: usize,
+    /// Those that are not, in the model's file or folded.
+    pub(crate) unpacked: Vec<Tensor>,
+}
+
+impl DeferredBytes {
+    pub(crate) fn of(program: &Program, plan: Option<&RunPlan>) -> DeferredBytes {
         let mut bytes = DeferredBytes::default();
         bytes.add(program, plan);
         bytes
     }
 
-    fn add(&mut self, program: &'a Program, plan: Option<&RunPlan>) {
+    fn add(&mut self, program: &Program, plan: Option<&RunPlan>) {
         for (index, step) in program.steps.iter().enumerate() {
             let plan = plan.and_then(|plan| plan.steps.get(index));
             for (nested, index) in step.nested.iter().zip(0..) {
@@ -138,9 +166,24 @@ impl<'a> DeferredBytes<'a> {
                 self.packed = self.packed.saturating_add(kernel.packed_bytes);
                 continue;
             }
-            let slots = step.inputs.iter().flatten().filter_map(|slot| program.slots.get(slot.index()));
-            let consumed = slots.filter(|slot| matches!(slot.origin, Origin::Consumed));
-            self.in_file.extend(consumed.filter_map(|slot| program.graph.constants.get(&slot.value)));
+            let waiting = kernel.waiting();
+            let alone = waiting.as_ref().and_then(|waiting| waiting.alone.as_ref());
+            for (position, slot) in step.inputs.iter().enumerate() {
+                let slot = slot.and_then(|slot| program.slots.get(slot.index()));
+                let Some(slot) = slot.filter(|slot| matches!(slot.origin, Origin::Consumed)) else {
+                    continue;
+                };
+                let weight = match alone {
+                    Some(graph) => weight_of(graph, position),
+                    None => program.graph.constants.get(&slot.value),
+                };
+                self.unpacked.extend(weight.cloned());
+            }
         }
     }
+}
+
+/// The constant at an input of the only node of a graph.
+fn weight_of(graph: &Graph, position: usize) -> Option<&Tensor> {
+    graph.constants.get(&graph.nodes.first()?.inputs.get(position).copied().flatten()?)
 }

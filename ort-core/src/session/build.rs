@@ -261,9 +261,11 @@ impl SessionBuilder {
             !streams.is_empty() || packed_bytes.saturating_add(deferred_bytes) >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
-        let constant_bytes = budget.in_use().saturating_add(deferred_bytes);
+        let deferred = DeferredWeights::of(&program, self.precision, &owner);
+        let held = budget.in_use().saturating_sub(deferred.passing_bytes);
+        let constant_bytes = held.saturating_add(deferred_bytes);
         Ok(Compiled {
-            deferred: DeferredWeights::of(&program, self.precision, &owner),
+            deferred,
             program,
             plans,
             streams,

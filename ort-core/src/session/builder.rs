@@ -38,6 +38,8 @@ pub struct SessionBuilder {
     pub(super) strict: bool,
     /// Whether [`SessionBuilder::optimized`] assumes that equal dimension names mean equal sizes.
     pub(super) trusts_names: bool,
+    /// Whether the session runs once: what a run can do in passing is not prepared.
+    pub(super) runs_once: bool,
     /// Ends the build.
     pub(super) cancel: CancelToken,
 }
@@ -65,6 +67,7 @@ impl SessionBuilder {
             poison: poison::from_environment(),
             strict: model.is_strict(),
             trusts_names: false,
+            runs_once: false,
             cancel: CancelToken::new(),
         }
     }

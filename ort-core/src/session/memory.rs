@@ -20,8 +20,8 @@ pub struct MemoryUse {
     pub weights: usize,
     /// The part of `weights` that runs read straight from the mapped file.
     pub weights_mapped: usize,
-    /// Constants in memory of their own: weights of models that are not mapped, folded constants,
-    /// and aligned copies.
+    /// Constants in memory of their own: weights of models that are not mapped, folded constants
+    /// until they are packed, and copies of small and of unaligned constants.
     pub weights_copied: usize,
     /// Packed weights in memory of this process. A run packs those that it needs and that no run
     /// has packed before; until then they count as mapped.
@@ -89,7 +89,7 @@ impl ConstantBytes {
         let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
         for session in sessions {
             let deferred = DeferredBytes::of(&session.executor.compiled.program, plan.take());
-            sum.add_read(session, deferred.in_file, &mut counted);
+            sum.add_read(session, &deferred.unpacked, &mut counted);
             sum.packed += session.packed_beside(deferred.packed);
             sum.on_devices += session.device_constants_now();
         }
@@ -113,7 +113,7 @@ impl ConstantBytes {
     fn add_read(
         &mut self,
         session: &Session,
-        unpacked: Vec<&Tensor>,
+        unpacked: &[Tensor],
         counted: &mut FxHashSet<(*const u8, usize)>,
     ) {
         let cache = session.executor.compiled.cache.as_ref();

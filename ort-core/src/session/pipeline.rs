@@ -6,10 +6,12 @@
 //! [`SessionBuilder::optimized`] stops after the rewrites and decomposes what ONNX Runtime lacks;
 //! [`SessionBuilder::prepared`] stops after the placement.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::{Budget, DeviceId, Reservation};
+use rustc_hash::FxHashSet;
 
 use super::{Model, SessionBuilder};
 use crate::cache::Reading;
@@ -42,6 +44,19 @@ impl CompileContext<'_> {
     }
 }
 
+/// The graph that is compiled.
+struct Rewritten {
+    graph: Arc<Graph>,
+    report: Report,
+    /// The addresses of the constants that folding has computed.
+    folded: FxHashSet<usize>,
+}
+
+/// The address of a tensor's bytes.
+fn address(tensor: &Tensor) -> Option<usize> {
+    tensor.bytes().map(|bytes| bytes.as_ptr().addr())
+}
+
 /// A compiled program, with the byte counts of its compilation.
 pub(super) struct Built {
     pub(super) program: Program,
@@ -68,7 +83,7 @@ impl SessionBuilder {
         let setting = self.setting(1, &devices, &budget)?;
         // The caller may save the graph, which the compiled model's checksums do not protect.
         self.verify_files(setting.reading())?;
-        let (graph, report) = self.rewrite(setting, Packing::Now)?;
+        let Rewritten { graph, report, .. } = self.rewrite(setting, Packing::Now)?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
@@ -80,7 +95,7 @@ impl SessionBuilder {
         let budget = self.new_budget();
         self.open_devices()?.attempt(|devices| {
             let setting = self.setting(1, devices, &budget)?;
-            let (mut graph, _) = self.rewrite(setting, Packing::Now)?;
+            let mut graph = self.rewrite(setting, Packing::Now)?.graph;
             partition(&mut graph, devices, Scope::Model)?;
             Ok(Arc::unwrap_or_clone(graph))
         })
@@ -96,10 +111,10 @@ impl SessionBuilder {
 
     /// Runs the first four stages on the model's graph: rewrite, place, compile, order.
     fn prepare(&self, setting: CompileContext<'_>, packing: Packing<'_>) -> Result<Built> {
-        let (mut graph, rewrites) = self.rewrite(setting, packing)?;
+        let mut rewritten = self.rewrite(setting, packing)?;
         let updates = find_updates(self.model.graph(), &self.updates)?;
-        let placed = partition(&mut graph, setting.devices, Scope::Model)?;
-        let mut built = self.compile_placed(graph, placed, updates, rewrites, setting, packing)?;
+        let placed = partition(&mut rewritten.graph, setting.devices, Scope::Model)?;
+        let mut built = self.compile_placed(rewritten, placed, updates, setting, packing)?;
         order(&mut built.program, setting.threads)?;
         Ok(built)
     }
@@ -109,10 +124,16 @@ impl SessionBuilder {
         &self,
         CompileContext { devices, budget, load_threads, until, .. }: CompileContext<'_>,
         packing: Packing<'_>,
-    ) -> Result<(Arc<Graph>, Report)> {
+    ) -> Result<Rewritten> {
         let mut graph = self.model.shared_graph();
-        let compute =
-            |graph: Graph| evaluate(graph, load_threads, devices, budget, self.limits.ending(until));
+        let folded = RefCell::<FxHashSet<usize>>::default();
+        let compute = |graph: Graph| {
+            // With the model's files, because they hold most constants of the graph.
+            let constants = self.model.with_graph(graph);
+            let results = evaluate(&constants, load_threads, devices, budget, self.limits.ending(until))?;
+            folded.borrow_mut().extend(results.iter().filter_map(address));
+            Ok(results)
+        };
         // A cache entry holds the folded constants as well, so loading from it folds nothing.
         let evaluate = |graph: Graph| match packing {
             Packing::Cached(store) => store.folded(graph, compute),
@@ -130,17 +151,16 @@ impl SessionBuilder {
         let environment =
             Environment { evaluate: &evaluate, first_claim, channels_last, vector_bytes, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
-        Ok((graph, report))
+        Ok(Rewritten { graph, report, folded: folded.into_inner() })
     }
 
     /// The compile stage: compiles a kernel for each node, and uploads constants to the memories in
     /// which they are read.
     fn compile_placed(
         &self,
-        graph: Arc<Graph>,
+        Rewritten { graph, report: rewrites, folded }: Rewritten,
         placed: Partition,
         updates: Vec<Update>,
-        rewrites: Report,
         setting: CompileContext<'_>,
         packing: Packing<'_>,
     ) -> Result<Built> {
@@ -160,6 +180,7 @@ impl SessionBuilder {
             reserved: Vec::new(),
             is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
+            is_folded: &|tensor| address(tensor).is_some_and(|address| folded.contains(&address)),
             // Without a limit all packed weights stay. Those in the cache are mapped and count
             // against no limit.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
@@ -168,6 +189,7 @@ impl SessionBuilder {
             windows: if is_bounded { ConstantStreaming::Always } else { ConstantStreaming::OfBounded },
             packing,
             cache_dir: self.cache_dir.as_deref(),
+            runs_once: self.runs_once,
             updates,
             until,
             copies: ConstantCopies::default(),
@@ -222,15 +244,16 @@ fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Optio
 /// Constant folding: runs a graph of constants on the host devices, or on the CPU provider if there
 /// are none. The results count against `budget`.
 fn evaluate(
-    graph: Graph,
+    constants: &Model,
     threads: usize,
     devices: &[Arc<dyn Device>],
     budget: &Arc<Budget>,
     limits: Limits,
 ) -> Result<Vec<Tensor>> {
-    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
+    let mut builder = SessionBuilder::new(constants).threads(threads).load_threads(threads);
     // No rewrites: constant folding calls this function, and would recurse without end.
     builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
+    builder.runs_once = true;
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()

@@ -319,10 +319,7 @@ impl Tensor {
     /// Returns whether the memory is aligned for slices of the element type. True for anything but
     /// numeric tensors in host memory.
     pub fn is_aligned(&self) -> bool {
-        // Complex types are aligned by their whole size, because kernels that only move elements
-        // read them as integers of that size.
-        let alignment = self.dtype.byte_size().unwrap_or(1);
-        self.bytes().is_none_or(|bytes| (bytes.as_ptr() as usize).is_multiple_of(alignment))
+        self.view().is_aligned()
     }
 
     /// Returns a copy with its own memory, aligned for the type. Only host memory is copied:

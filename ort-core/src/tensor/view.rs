@@ -236,6 +236,15 @@ impl<'a> TensorView<'a> {
         !matches!(self.data, ViewData::Device(_))
     }
 
+    /// Returns whether the memory is aligned for slices of the element type. True for anything but
+    /// numbers in host memory.
+    pub fn is_aligned(&self) -> bool {
+        let ViewData::Host(bytes) = self.data else { return true };
+        // Complex types are aligned by their whole size, because kernels that only move elements
+        // read them as integers of that size.
+        bytes.as_ptr().addr().is_multiple_of(self.dtype.byte_size().unwrap_or(1))
+    }
+
     /// Returns the byte range of `count` elements from `offset` on. Packed types must start on a
     /// byte.
     pub(crate) fn byte_range(&self, offset: usize, count: usize) -> Result<Range<usize>> {

@@ -66,7 +66,7 @@ impl<C> Layer<C> {
         else {
             return Err(error!(InvalidGraph, "the weights do not have rank 3"));
         };
-        let parts = self.cell.parts();
+        let (parts, size) = (self.cell.parts(), recurrence.dtype().byte_size().unwrap_or(1));
         let gates: usize = parts.iter().sum();
         let fits = [count, r_count] == [self.reverse.len(); 2] && [rows, r_rows] == [gates * hidden; 2];
         ensure!(fits, InvalidGraph, "weights of shape {:?} and {:?}", weights.shape(), recurrence.shape());
@@ -80,13 +80,15 @@ impl<C> Layer<C> {
             // own.
             for part in parts {
                 let shape = [hidden, part * hidden];
-                let len = SkinnyRhs::len(Isa::current(), shape[0], shape[1]);
-                parts_packed.push(PackedFloats::new(
-                    cx,
-                    len,
-                    |packed| with_weight!(recurrence, weights => pack_skinny(weights, first, shape, packed)),
-                )?);
-                first += shape[0] * shape[1];
+                let (len, count) = (SkinnyRhs::len(Isa::current(), shape[0], shape[1]), shape[0] * shape[1]);
+                let release = cx.release();
+                parts_packed.push(PackedFloats::new(cx, len, |packed| {
+                    with_weight!(recurrence, weights => pack_skinny(weights, first, shape, packed))?;
+                    let read = recurrence.bytes()?.get(first * size..(first + count) * size);
+                    read.into_iter().for_each(release);
+                    Ok(())
+                })?);
+                first += count;
             }
             packed.push(Packed { input, recurrence: parts_packed });
         }
