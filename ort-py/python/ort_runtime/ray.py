@@ -13,9 +13,12 @@ Needs the package `ray`. Example::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +33,10 @@ __all__ = ["Predictor"]
 
 # A model whose weights are in other files has nothing but nodes.
 _LARGEST_WITHOUT_WEIGHTS = 256 << 20
+
+# Models that were shipped, by their digests, and how long they are kept after their last use.
+_SHIPPED = re.compile(r"[0-9a-f]{64}\.onnx")
+_UNUSED_SECONDS = 30 * 24 * 3600
 
 Transform = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -168,7 +175,21 @@ class ShippedModel:
                 file.write(_ray.get(self.content))
             # Other actors see a whole file, or none.
             os.replace(file.name, path)
+            _remove_unused(folder)
+        # The time of use, which decides what is removed.
+        os.utime(path)
         return path
+
+
+def _remove_unused(folder: str) -> None:
+    """Removes the models that no actor has opened for a month. Where one is mapped, its pages stay."""
+    oldest = time.time() - _UNUSED_SECONDS
+    for entry in os.scandir(folder):
+        if _SHIPPED.fullmatch(entry.name):
+            # Other actors remove files, too.
+            with contextlib.suppress(OSError):
+                if entry.stat().st_mtime < oldest:
+                    os.remove(entry.path)
 
 
 def _size_of(model: str | bytes) -> int:
