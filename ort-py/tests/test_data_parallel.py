@@ -139,5 +139,5 @@ def test_memory_is_that_of_one_process_and_buckets():
     settings = {"size": 256, "layers": 4, "batch": 32, "steps": 3}
     (alone,) = trained(1, **{**settings, "batch": 16})
     for found in trained(2, **settings):
-        # Gradients are copied to buckets, and gloo has another buffer for what it receives.
-        assert found["peak"] <= 1.02 * alone["peak"] + 2 * found["slopes"], (found, alone)
+        # Gradients are copied to buckets.
+        assert found["peak"] <= 1.02 * alone["peak"] + found["slopes"], (found, alone)
