@@ -107,5 +107,20 @@ def test_shipped_models_that_nobody_opens_are_removed(
     ShippedModel(b"old", "b" * 64, 3).file(str(tmp_path))
     made = ShippedModel(content, "d" * 64, len(content)).file(str(tmp_path))
     assert Path(made).read_bytes() == content
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert kept == {names["b"].name, *(path.name for path in others), Path(made).name}
+    kept = [names["b"], Path(made)]
+    marks = [path.with_name(f"{path.name}.used") for path in kept]
+    assert {*tmp_path.iterdir()} == {*kept, *marks, *others}
+
+
+def test_a_model_that_other_actors_open_is_not_changed(
+    model: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda content: content)
+    content = model.read_bytes()
+    shipped = ShippedModel(content, "d" * 64, len(content))
+    first = Predictor(shipped, cache_dir=str(tmp_path))
+    Predictor(shipped, cache_dir=str(tmp_path))
+    # A session looks at its file now and then.
+    time.sleep(1.1)
+    found = first({"pixels": pixels(np.arange(8))})["scores"]
+    np.testing.assert_allclose(found, expected[:8], rtol=1e-5, atol=1e-7)

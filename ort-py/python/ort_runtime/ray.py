@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ _LARGEST_WITHOUT_WEIGHTS = 256 << 20
 
 # Models that were shipped, by their digests, and how long they are kept after their last use.
 _SHIPPED = re.compile(r"[0-9a-f]{64}\.onnx")
+_MARK = ".used"
 _UNUSED_SECONDS = 30 * 24 * 3600
 
 Transform = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -176,20 +178,21 @@ class ShippedModel:
             # Other actors see a whole file, or none.
             os.replace(file.name, path)
             _remove_unused(folder)
-        # The time of use, which decides what is removed.
-        os.utime(path)
+        # The time of use is that of a file of its own: sessions watch that of the model.
+        Path(f"{path}{_MARK}").touch()
         return path
 
 
 def _remove_unused(folder: str) -> None:
     """Removes the models that no actor has opened for a month. Where one is mapped, its pages stay."""
     oldest = time.time() - _UNUSED_SECONDS
-    for entry in os.scandir(folder):
-        if _SHIPPED.fullmatch(entry.name):
-            # Other actors remove files, too.
-            with contextlib.suppress(OSError):
-                if entry.stat().st_mtime < oldest:
-                    os.remove(entry.path)
+    for path in filter(lambda path: _SHIPPED.fullmatch(path.name), Path(folder).iterdir()):
+        mark = path.with_name(f"{path.name}{_MARK}")
+        # Other actors remove files, too.
+        with contextlib.suppress(OSError):
+            if (mark if mark.exists() else path).stat().st_mtime < oldest:
+                path.unlink()
+                mark.unlink()
 
 
 def _size_of(model: str | bytes) -> int:
