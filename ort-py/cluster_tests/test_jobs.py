@@ -6,6 +6,7 @@ scheduler was told.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -33,16 +34,14 @@ NODE = {"num_cpus": 2, "memory": 1 << 30, "object_store_memory": 256 << 20}
 ACTOR = "512 MiB"
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, np.ndarray]:
-    """Returns the results of each job from one process."""
-    found = {}
-    for name, job in JOBS.items():
-        prediction = Prediction(job.path, threads=os.cpu_count() or 1)
-        parts = np.array_split(np.arange(job.rows), job.rows // 50)
-        made = [job.reduce(prediction(job.inputs(ids))[job.output], ids) for ids in parts]
-        found[name] = np.concatenate(made)
-    return found
+@functools.cache
+def expected(name: str) -> np.ndarray:
+    """Returns the results of a job from one process."""
+    job = JOBS[name]
+    prediction = Prediction(job.path, threads=os.cpu_count() or 1)
+    parts = np.array_split(np.arange(job.rows), job.rows // 50)
+    made = [job.reduce(prediction(job.inputs(ids))[job.output], ids) for ids in parts]
+    return np.concatenate(made)
 
 
 def compare(rows: Mapping[int, Any], wanted: np.ndarray) -> None:
@@ -104,12 +103,12 @@ def run_on_ray(name: str, marks: str, rows: int, **settings: Any) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_ray(nodes: Any, expected: dict[str, np.ndarray], name: str, tmp_path: Path) -> None:
+def test_ray(nodes: Any, name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     most = Predictor.options(job.path, memory=ACTOR, dims=job.dims, ship=False)["batch_size"]
     # Enough batches that actors are killed between them.
     options, rows = run_on_ray(name, str(tmp_path), job.rows, memory=ACTOR, batch_size=min(most, 25))
-    compare({row["id"]: row["result"] for row in rows}, expected[name])
+    compare({row["id"]: row["result"] for row in rows}, expected(name))
     assert len(list(tmp_path.iterdir())) == 2, "two actors were killed"
     peaks = {(row["node"], row["process"]): row["peak"] for row in rows}
     print(f"{name}: told {options['memory']}, peaks {sorted(peaks.values())}")
@@ -184,7 +183,7 @@ def kill_executor() -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_spark(spark: Any, expected: dict[str, np.ndarray], name: str, tmp_path: Path) -> None:
+def test_spark(spark: Any, name: str, tmp_path: Path) -> None:
     job, mark = JOBS[name], tmp_path / "killed"
 
     def inputs(part: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -207,4 +206,4 @@ def test_spark(spark: Any, expected: dict[str, np.ndarray], name: str, tmp_path:
     frame = spark.range(job.rows, numPartitions=8).mapInPandas(mortal, "id long, result array<float>")
     found = frame.toPandas()
     assert mark.exists(), "an executor was killed"
-    compare(dict(zip(found["id"], map(np.asarray, found["result"]), strict=True)), expected[name])
+    compare(dict(zip(found["id"], map(np.asarray, found["result"]), strict=True)), expected(name))

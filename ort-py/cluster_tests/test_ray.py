@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 from conftest import ROWS, pixels
-from ort_runtime.ray import Predictor
+from ort_runtime.ray import Predictor, ShippedModel
 from ray.cluster_utils import Cluster
 
 #: What each of the two nodes of the cluster has.
@@ -89,3 +90,37 @@ def test_what_does_not_fit_is_refused_before_an_actor_starts(model: Path) -> Non
         Predictor.options(model, memory="260 MiB", batch_size=1 << 18, ship=False)
     with pytest.raises(ValueError, match="no input image; it has pixels"):
         Predictor.options(model, inputs={"image": "x"}, ship=False)
+
+
+def test_shipped_models_that_nobody_opens_are_removed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda content: content)
+    names = {name: tmp_path / f"{name * 64}.onnx" for name in "abc"}
+    others = [tmp_path / "mine.onnx", tmp_path / f"{'a' * 64}.weights"]
+    long_ago = time.time() - 40 * 24 * 3600
+    for path in (*names.values(), *others):
+        path.write_bytes(b"old")
+        os.utime(path, (long_ago, long_ago))
+    content = model.read_bytes()
+    # One that is used is as new.
+    ShippedModel(b"old", "b" * 64, 3).file(str(tmp_path))
+    made = ShippedModel(content, "d" * 64, len(content)).file(str(tmp_path))
+    assert Path(made).read_bytes() == content
+    kept = [names["b"], Path(made)]
+    marks = [path.with_name(f"{path.name}.used") for path in kept]
+    assert {*tmp_path.iterdir()} == {*kept, *marks, *others}
+
+
+def test_a_model_that_other_actors_open_is_not_changed(
+    model: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda content: content)
+    content = model.read_bytes()
+    shipped = ShippedModel(content, "d" * 64, len(content))
+    first = Predictor(shipped, cache_dir=str(tmp_path))
+    Predictor(shipped, cache_dir=str(tmp_path))
+    # A session looks at its file now and then.
+    time.sleep(1.1)
+    found = first({"pixels": pixels(np.arange(8))})["scores"]
+    np.testing.assert_allclose(found, expected[:8], rtol=1e-5, atol=1e-7)

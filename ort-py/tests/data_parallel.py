@@ -42,6 +42,7 @@ class Settings:
         parts: the parts of which a step accumulates the gradients.
         size, layers: of the model.
         bucket: the most MB of a bucket of gradients, torch's default without one.
+        view: whether gradients lie in the buckets.
         saved: the folder of a checkpoint.
         save_after: the step after which it is written.
         resumes: whether training begins with it.
@@ -57,6 +58,7 @@ class Settings:
     size: int = 32
     layers: int = 2
     bucket: float | None = None
+    view: bool = False
     saved: str = ""
     save_after: int | None = None
     resumes: bool = False
@@ -80,7 +82,9 @@ class Process:
         self.model: Any = ORTModule(inside)
         self.wrapped: nn.Module = self.model
         if self.world > 1 and settings.shards != "parameters":
-            more = {} if settings.bucket is None else {"bucket_cap_mb": settings.bucket}
+            more: dict[str, Any] = {"gradient_as_bucket_view": settings.view}
+            if settings.bucket is not None:
+                more["bucket_cap_mb"] = settings.bucket
             self.wrapped = DistributedDataParallel(self.model, **more)
             # The hook's annotations would have to be objects, not texts.
             self.wrapped.register_comm_hook(None, lambda state, bucket: self.exchange(bucket))

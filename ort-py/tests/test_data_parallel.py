@@ -135,9 +135,10 @@ def test_resumes_from_a_distributed_checkpoint(tmp_path: Path):
             near(found["losses"], whole[0]["losses"][2:])
 
 
-def test_memory_is_that_of_one_process_and_buckets():
-    settings = {"size": 256, "layers": 4, "batch": 32, "steps": 3}
+# Where gradients are apart from the buckets, a graph that is cut keeps up to one bucket longer.
+@pytest.mark.parametrize("settings", [{"size": 256}, {"size": 640, "view": True}], ids=str)
+def test_memory_is_that_of_one_process_and_buckets(settings: dict[str, Any]):
+    settings = {**settings, "layers": 4, "batch": 32, "steps": 3}
     (alone,) = trained(1, **{**settings, "batch": 16})
     for found in trained(2, **settings):
-        # Gradients are copied to buckets, and gloo has another buffer for what it receives.
-        assert found["peak"] <= 1.02 * alone["peak"] + 2 * found["slopes"], (found, alone)
+        assert found["peak"] <= 1.02 * alone["peak"] + found["slopes"], (found, alone)

@@ -426,6 +426,18 @@ MODELS = {
 }
 
 
+class WithLoss(nn.Module):
+    """A module of a batch, labels included, that returns the loss."""
+
+    def __init__(self, module: nn.Module, model: Model):
+        super().__init__()
+        self.module, self.loss, self.label = module, model.loss, model.label
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        inputs = {key: tensor for key, tensor in batch.items() if key != self.label}
+        return self.loss(self.module(**inputs), batch[self.label])
+
+
 def build(name: str, size: str, **changes) -> nn.Module:
     """The model with its seeded weights, as for training. `changes` replace entries of its size."""
     torch.manual_seed(SEED)

@@ -8,10 +8,11 @@ use crate::python_package::{self, PythonOptions};
 use crate::workspace::{Workspace, run as run_command};
 
 /// The tests that need PyTorch, from the repository's root.
-const TESTS: [&str; 7] = [
+const TESTS: [&str; 8] = [
     "ort-py/tests/test_torch.py",
     "ort-py/tests/test_torch_optim.py",
     "ort-py/tests/test_ortmodule.py",
+    "ort-py/tests/test_step_cache.py",
     "ort-py/tests/test_trainer.py",
     "ort-py/tests/test_data_parallel.py",
     "ort-py/tests/test_ray_train.py",

@@ -13,11 +13,15 @@ Needs the package `ray`. Example::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +34,11 @@ __all__ = ["Predictor"]
 
 # A model whose weights are in other files has nothing but nodes.
 _LARGEST_WITHOUT_WEIGHTS = 256 << 20
+
+# Models that were shipped, by their digests, and how long they are kept after their last use.
+_SHIPPED = re.compile(r"[0-9a-f]{64}\.onnx")
+_MARK = ".used"
+_UNUSED_SECONDS = 30 * 24 * 3600
 
 Transform = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -168,7 +177,22 @@ class ShippedModel:
                 file.write(_ray.get(self.content))
             # Other actors see a whole file, or none.
             os.replace(file.name, path)
+            _remove_unused(folder)
+        # The time of use is that of a file of its own: sessions watch that of the model.
+        Path(f"{path}{_MARK}").touch()
         return path
+
+
+def _remove_unused(folder: str) -> None:
+    """Removes the models that no actor has opened for a month. Where one is mapped, its pages stay."""
+    oldest = time.time() - _UNUSED_SECONDS
+    for path in filter(lambda path: _SHIPPED.fullmatch(path.name), Path(folder).iterdir()):
+        mark = path.with_name(f"{path.name}{_MARK}")
+        # Other actors remove files, too.
+        with contextlib.suppress(OSError):
+            if (mark if mark.exists() else path).stat().st_mtime < oldest:
+                path.unlink()
+                mark.unlink()
 
 
 def _size_of(model: str | bytes) -> int:

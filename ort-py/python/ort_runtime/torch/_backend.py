@@ -7,6 +7,7 @@ runs in torch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,16 +18,17 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.output_code import OutputCode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-import ort_runtime
-
-from ._compiled import CompiledGraph
+from ._compiled import CompiledGraph, SessionCode, TorchCode, session_options
 from ._memory import NotEnoughMemory, StepPlan, bytes_of_text, step_plan
 from ._partition import Partition, Recompute, partition, prepare
+from ._step_cache import Recorder, recording
 from ._table import TABLE
-from ._translate import missing, translate
+from ._translate import Program, missing, translate
 
 __all__ = ["Backend", "NotTranslated", "decompositions"]
 
@@ -61,17 +63,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {overload: how for overload, how in found.items() if str(overload) not in TABLE}
 
 
-def boxed(graph: CompiledGraph) -> Callable[[list[Any]], list[Any]]:
-    """Returns a graph as a function, whose marks survive torch's wrappers."""
-
-    def run(arguments: list[Any]) -> list[Any]:
-        return graph(arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    run.graph = graph  # type: ignore[attr-defined]
-    return run
-
-
 @dataclass
 class Backend:
     """A backend with settings; `ort_runtime.torch.backend` is one with the defaults.
@@ -87,6 +78,7 @@ class Backend:
         on_compiled: is called with the kind of each graph ("forward", "backward", "inference") and
             its CompiledGraph, or None if it runs in torch.
         on_partition: is called with how each joint graph was cut.
+        recorder: keeps what is compiled for later processes.
     """
 
     recompute: Recompute | None = None
@@ -94,6 +86,7 @@ class Backend:
     memory_limit: int | str | None = None
     on_compiled: Callable[[str, Any], None] | None = None
     on_partition: Callable[[Partition], None] | None = None
+    recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         if self.on_missing not in ("torch", "raise"):
@@ -102,14 +95,22 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compiles a graph that Dynamo captured."""
-        compiler = aot_autograd(
-            fw_compiler=self._forward,
-            bw_compiler=self._backward,
-            inference_compiler=self._inference,
-            partition_fn=self._partition,
-            decompositions=decompositions(),
-        )
-        return compiler(graph, inputs)
+        compilers = {
+            "fw_compiler": self._forward,
+            "bw_compiler": self._backward,
+            "inference_compiler": self._inference,
+        }
+        with contextlib.ExitStack() as stack:
+            if self.recorder is not None:
+                stack.enter_context(recording(self.recorder, graph))
+                compilers = {
+                    name: SerializableAOTDispatchCompiler(OutputCode, compiler)
+                    for name, compiler in compilers.items()
+                }
+            compiler = aot_autograd(
+                **compilers, partition_fn=self._partition, decompositions=decompositions()
+            )
+            return compiler(graph, inputs)
 
     # Compilers.
 
@@ -128,21 +129,17 @@ class Backend:
 
     def _compile(self, graph: fx.GraphModule, kind: str) -> Any:
         if graph.meta.get("ort_runtime") == "torch":
-            compiled = make_boxed_func(graph.forward)
+            compiled: Any = TorchCode(make_boxed_func(graph.forward))
+            if self.recorder is not None:
+                self.recorder.refuse("a graph runs in torch")
         else:
             # Torch compiles under a mode that makes tensors without memory.
             with unset_fake_temporarily():
-                compiled = boxed(self._session(graph, kind, limited=True))
+                program, donated = self._translated(graph, kind)
+                compiled = SessionCode(program, donated, self.memory_limit)
         if self.on_compiled is not None:
-            self.on_compiled(kind, getattr(compiled, "graph", None))
+            self.on_compiled(kind, compiled.graph)
         return compiled
-
-    def _options(self, limited: bool) -> ort_runtime.SessionOptions:
-        options = ort_runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        if limited and self.memory_limit is not None:
-            options.memory_limit = self.memory_limit
-        return options
 
     # Policy.
 
@@ -191,11 +188,15 @@ class Backend:
             backward = self._session(found.backward, "backward")
             return step_plan(found, forward, backward, sizes)
 
-    def _session(self, graph: fx.GraphModule, kind: str, limited: bool = False) -> CompiledGraph:
+    def _session(self, graph: fx.GraphModule, kind: str) -> CompiledGraph:
+        program, donated = self._translated(graph, kind)
+        return CompiledGraph(program, session_options(None), donated)
+
+    @staticmethod
+    def _translated(graph: fx.GraphModule, kind: str) -> tuple[Program, frozenset[str]]:
         saved_from = graph.meta.get("ort_runtime_saved_from")
         donated = graph.meta.get("ort_runtime_donated", frozenset())
-        program = translate(graph, kind, saved_from=saved_from)
-        return CompiledGraph(program, self._options(limited), donated)
+        return translate(graph, kind, saved_from=saved_from), donated
 
     def _problems(self, graph: fx.GraphModule) -> list[str]:
         """Returns all that keeps a graph from running in a session."""

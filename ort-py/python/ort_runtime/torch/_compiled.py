@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import sympy
 import torch
+from torch._inductor.output_code import OutputCode
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -17,7 +18,7 @@ import ort_runtime
 from ._memory import evaluated
 from ._translate import Output, Program
 
-__all__ = ["CompiledGraph", "is_here"]
+__all__ = ["CompiledGraph", "SessionCode", "TorchCode", "is_here", "session_options"]
 
 #: The names that printed expressions of sizes use.
 _NAMES = {"math": __import__("math"), **vars(sympy_functions)}
@@ -193,6 +194,64 @@ class CompiledGraph:
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
         copy[once].copy_(found[once])
         return copy
+
+
+def session_options(memory_limit: int | str | None) -> ort_runtime.SessionOptions:
+    """Returns the options of a session with a limit, and with the threads of torch."""
+    options = ort_runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    if memory_limit is not None:
+        options.memory_limit = memory_limit
+    return options
+
+
+class SessionCode(OutputCode):
+    """A compiled graph as AOTAutograd keeps and saves it: without its session in a file."""
+
+    def __init__(
+        self, program: Program, donated: frozenset[str], memory_limit: int | str | None
+    ) -> None:
+        self._program, self._donated, self._limit = program, donated, memory_limit
+        # Torch's wrappers copy what an instance has.
+        self._boxed_call = True
+        self.graph: CompiledGraph | None = None
+        self._open()
+
+    def _open(self) -> None:
+        self.graph = CompiledGraph(self._program, session_options(self._limit), self._donated)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Runs the graph."""
+        return self.graph(inputs)  # type: ignore[misc]
+
+    def prepare_for_serialization(self) -> None:
+        """Leaves the session out of a copy."""
+        self.graph = None
+
+    def post_compile(self, *_: Any) -> None:
+        """Makes the session again, after the file was read."""
+        if self.graph is None:
+            self._open()
+
+
+class TorchCode(OutputCode):
+    """A graph that runs in torch. It is not saved."""
+
+    graph = None
+
+    def __init__(self, run: Callable[[list[Any]], Any]) -> None:
+        self._run = run
+        self._boxed_call = True
+
+    def __call__(self, inputs: Any) -> Any:
+        """Runs the graph."""
+        return self._run(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """Does nothing."""
+
+    def post_compile(self, *_: Any) -> None:
+        """Does nothing."""
 
 
 def _lent(tensor: torch.Tensor) -> Any:

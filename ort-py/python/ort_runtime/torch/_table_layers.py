@@ -125,11 +125,29 @@ def layer_norm(e: Emitter, node: fx.Node, a: Arguments) -> Any:
     else:
         scale = e.read(weight, wide)
     axis = e.rank(source) - len(shape)
+    if wide == torch.float64:
+        # The operator's statistics are float32.
+        offset = e.read(bias, wide) if bias else ""
+        inner = e.ints(*range(axis, e.rank(source)))
+        found = _layer_norm_in_parts(e, e.read(source, wide), scale, offset, inner, float(a["eps"]))
+        return _as_result(e, node, wide, *found)
     found = e.op(
         "LayerNormalization", e.read(source, wide), scale, e.read(bias, wide) if bias else "",
         outputs=3, axis=axis, epsilon=float(a["eps"]),
     )  # fmt: skip
     return _as_result(e, node, wide, *found)
+
+
+def _layer_norm_in_parts(
+    e: Emitter, x: str, scale: str, offset: str, inner: str, epsilon: float
+) -> tuple[str, str, str]:
+    mean = e.op("ReduceMean", x, inner, keepdims=1)
+    centered = e.op("Sub", x, mean)
+    variance = e.op("ReduceMean", e.op("Mul", centered, centered), inner, keepdims=1)
+    deviation = e.op("Sqrt", e.op("Add", variance, e.number(epsilon, torch.float64)))
+    inverse = e.op("Reciprocal", deviation)
+    result = e.op("Mul", e.op("Mul", centered, inverse), scale)
+    return (e.op("Add", result, offset) if offset else result), mean, inverse
 
 
 def layer_norm_gradient(e: Emitter, node: fx.Node, a: Arguments) -> Any:

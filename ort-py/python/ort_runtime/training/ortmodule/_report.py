@@ -83,16 +83,20 @@ def savings_of(partition: Partition) -> list[Sequence[str]]:
 
 
 def report(
-    mode: str, environment: Environment, partition: Partition | None, seconds: float, plans: bool
+    mode: str,
+    environment: Environment,
+    partition: Partition | None,
+    seconds: float,
+    kept_bytes: int | None,
 ) -> str:
     """Returns the whole report.
 
     Args:
         mode: "training" or "inference".
         environment: the settings.
-        partition: how the joint graph was cut; None without a backward pass.
+        partition: how the joint graph was cut, to list its recomputation plans.
         seconds: what capture, translation and planning took.
-        plans: whether to list the recomputation plans.
+        kept_bytes: what is kept for the backward pass; None without one.
     """
     level = environment.level
     is_on = bool(level or environment.config)
@@ -101,7 +105,7 @@ def report(
         name = f"Memory Optimization Level: [{level.name}]"
         text = f"{name}, Optimization Config: [{environment.config}]"
     memory = Row(["Memory Optimizer", ":", "ON" if is_on else "OFF", ":", text])
-    if plans and partition is not None:
+    if partition is not None:
         memory.below = savings_of(partition)
     fallback = "OFF" if environment.policy.is_disabled() else "ON"
     rows = [
@@ -117,9 +121,8 @@ def report(
         f"\nTotal ORT initialization overhead is {seconds:.2f}s.\n",
         f"Versions: ort-runtime - {ort_runtime.get_runtime_version()}\n",
     ]
-    if partition is not None:
-        kept = partition.kept_bytes()
-        parts.append(f"Activations kept for the backward pass: {kept:,} bytes\n")
+    if kept_bytes is not None:
+        parts.append(f"Activations kept for the backward pass: {kept_bytes:,} bytes\n")
         if not is_on:
             parts.append(
                 "Note 1: use ORTMODULE_MEMORY_OPT_LEVEL=1 or 2 to compute activations again\n"

@@ -18,6 +18,7 @@ from ort_runtime.torch import Backend, NotTranslated, Recompute, read_requests
 from ort_runtime.torch._capture import Example, StepPlanner, largest
 from ort_runtime.torch._memory import NotEnoughMemory, StepPlan, bytes_of_text
 from ort_runtime.torch._partition import Partition
+from ort_runtime.torch._step_cache import StepCache
 
 from ._fallback import (
     ORTModuleDeviceException,
@@ -37,7 +38,7 @@ logger = logging.getLogger("orttraining")
 _OWN = frozenset(
     {
         "_wrapped", "_options", "_environment", "_limit", "_backend", "_compiled", "_inputs",
-        "forward", "_original_forward",
+        "_cache", "_cache_dir", "forward", "_original_forward",
     }
 )  # fmt: skip
 
@@ -69,6 +70,9 @@ class ORTModule(torch.nn.Module):
             a number, or a text such as "2 GiB". The lowest level of recomputation within it is
             taken, unless the environment chooses one. A limit that no level meets is an error that
             names the minimum.
+        cache_dir: a folder that keeps the capture for later processes, which then trace nothing
+            as long as code, settings, and the sizes of inputs are the same. Its files are pickles.
+            `ORTMODULE_CACHE_DIR` without it.
 
     Raises:
         TypeError: `module` is no torch module, or `debug_options` no DebugOptions.
@@ -81,6 +85,7 @@ class ORTModule(torch.nn.Module):
         module: torch.nn.Module,
         debug_options: DebugOptions | None = None,
         memory_limit: int | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
@@ -97,6 +102,7 @@ class ORTModule(torch.nn.Module):
         state["_options"] = debug_options or DebugOptions()
         state["_environment"] = Environment.read()
         state["_limit"] = memory_limit
+        state["_cache_dir"] = cache_dir or os.environ.get("ORTMODULE_CACHE_DIR") or None
         self._prepare()
         _warn_of_clashes(module)
 
@@ -108,6 +114,7 @@ class ORTModule(torch.nn.Module):
         state["_backend"] = _Session(self._options, self._environment, self._limit)
         state["_compiled"] = None
         state["_inputs"] = None
+        state["_cache"] = self._backend.cache_in(self._cache_dir)
         # A bound method, since libraries wrap its function and bind the result again.
         state["forward"] = types.MethodType(_with_signature(self._wrapped.forward), self)
 
@@ -126,10 +133,21 @@ class ORTModule(torch.nn.Module):
                 self._backend.refuse(ORTModuleDeviceException(problem), "DEVICE")
                 return self._wrapped(*args, **kwargs)
             # Hooks of the wrapped module are called by it, so it is compiled as it is called.
-            state["_compiled"] = torch.compile(self._wrapped, backend=self._backend.backend)
+            state["_compiled"] = self._backend.compiled(self._wrapped)
         if state["_inputs"] is None:
             state["_inputs"] = Example(args, kwargs).emptied()
-        return self._backend.call(state["_compiled"], self._wrapped.training, args, kwargs)
+        started = time.perf_counter()
+        step = self._cache.step(self._wrapped, args, kwargs) if self._cache else None
+        if step is None:
+            called = state["_compiled"]
+        else:
+            called = functools.partial(step.run, self._wrapped)
+        kept_bytes = step.kept_bytes if step else None
+        is_training = self._wrapped.training
+        found = self._backend.call(called, is_training, args, kwargs, started, kept_bytes)
+        if self._cache and step is None:
+            self._cache.save(self._wrapped)
+        return found
 
     # Memory.
 
@@ -225,7 +243,7 @@ class ORTModule(torch.nn.Module):
         return _unprepared, (), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_wrapped", "_options", "_environment", "_limit")
+        kept = ("_wrapped", "_options", "_environment", "_limit", "_cache_dir")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -292,12 +310,33 @@ class _Session:
         )
         self._partition: Partition | None = None
         self._reported: set[str] = set()
-        self._started = time.perf_counter()
         self._refused = False
         self._saved: dict[str, int] = {}
 
+    def cache_in(self, folder: str | os.PathLike[str] | None) -> StepCache | None:
+        """Returns the cache of captures in a folder.
+
+        None without one, and where reports or saved models need the graph itself.
+        """
+        is_told = self._options.logging.log_level < LogLevel.WARNING
+        if folder is None or is_told or self._options.save_onnx_models.save:
+            return None
+        backend = self.backend
+        cache = StepCache(folder, (backend.recompute, backend.memory_limit, backend.on_missing))
+        backend.recorder = cache.recorder
+        return cache
+
+    def compiled(self, module: torch.nn.Module) -> Any:
+        """Returns a module that this backend compiles when it is called."""
+        if self.backend.recorder is None:
+            return torch.compile(module, backend=self.backend)
+        # `torch.compile` takes no recorder.
+        return torch._dynamo.optimize(self.backend, package=self.backend.recorder)(module)  # type: ignore[arg-type]
+
     def _partitioned(self, partition: Partition) -> None:
         self._partition = partition
+        if self.backend.recorder is not None:
+            self.backend.recorder.kept_bytes = partition.kept_bytes()
         self._check_requests(partition)
 
     def levels(self) -> list[Recompute]:
@@ -336,11 +375,27 @@ class _Session:
             self._refused = True
             warnings.warn(f"Fallback to torch: {problem}", UserWarning, stacklevel=3)
 
-    def call(self, compiled: Any, training: bool, args: Any, kwargs: Any) -> Any:
-        """Calls the compiled module, and reports what the first call in each mode did."""
+    def call(
+        self,
+        compiled: Any,
+        training: bool,
+        args: Any,
+        kwargs: Any,
+        started: float,
+        kept_bytes: int | None = None,
+    ) -> Any:
+        """Calls the compiled module, and reports what the first call in each mode did.
+
+        Args:
+            compiled: the compiled module.
+            training: whether it is in training mode.
+            args: of the call.
+            kwargs: of the call.
+            started: when the call began.
+            kept_bytes: what a call from the cache keeps for its backward pass.
+        """
         mode = "training" if training and torch.is_grad_enabled() else "inference"
         is_first = mode not in self._reported
-        self._started = time.perf_counter()
         try:
             found = compiled(*args, **kwargs)
         except Exception as problem:
@@ -352,16 +407,19 @@ class _Session:
             raise ORTModuleONNXModelException(str(cause)) from problem
         if is_first:
             self._reported.add(mode)
-            self._report(mode, time.perf_counter() - self._started)
+            self._report(mode, time.perf_counter() - started, kept_bytes)
         return found
 
-    def _report(self, mode: str, seconds: float) -> None:
+    def _report(self, mode: str, seconds: float, kept_bytes: int | None) -> None:
         level = self._options.logging.log_level
         if level > LogLevel.WARNING:
             return
         partition = self._partition if mode == "training" else None
         plans = level < LogLevel.WARNING
-        logger.warning("%s", report(mode, self._environment, partition, seconds, plans))
+        if partition is not None:
+            kept_bytes = partition.kept_bytes()
+        text = report(mode, self._environment, partition if plans else None, seconds, kept_bytes)
+        logger.warning("%s", text)
         if level <= LogLevel.DEVINFO and partition is not None:
             logger.warning("%s", insight(partition, self._environment.config))
 
