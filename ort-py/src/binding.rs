@@ -1,6 +1,6 @@
 //! `SessionIOBinding`: inputs and outputs bound to memory once, for many runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ort_runtime::ir::ValueType;
@@ -206,29 +206,38 @@ impl SessionIOBinding {
         Ok(())
     }
 
+    /// Returns the names of bound tensors in host memory by address and bytes. Of several with the
+    /// same memory it has the first.
+    fn inputs_by_memory(&self) -> HashMap<(*const u8, usize), String> {
+        let mut found = HashMap::new();
+        for (name, value) in &self.inputs {
+            let Value::Tensor(tensor) = value else { continue };
+            let Some(bytes) = tensor.bytes().filter(|bytes| !bytes.is_empty()) else { continue };
+            let memory = (bytes.as_ptr(), bytes.len());
+            found.entry(memory).or_insert_with(|| name.clone());
+        }
+        found
+    }
+
     /// Lets outputs be written in place of the inputs whose memory they have, as caches are. The
     /// plan then knows of it.
     fn join_memory(&mut self, py: Python<'_>) -> PyResult<()> {
+        let inputs = self.inputs_by_memory();
         let targets = self.targets.clone().into_iter().filter(|(name, _)| !self.copied.contains(name));
         for (name, host) in targets.collect::<Vec<_>>() {
-            let input = self.inputs.iter().find_map(|(input, value)| {
-                let Value::Tensor(tensor) = value else { return None };
-                let bytes = tensor.bytes()?;
-                let same =
-                    bytes.as_ptr() == host.memory.data().cast_const() && bytes.len() == host.memory.len();
-                (same && !bytes.is_empty()).then(|| (input.clone(), tensor.clone()))
-            });
-            if self.in_place.get(&name) == input.as_ref().map(|(input, _)| input) {
+            let input = inputs.get(&(host.memory.data().cast_const(), host.memory.len()));
+            if self.in_place.get(&name) == input {
                 continue;
             }
             self.binding.unbind_output(&name).or_raise(py)?;
-            let target = match input {
+            let tensor = input.and_then(|input| self.inputs.get(input)?.tensor().ok());
+            let target = match input.zip(tensor) {
                 Some((input, tensor)) => {
                     let read = HostTensor { dtype: tensor.dtype(), shape: tensor.shape().into(), ..host };
                     let source = InputSource::Buffer(buffer_of(py, &read)?);
-                    self.binding.bind_input(&input, source).or_raise(py)?;
+                    self.binding.bind_input(input, source).or_raise(py)?;
                     self.in_place.insert(name.clone(), input.clone());
-                    OutputTarget::Input(input)
+                    OutputTarget::Input(input.clone())
                 }
                 None => {
                     self.in_place.remove(&name);

@@ -14,6 +14,20 @@ use crate::error::{OrRaise, exception};
 use crate::ort_value::{HostTensor, OrtValue, sizes_of};
 use crate::session::{Given, name_of};
 
+/// What a run reads, by the names of inputs.
+pub(crate) struct Feed<'a> {
+    pub(crate) given: &'a [(&'a str, Value)],
+    /// The buffers that the run takes over.
+    pub(crate) donated: Vec<(&'a str, TensorBuffer)>,
+}
+
+impl<'a> Feed<'a> {
+    /// A feed that takes over nothing.
+    pub(crate) fn of(given: &'a [(&'a str, Value)]) -> Feed<'a> {
+        Feed { given, donated: Vec::new() }
+    }
+}
+
 /// Returns a tensor that runs write in the memory of a caller.
 pub(crate) fn buffer_of(py: Python<'_>, host: &HostTensor) -> PyResult<TensorBuffer> {
     TensorBuffer::from_buffer(host.dtype, &host.shape, host.memory.buffer()?).or_raise(py)

@@ -7,7 +7,7 @@ use ort_runtime::ep::CancelToken as Token;
 use ort_runtime::ir::ValueType;
 use ort_runtime::onnxruntime::{CPU, TERMINATED};
 use ort_runtime::tensor::OptionalValue;
-use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, TensorBuffer, Value, ValueSpec};
+use ort_runtime::{DeviceId, ErrorKind, Model, Profile, RunOptions, Session, Value, ValueSpec};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::arrays::text_of_bytes;
 use crate::binding::SessionIOBinding;
-use crate::bound::take_donated;
+use crate::bound::{Feed, take_donated};
 use crate::build::{self, Settings};
 use crate::cancel::{CancelToken, detached, enter, interruptibly};
 use crate::convert::{apart_from_inputs, object_of, value_of};
@@ -142,11 +142,11 @@ impl Built {
         }
     }
 
-    /// Runs with given values and donated buffers, and returns the outputs at these places.
+    /// Runs with a feed, and returns the outputs at these places.
     fn run(
         &self,
         py: Python<'_>,
-        (given, donated): (&[(&str, Value)], Vec<(&str, TensorBuffer)>),
+        Feed { given, donated }: Feed<'_>,
         wanted: &[usize],
         options: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Value>> {
@@ -307,7 +307,7 @@ impl InferenceSession {
         let mut given = Given::new();
         built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
-        let outputs = built.run(py, (&given, Vec::new()), &wanted, run_options)?;
+        let outputs = built.run(py, Feed::of(&given), &wanted, run_options)?;
         drop(given);
         let list = PyList::empty(py);
         for output in &outputs {
@@ -343,7 +343,7 @@ impl InferenceSession {
         let mut given = Given::new();
         built.values(input_feed, run_options, &mut given)?;
         let wanted = built.wanted(output_names)?;
-        let outputs = built.run(py, (&given, Vec::new()), &wanted, run_options)?;
+        let outputs = built.run(py, Feed::of(&given), &wanted, run_options)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
@@ -364,7 +364,7 @@ impl InferenceSession {
         built.values(input_feed, None, &mut given)?;
         let buffers = take_donated(donated, |name| built.input(py, name), &mut given)?;
         let wanted = built.wanted(output_names)?;
-        let outputs = built.run(py, (&given, buffers), &wanted, None)?;
+        let outputs = built.run(py, Feed { given: &given, donated: buffers }, &wanted, None)?;
         let wrapped = outputs.into_iter().map(|value| Py::new(py, OrtValue::of(value)));
         Ok(OrtValueVector(wrapped.collect::<PyResult<_>>()?))
     }
