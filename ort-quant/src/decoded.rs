@@ -2,6 +2,7 @@
 
 use ort_core::Result;
 
+use crate::columns::Matrix;
 use crate::feedback::Curvature;
 use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::weight::Weight;
@@ -76,7 +77,7 @@ pub(crate) fn results<T: Weight>(
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![T::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    scheme.quantize(curvature, weights, out)?;
+    scheme.quantize(curvature, &Matrix { elements: weights, is_transposed: false }, out)?;
     Ok(Results { codes, scales, zero_points })
 }
 

@@ -19,10 +19,10 @@ use ort_core::tensor::Tensor;
 use ort_core::{Result, Within};
 
 use super::draft::{Part, integer, node, reads, rename_reads, subgraphs, subgraphs_mut};
-use super::half_type::HalfType;
+use super::half_type::{HalfType, nearest_bfloat, nearest_half};
 use super::options::{HalfOptions, Quantizer};
 use super::variances;
-use super::weights::{Form, Job, nearest_bfloat, nearest_half};
+use super::weights::{Form, Job};
 use super::work::{Outcome, Work, is_standard, title};
 use crate::elements::{Elements, RawElements, each_chunk};
 use crate::pages::WeightPages;
@@ -245,6 +245,10 @@ impl SharedConstants {
 fn beyond_half(elements: &impl Elements) -> Option<bool> {
     let (most, mut are_negative) = (f16::MAX.to_f32(), None);
     each_chunk(elements, |values| {
+        // All of them, so that the loop becomes vector instructions.
+        if !values.iter().fold(false, |found, value| found | (value.abs() > most)) {
+            return;
+        }
         for value in values.iter().filter(|value| value.is_finite() && value.abs() > most) {
             are_negative = Some(are_negative.unwrap_or(true) && *value < 0.0);
         }
