@@ -77,7 +77,7 @@ impl ColumnStride {
     fn new<T>(scheme: &Scheme) -> ColumnStride {
         let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
         let blocks = k.div_ceil(block_size);
-        let block = block_size * bits.count() / 8;
+        let block = block_size * bits.stored() / 8;
         let zero_points = match scheme.has_float_points() {
             true => blocks * size_of::<T>(),
             false => blocks.div_ceil(bits.per_byte()),
@@ -268,7 +268,7 @@ impl<T: Weight> Columns<'_, T> {
         packed.fill([0; TILE]);
         for (index, codes) in codes.iter().enumerate() {
             let Some(packed) = packed.get_mut(index / bits.per_byte()) else { break };
-            let shift = index % bits.per_byte() * bits.count();
+            let shift = index % bits.per_byte() * bits.stored();
             packed.iter_mut().zip(codes).for_each(|(byte, code)| *byte |= code << shift);
         }
         for (lane, column) in self.codes.chunks_mut(stride.codes).enumerate() {
@@ -282,9 +282,10 @@ impl<T: Weight> Columns<'_, T> {
 
 /// Replaces a value in a packed row.
 fn put(row: &mut [u8], index: usize, code: u8, bits: Bits) {
-    let shift = index % bits.per_byte() * bits.count();
+    let shift = index % bits.per_byte() * bits.stored();
     if let Some(byte) = row.get_mut(index / bits.per_byte()) {
-        *byte = *byte & !(bits.largest() << shift) | code << shift;
+        let place = u8::MAX >> (8 - bits.stored());
+        *byte = *byte & !(place << shift) | code << shift;
     }
 }
 
@@ -338,12 +339,14 @@ mod tests {
         let weights = weights(100 * 70);
         let halves: Vec<f16> = weights.iter().map(|value| f16::from_f32(*value)).collect();
         let rounded: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
-        for bits in [Bits::Two, Bits::Four, Bits::Eight] {
+        for bits in [Bits::Two, Bits::Three, Bits::Four, Bits::Eight] {
             for (name, method) in METHODS {
                 let plain = scheme((100, 70, 32), bits, method);
                 for scheme in [plain, symmetric(plain)] {
-                    // Symmetric blocks have no zero point that this method could search.
-                    if scheme.blocks.is_symmetric && method == BlockMethod::HalfQuadratic {
+                    // Symmetric blocks have no zero point that this method could search, or that 3
+                    // bits need.
+                    let has_points = method == BlockMethod::HalfQuadratic || bits == Bits::Three;
+                    if scheme.blocks.is_symmetric && has_points {
                         continue;
                     }
                     let whole = Scheme { method: BlockMethod::MinMax, ..scheme };

@@ -20,6 +20,7 @@ pub(crate) const METHODS: [(&str, BlockMethod); 4] = [
 pub(crate) fn bits_of(count: u64) -> Bits {
     match count {
         2 => Bits::Two,
+        3 => Bits::Three,
         4 => Bits::Four,
         _ => Bits::Eight,
     }
@@ -91,7 +92,7 @@ pub(crate) fn decoded<T: Weight>(
     let Results { codes, scales, zero_points } = results(scheme, curvature, weights)?;
     let blocks = k.div_ceil(block_size);
     let code = |bytes: &[u8], place: usize| {
-        let shift = place % bits.per_byte() * bits.count();
+        let shift = place % bits.per_byte() * bits.stored();
         f32::from(bytes[place / bits.per_byte()] >> shift & bits.largest())
     };
     let value = |place: usize| {

@@ -13,6 +13,9 @@ use crate::weight::Weight;
 pub enum Bits {
     /// 2 bits, four values in a byte.
     Two,
+    /// 3 bits, two values in a byte: each in the place of 4 bits, because kernels have no others.
+    /// For `MatMulNBits` with zero points.
+    Three,
     /// 4 bits, two values in a byte.
     Four,
     /// 8 bits.
@@ -24,14 +27,20 @@ impl Bits {
     pub fn count(self) -> usize {
         match self {
             Bits::Two => 2,
+            Bits::Three => 3,
             Bits::Four => 4,
             Bits::Eight => 8,
         }
     }
 
+    /// The bits that a value takes.
+    pub fn stored(self) -> usize {
+        self.count().next_power_of_two()
+    }
+
     /// The number of values in a byte.
     pub(crate) fn per_byte(self) -> usize {
-        8 / self.count()
+        8 / self.stored()
     }
 
     /// The zero point of symmetric blocks.
@@ -48,7 +57,8 @@ impl Bits {
     pub(crate) fn middle_byte(self) -> u8 {
         match self {
             Bits::Two => 0xaa,
-            Bits::Four => 0x88,
+            // As of 4 bits.
+            Bits::Three | Bits::Four => 0x88,
             Bits::Eight => 0x80,
         }
     }
@@ -173,6 +183,10 @@ impl BlockQuantizer {
             };
             return Err(invalid(format!("block size {block_size}, expected {expected}")));
         }
+        if bits == Bits::Three && (is_symmetric || layout != BlockLayout::MatMulNBits) {
+            let text = "blocks of 3 bits have zero points, in the layout of MatMulNBits";
+            return Err(invalid(text.into()).help("give the blocks zero points, or take 2 or 4 bits"));
+        }
         let product = |a: usize, b: usize| {
             a.checked_mul(b).ok_or_else(|| invalid(format!("a matrix of {k} x {n} is too large")))
         };
@@ -180,7 +194,7 @@ impl BlockQuantizer {
         let (weights, scales) = (product(k, n)?, product(blocks, n)?);
         let (codes, zero_points) = match layout {
             BlockLayout::MatMulNBits => {
-                let codes = product(blocks, block_size * bits.count() / 8)?;
+                let codes = product(blocks, block_size * bits.stored() / 8)?;
                 let zero_points = blocks.div_ceil(bits.per_byte());
                 (product(codes, n)?, product(zero_points, n)?)
             }
