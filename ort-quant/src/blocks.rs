@@ -2,10 +2,12 @@
 
 use ort_core::{Error, ErrorKind, Result};
 
+use crate::columns::{Changes, Matrix};
 use crate::elements::Elements;
 use crate::feedback::{Curvature, Feedback, GptqOptions};
 use crate::grid::{BlockLayout, BlockMethod, BlockQuantizer, BlockSizes, QuantizedBlocks, Scheme};
 use crate::hessian::Hessian;
+use crate::noise::Noise;
 use crate::weight::Weight;
 use crate::{columns, rows};
 
@@ -20,7 +22,8 @@ impl BlockQuantizer {
             match self.layout {
                 BlockLayout::MatMulNBits => {
                     let scheme = Scheme { blocks: *self, method: BlockMethod::MinMax };
-                    columns::quantize(&scheme, Curvature::default(), weights, out);
+                    let weights = Matrix { elements: weights, is_transposed: false };
+                    columns::quantize(&scheme, Curvature::default(), &weights, out);
                 }
                 BlockLayout::Qdq => rows::quantize(self, weights, out),
             }
@@ -68,24 +71,26 @@ impl BlockQuantizer {
             feedback: feedback.as_ref(),
             ..Curvature::default()
         };
-        Scheme { blocks: *self, method }.quantize(curvature, weights, out)?;
+        let weights = Matrix { elements: weights, is_transposed: false };
+        Scheme { blocks: *self, method }.quantize(curvature, &weights, out)?;
         Ok(feedback.is_some())
     }
 }
 
 impl Scheme {
-    /// Quantizes a matrix in row-major order, as [`BlockQuantizer::quantize`] does.
+    /// Quantizes a matrix, as [`BlockQuantizer::quantize`] does. Returns what changed.
     pub(crate) fn quantize<E: Elements + ?Sized>(
         &self,
         curvature: Curvature<'_>,
-        weights: &E,
+        weights: &Matrix<'_, E>,
         out: QuantizedBlocks<'_, E::Element>,
-    ) -> Result<()> {
-        check((&self.blocks, self.sizes(size_of::<E::Element>())?), weights.count(), &out)?;
-        if weights.count() > 0 {
-            columns::quantize(self, curvature, weights, out);
+    ) -> Result<Changes> {
+        let count = weights.elements.count();
+        check((&self.blocks, self.sizes(size_of::<E::Element>())?), count, &out)?;
+        if count == 0 {
+            return Ok(Changes { noise: Noise::default(), bias: Vec::new(), energies: Vec::new() });
         }
-        Ok(())
+        Ok(columns::quantize(self, curvature, weights, out))
     }
 }
 

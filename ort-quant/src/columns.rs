@@ -3,37 +3,62 @@
 //! The matrix is read by rows and written by columns. A tile of [`TILE`] columns is quantized with
 //! one column per vector lane, and transposed when a block is complete.
 
-use std::ops::Range;
-
 use crate::elements::Elements;
-use crate::feedback::Curvature;
+use crate::feedback::{Curvature, Feedback};
 use crate::gptq::{RoundedTile, round_tile};
 use crate::grid::{Bits, BlockQuantizer, QuantizedBlocks, Scheme};
+use crate::noise::Noise;
 use crate::parallel;
 use crate::tile::{Lanes, TILE, TileGrids};
 use crate::weight::Weight;
+
+/// A matrix of weights as its elements, which may be those of its transpose.
+pub(crate) struct Matrix<'e, E: ?Sized> {
+    pub(crate) elements: &'e E,
+    pub(crate) is_transposed: bool,
+}
+
+/// What quantization changed in a matrix.
+pub(crate) struct Changes {
+    pub(crate) noise: Noise,
+    /// What the means of the outputs lack, by column; empty without those of the channels.
+    pub(crate) bias: Vec<f64>,
+    /// The energies of the outputs, by column, if there is a bias.
+    pub(crate) energies: Vec<f64>,
+}
 
 /// Quantizes a matrix that is not empty, into slices of the right lengths.
 pub(crate) fn quantize<E: Elements + ?Sized>(
     scheme: &Scheme,
     curvature: Curvature<'_>,
-    weights: &E,
+    weights: &Matrix<'_, E>,
     out: QuantizedBlocks<'_, E::Element>,
-) {
-    let stride = ColumnStride::new::<E::Element>(scheme);
-    let threads = parallel::threads_for(weights.count());
-    let width = scheme.blocks.n.div_ceil(threads).next_multiple_of(TILE);
+) -> Changes {
+    let (stride, n) = (ColumnStride::new::<E::Element>(scheme), scheme.blocks.n);
+    let threads = parallel::threads_for(weights.elements.count());
+    let width = n.div_ceil(threads).next_multiple_of(TILE);
     let QuantizedBlocks { codes, scales, zero_points } = out;
+    let mut noises = vec![Noise::default(); n.div_ceil(TILE)];
+    let biases = if curvature.means.is_empty() { 0 } else { n };
+    let (mut bias, mut energies) = (vec![0.0; biases], vec![0.0; biases]);
     let mut zero_points = zero_points.chunks_mut(width.saturating_mul(stride.zero_points));
+    let (mut biases, mut outputs) = (bias.chunks_mut(width), energies.chunks_mut(width));
     let codes = codes.chunks_mut(width.saturating_mul(stride.codes));
     let scales = scales.chunks_mut(width.saturating_mul(stride.blocks));
+    let parts = codes.zip(scales).zip(noises.chunks_mut(width / TILE));
     let mut jobs = Vec::with_capacity(threads);
-    for (index, (codes, scales)) in codes.zip(scales).enumerate() {
+    for (index, ((codes, scales), noises)) in parts.enumerate() {
         // Symmetric blocks may come without zero points.
         let zero_points = zero_points.next().unwrap_or_default();
-        jobs.push(Columns { first: index * width, codes, scales, zero_points });
+        let bias = biases.next().unwrap_or_default();
+        let energies = outputs.next().unwrap_or_default();
+        let changes = ColumnChanges { noises, bias, energies };
+        jobs.push(Columns { first: index * width, codes, scales, zero_points, changes });
     }
     parallel::for_each(jobs, |columns| columns.quantize((scheme, curvature), weights));
+    // In this order, whatever the number of threads.
+    let noise = noises.into_iter().fold(Noise::default(), Noise::plus);
+    Changes { noise, bias, energies }
 }
 
 /// What the results of one column take.
@@ -52,7 +77,7 @@ impl ColumnStride {
     fn new<T>(scheme: &Scheme) -> ColumnStride {
         let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
         let blocks = k.div_ceil(block_size);
-        let block = block_size * bits.count() / 8;
+        let block = block_size * bits.stored() / 8;
         let zero_points = match scheme.has_float_points() {
             true => blocks * size_of::<T>(),
             false => blocks.div_ceil(bits.per_byte()),
@@ -67,6 +92,14 @@ struct Columns<'a, T> {
     codes: &'a mut [u8],
     scales: &'a mut [T],
     zero_points: &'a mut [u8],
+    changes: ColumnChanges<'a>,
+}
+
+/// What quantization changed in adjacent columns: a noise for each tile.
+struct ColumnChanges<'a> {
+    noises: &'a mut [Noise],
+    bias: &'a mut [f64],
+    energies: &'a mut [f64],
 }
 
 /// What is computed of a tile at a time.
@@ -75,79 +108,140 @@ struct Scratch {
     codes: Vec<[u8; TILE]>,
     /// The bytes of a block, each for all columns of the tile.
     packed: Vec<[u8; TILE]>,
+    /// A column, if the matrix is transposed.
+    column: Vec<f32>,
 }
 
 impl<T: Weight> Columns<'_, T> {
-    fn quantize<E>(self, (scheme, curvature): (&Scheme, Curvature<'_>), weights: &E)
+    fn quantize<E>(self, (scheme, curvature): (&Scheme, Curvature<'_>), weights: &Matrix<'_, E>)
     where
         E: Elements<Element = T> + ?Sized,
     {
         let stride = ColumnStride::new::<T>(scheme);
-        let Columns { first, codes, scales, zero_points } = self;
+        let Columns { first, codes, scales, zero_points, changes } = self;
         let codes = codes.chunks_mut(TILE.saturating_mul(stride.codes));
         let scales = scales.chunks_mut(TILE.saturating_mul(stride.blocks));
         let mut zero_points = zero_points.chunks_mut(TILE.saturating_mul(stride.zero_points));
-        // The lanes after the last column stay zero.
+        let (mut bias, mut energies) = (changes.bias.chunks_mut(TILE), changes.energies.chunks_mut(TILE));
         let BlockQuantizer { k, block_size, .. } = scheme.blocks;
+        let is_whole = curvature.feedback.is_some() || weights.is_transposed;
+        // The lanes after the last column stay zero.
         let mut scratch = Scratch {
-            values: vec![[0.0; TILE]; if curvature.feedback.is_some() { k } else { block_size.min(k) }],
+            values: vec![[0.0; TILE]; if is_whole { k } else { block_size.min(k) }],
             codes: vec![[0; TILE]; block_size.min(k)],
             packed: vec![[0; TILE]; stride.block],
+            column: vec![0.0; if weights.is_transposed { k } else { 0 }],
         };
-        for (index, (codes, scales)) in codes.zip(scales).enumerate() {
+        let parts = codes.zip(scales).zip(changes.noises.chunks_mut(1));
+        for (index, ((codes, scales), noises)) in parts.enumerate() {
             let zero_points = zero_points.next().unwrap_or_default();
-            let mut tile = Columns { first: first + index * TILE, codes, scales, zero_points };
+            let (bias, energies) = (bias.next().unwrap_or_default(), energies.next().unwrap_or_default());
+            let changes = ColumnChanges { noises, bias, energies };
+            let mut tile = Columns { first: first + index * TILE, codes, scales, zero_points, changes };
             if !scheme.has_float_points() && !scheme.blocks.is_symmetric {
                 // The kernels' default, for places after the last block.
                 tile.zero_points.fill(scheme.blocks.bits.middle_byte());
             }
-            if let Some(feedback) = curvature.feedback {
-                tile.load_rows((scheme, weights), 0, &mut scratch.values);
-                let RoundedTile { grids, codes } = round_tile(scheme, feedback, &mut scratch.values);
-                for (block, (grids, codes)) in grids.iter().zip(codes.chunks(block_size)).enumerate() {
-                    tile.store(scheme, (block, grids), codes, &mut scratch.packed);
-                }
-                continue;
-            }
-            for block in 0..stride.blocks {
-                tile.quantize_block((scheme, curvature.importance), weights, block, &mut scratch);
+            match curvature.feedback {
+                Some(feedback) => tile.round_all((scheme, curvature, feedback), weights, &mut scratch),
+                None => tile.quantize_all((scheme, curvature), weights, &mut scratch),
             }
         }
     }
 
-    /// Quantizes a block of at most [`TILE`] columns.
-    fn quantize_block<E: Elements<Element = T> + ?Sized>(
+    /// Quantizes at most [`TILE`] columns by GPTQ.
+    fn round_all<E: Elements<Element = T> + ?Sized>(
         &mut self,
-        (scheme, importance): (&Scheme, &[f32]),
-        weights: &E,
-        block: usize,
+        (scheme, curvature, feedback): (&Scheme, Curvature<'_>, &Feedback),
+        weights: &Matrix<'_, E>,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { values, packed, column, .. } = scratch;
+        let block_size = scheme.blocks.block_size;
+        self.load((scheme, weights), 0, (&mut *values, &mut *column));
+        let RoundedTile { grids, codes } = round_tile(scheme, feedback, values);
+        // The values have changed.
+        self.load((scheme, weights), 0, (&mut *values, column));
+        let blocks = grids.iter().zip(codes.chunks(block_size).zip(values.chunks(block_size)));
+        for (block, (grids, (codes, values))) in blocks.enumerate() {
+            self.note(curvature, block * block_size, (grids, codes, values));
+            self.store(scheme, (block, grids), codes, packed);
+        }
+    }
+
+    /// Quantizes at most [`TILE`] columns block by block.
+    fn quantize_all<E: Elements<Element = T> + ?Sized>(
+        &mut self,
+        (scheme, curvature): (&Scheme, Curvature<'_>),
+        weights: &Matrix<'_, E>,
         scratch: &mut Scratch,
     ) {
         let BlockQuantizer { k, block_size, bits, .. } = scheme.blocks;
-        let rows = block * block_size..k.min((block + 1) * block_size);
-        let Scratch { values, codes, packed } = scratch;
-        let (Some(values), Some(codes)) = (values.get_mut(..rows.len()), codes.get_mut(..rows.len())) else {
-            return;
-        };
-        self.load_rows((scheme, weights), rows.start, values);
-        let grids = TileGrids::<T>::of(scheme, values, importance.get(rows).unwrap_or_default());
-        for (values, codes) in values.iter().zip(&mut *codes) {
-            grids.encode(f32::from(bits.largest()), values, codes);
+        let Scratch { values: all, codes, packed, column } = scratch;
+        if weights.is_transposed {
+            // A column is in a row, which is read as a whole.
+            self.load((scheme, weights), 0, (&mut *all, &mut *column));
         }
-        self.store(scheme, (block, &grids), codes, packed);
+        for block in 0..k.div_ceil(block_size) {
+            let rows = block * block_size..k.min((block + 1) * block_size);
+            let own = if weights.is_transposed { rows.clone() } else { 0..rows.len() };
+            let (Some(values), Some(codes)) = (all.get_mut(own), codes.get_mut(..rows.len())) else { return };
+            if !weights.is_transposed {
+                self.load((scheme, weights), rows.start, (&mut *values, &mut *column));
+            }
+            let importance = curvature.importance.get(rows.clone()).unwrap_or_default();
+            let grids = TileGrids::<T>::of(scheme, values, importance);
+            for (values, codes) in values.iter().zip(&mut *codes) {
+                grids.encode(f32::from(bits.largest()), values, codes);
+            }
+            self.note(curvature, rows.start, (&grids, codes, values));
+            self.store(scheme, (block, &grids), codes, packed);
+        }
     }
 
-    /// Loads rows of the weight from this one on.
-    fn load_rows<E: Elements<Element = T> + ?Sized>(
+    /// Loads rows of the weight from this one on. Those of a transposed one go through `column`.
+    fn load<E: Elements<Element = T> + ?Sized>(
         &self,
-        (scheme, weights): (&Scheme, &E),
+        (scheme, weights): (&Scheme, &Matrix<'_, E>),
         first: usize,
-        values: &mut [Lanes],
+        (values, column): (&mut [Lanes], &mut [f32]),
     ) {
+        let BlockQuantizer { k, n, .. } = scheme.blocks;
         let width = self.scales.len() / ColumnStride::new::<T>(scheme).blocks;
+        if weights.is_transposed {
+            for lane in 0..width {
+                weights.elements.widen((self.first + lane) * k + first, column);
+                let lanes = values.iter_mut().filter_map(|row| row.get_mut(lane));
+                lanes.zip(&*column).for_each(|(to, value)| *to = *value);
+            }
+            return;
+        }
         for (row, values) in (first..).zip(values) {
-            let start = row * scheme.blocks.n + self.first;
-            load(weights, start..start + width, values);
+            if let Some(values) = values.get_mut(..width) {
+                weights.elements.widen(row * n + self.first, values);
+            }
+        }
+    }
+
+    /// Notes what the codes of a block change, whose first row is this one.
+    fn note(
+        &mut self,
+        curvature: Curvature<'_>,
+        first: usize,
+        (grids, codes, values): (&TileGrids<T>, &[[u8; TILE]], &[Lanes]),
+    ) {
+        let Some(noise) = self.changes.noises.first_mut() else { return };
+        for (row, (values, codes)) in (first..).zip(values.iter().zip(codes)) {
+            let became = grids.decode(codes);
+            noise.add_all(values, &became);
+            let of_row = |channels: &[f32]| f64::from(channels.get(row).copied().unwrap_or_default());
+            let (mean, energy) = (of_row(curvature.means), of_row(curvature.energies));
+            // None without means.
+            let outputs = self.changes.bias.iter_mut().zip(&mut *self.changes.energies);
+            for ((bias, output), (value, became)) in outputs.zip(values.iter().zip(&became)) {
+                *bias += mean * (f64::from(*value) - f64::from(*became));
+                *output += energy * f64::from(value * value);
+            }
         }
     }
 
@@ -174,7 +268,7 @@ impl<T: Weight> Columns<'_, T> {
         packed.fill([0; TILE]);
         for (index, codes) in codes.iter().enumerate() {
             let Some(packed) = packed.get_mut(index / bits.per_byte()) else { break };
-            let shift = index % bits.per_byte() * bits.count();
+            let shift = index % bits.per_byte() * bits.stored();
             packed.iter_mut().zip(codes).for_each(|(byte, code)| *byte |= code << shift);
         }
         for (lane, column) in self.codes.chunks_mut(stride.codes).enumerate() {
@@ -186,18 +280,12 @@ impl<T: Weight> Columns<'_, T> {
     }
 }
 
-/// Converts the part of a row that is in the tile.
-fn load<E: Elements + ?Sized>(weights: &E, part: Range<usize>, wide: &mut Lanes) {
-    if let Some(wide) = wide.get_mut(..part.len()) {
-        weights.widen(part.start, wide);
-    }
-}
-
 /// Replaces a value in a packed row.
 fn put(row: &mut [u8], index: usize, code: u8, bits: Bits) {
-    let shift = index % bits.per_byte() * bits.count();
+    let shift = index % bits.per_byte() * bits.stored();
     if let Some(byte) = row.get_mut(index / bits.per_byte()) {
-        *byte = *byte & !(bits.largest() << shift) | code << shift;
+        let place = u8::MAX >> (8 - bits.stored());
+        *byte = *byte & !(place << shift) | code << shift;
     }
 }
 
@@ -251,12 +339,14 @@ mod tests {
         let weights = weights(100 * 70);
         let halves: Vec<f16> = weights.iter().map(|value| f16::from_f32(*value)).collect();
         let rounded: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
-        for bits in [Bits::Two, Bits::Four, Bits::Eight] {
+        for bits in [Bits::Two, Bits::Three, Bits::Four, Bits::Eight] {
             for (name, method) in METHODS {
                 let plain = scheme((100, 70, 32), bits, method);
                 for scheme in [plain, symmetric(plain)] {
-                    // Symmetric blocks have no zero point that this method could search.
-                    if scheme.blocks.is_symmetric && method == BlockMethod::HalfQuadratic {
+                    // Symmetric blocks have no zero point that this method could search, or that 3
+                    // bits need.
+                    let has_points = method == BlockMethod::HalfQuadratic || bits == Bits::Three;
+                    if scheme.blocks.is_symmetric && has_points {
                         continue;
                     }
                     let whole = Scheme { method: BlockMethod::MinMax, ..scheme };

@@ -2,6 +2,7 @@
 
 use ort_core::Result;
 
+use crate::columns::Matrix;
 use crate::feedback::Curvature;
 use crate::grid::{Bits, BlockLayout, BlockMethod, BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::weight::Weight;
@@ -19,6 +20,7 @@ pub(crate) const METHODS: [(&str, BlockMethod); 4] = [
 pub(crate) fn bits_of(count: u64) -> Bits {
     match count {
         2 => Bits::Two,
+        3 => Bits::Three,
         4 => Bits::Four,
         _ => Bits::Eight,
     }
@@ -76,7 +78,7 @@ pub(crate) fn results<T: Weight>(
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![T::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    scheme.quantize(curvature, weights, out)?;
+    scheme.quantize(curvature, &Matrix { elements: weights, is_transposed: false }, out)?;
     Ok(Results { codes, scales, zero_points })
 }
 
@@ -90,7 +92,7 @@ pub(crate) fn decoded<T: Weight>(
     let Results { codes, scales, zero_points } = results(scheme, curvature, weights)?;
     let blocks = k.div_ceil(block_size);
     let code = |bytes: &[u8], place: usize| {
-        let shift = place % bits.per_byte() * bits.count();
+        let shift = place % bits.per_byte() * bits.stored();
         f32::from(bytes[place / bits.per_byte()] >> shift & bits.largest())
     };
     let value = |place: usize| {

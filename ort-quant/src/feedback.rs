@@ -157,17 +157,99 @@ fn damped(hessian: &Hessian, order: &[usize], (mean, damping): (f64, f64)) -> Ve
     matrix
 }
 
+/// The rows of a factor that are computed together. The rows before them are read once for all of
+/// them: a large factor is in no cache.
+const GROUP: usize = 8;
+
+/// Neighbouring rows of a lower triangle, of which the first has this number.
+struct RowGroup<'f> {
+    first: usize,
+    rows: Vec<&'f mut [f64]>,
+}
+
+impl<'f> RowGroup<'f> {
+    /// Splits the rows before a group off.
+    fn split(factor: &'f mut [f64], first: usize, end: usize) -> Option<(&'f [f64], RowGroup<'f>)> {
+        let (before, mut rest) = factor.split_at_mut_checked(triangle(first))?;
+        let mut rows = Vec::with_capacity(end - first);
+        for row in first..end {
+            let (own, after) = rest.split_at_mut_checked(row + 1)?;
+            rows.push(own);
+            rest = after;
+        }
+        Some((before, RowGroup { first, rows }))
+    }
+
+    /// Replaces rows of a matrix by those of its Cholesky factor, of which all rows before are
+    /// known.
+    fn factorize(&mut self, before: &[f64]) -> Option<()> {
+        for place in 0..self.first {
+            let other = before.get(triangle(place)..triangle(place + 1))?;
+            self.rows.iter_mut().try_for_each(|row| eliminate(row, place, other))?;
+        }
+        for index in 0..self.rows.len() {
+            let (done, rest) = self.rows.split_at_mut_checked(index)?;
+            let row = rest.first_mut()?;
+            for (place, other) in (self.first..).zip(&*done) {
+                eliminate(row, place, other)?;
+            }
+            let (element, known) = row.split_last_mut()?;
+            let square = *element - dot(known, known);
+            let is_positive = square > 0.0 && square.is_finite();
+            *element = is_positive.then(|| square.sqrt())?;
+        }
+        Some(())
+    }
+
+    /// Replaces rows of a lower triangle by those of its inverse, of which all rows before are
+    /// known.
+    fn invert(&mut self, before: &[f64]) -> Option<()> {
+        let mut sums: Vec<Vec<f64>> = self.rows.iter().map(|row| vec![0.0; row.len() - 1]).collect();
+        for place in 0..self.first {
+            let other = before.get(triangle(place)..triangle(place + 1))?;
+            for (row, sums) in self.rows.iter().zip(&mut sums) {
+                add_multiple(sums, *row.get(place)?, other);
+            }
+        }
+        for (index, mut sums) in sums.into_iter().enumerate() {
+            let (done, rest) = self.rows.split_at_mut_checked(index)?;
+            let row = rest.first_mut()?;
+            for (place, other) in (self.first..).zip(&*done) {
+                add_multiple(&mut sums, *row.get(place)?, other);
+            }
+            let (diagonal, elements) = row.split_last_mut()?;
+            let reciprocal = 1.0 / *diagonal;
+            elements.iter_mut().zip(sums).for_each(|(element, sum)| *element = -sum * reciprocal);
+            *diagonal = reciprocal;
+        }
+        Some(())
+    }
+}
+
+/// Computes an element of a row of a Cholesky factor from those before it and the row of its place.
+fn eliminate(row: &mut [f64], place: usize, other: &[f64]) -> Option<()> {
+    let ((diagonal, other), (known, rest)) = (other.split_last()?, row.split_at_mut_checked(place)?);
+    let element = rest.first_mut()?;
+    *element = (*element - dot(known, other)) / diagonal;
+    Some(())
+}
+
+fn add_multiple(sums: &mut [f64], factor: f64, others: &[f64]) {
+    sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += factor * other);
+}
+
 /// The rows of the inverse of the Cholesky factor of a matrix, each over its diagonal, and the
 /// diagonals, of which the last row's is the first. `None` if the matrix is not positive definite.
 fn shares(mut factor: Vec<f64>) -> Option<(Vec<f32>, Vec<f32>)> {
     let rows = (0..).take_while(|row| triangle(*row) < factor.len()).count();
-    for row in 0..rows {
-        let (before, rest) = factor.split_at_mut_checked(triangle(row))?;
-        factorize_row(before, rest.get_mut(..=row)?)?;
+    let groups = || (0..rows).step_by(GROUP).map(|first| (first, rows.min(first + GROUP)));
+    for (first, end) in groups() {
+        let (before, mut group) = RowGroup::split(&mut factor, first, end)?;
+        group.factorize(before)?;
     }
-    for row in 0..rows {
-        let (before, rest) = factor.split_at_mut_checked(triangle(row))?;
-        invert_row(before, rest.get_mut(..=row)?)?;
+    for (first, end) in groups() {
+        let (before, mut group) = RowGroup::split(&mut factor, first, end)?;
+        group.invert(before)?;
     }
     let (mut shares, mut pivots) = (Vec::with_capacity(factor.len()), Vec::with_capacity(rows));
     for row in 0..rows {
@@ -178,37 +260,6 @@ fn shares(mut factor: Vec<f64>) -> Option<(Vec<f32>, Vec<f32>)> {
     }
     pivots.reverse();
     shares.iter().chain(&pivots).all(|element| element.is_finite()).then_some((shares, pivots))
-}
-
-/// Replaces a row of a matrix by that of its Cholesky factor, of which all rows before are known.
-fn factorize_row(before: &[f64], row: &mut [f64]) -> Option<()> {
-    for place in 0..row.len() {
-        let (known, rest) = row.split_at_mut_checked(place)?;
-        let element = rest.first_mut()?;
-        match before.get(triangle(place)..triangle(place + 1)).and_then(|other| other.split_last()) {
-            Some((diagonal, other)) => *element = (*element - dot(known, other)) / diagonal,
-            None => {
-                let square = *element - dot(known, known);
-                let is_positive = square > 0.0 && square.is_finite();
-                *element = is_positive.then(|| square.sqrt())?;
-            }
-        }
-    }
-    Some(())
-}
-
-/// Replaces a row of a lower triangle by that of its inverse, of which all rows before are known.
-fn invert_row(before: &[f64], row: &mut [f64]) -> Option<()> {
-    let (diagonal, elements) = row.split_last_mut()?;
-    let mut sums = vec![0.0; elements.len()];
-    for (index, element) in elements.iter().enumerate() {
-        let inverse = before.get(triangle(index)..triangle(index + 1))?;
-        sums.iter_mut().zip(inverse).for_each(|(sum, other)| *sum += element * other);
-    }
-    let reciprocal = 1.0 / *diagonal;
-    elements.iter_mut().zip(sums).for_each(|(element, sum)| *element = -sum * reciprocal);
-    *diagonal = reciprocal;
-    Some(())
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ use crate::weight::Weight;
 pub enum Bits {
     /// 2 bits, four values in a byte.
     Two,
+    /// 3 bits, two values in a byte: each in the place of 4 bits, because kernels have no others.
+    /// For `MatMulNBits` with zero points.
+    Three,
     /// 4 bits, two values in a byte.
     Four,
     /// 8 bits.
@@ -24,14 +27,20 @@ impl Bits {
     pub fn count(self) -> usize {
         match self {
             Bits::Two => 2,
+            Bits::Three => 3,
             Bits::Four => 4,
             Bits::Eight => 8,
         }
     }
 
+    /// The bits that a value takes.
+    pub fn stored(self) -> usize {
+        self.count().next_power_of_two()
+    }
+
     /// The number of values in a byte.
     pub(crate) fn per_byte(self) -> usize {
-        8 / self.count()
+        8 / self.stored()
     }
 
     /// The zero point of symmetric blocks.
@@ -48,7 +57,8 @@ impl Bits {
     pub(crate) fn middle_byte(self) -> u8 {
         match self {
             Bits::Two => 0xaa,
-            Bits::Four => 0x88,
+            // As of 4 bits.
+            Bits::Three | Bits::Four => 0x88,
             Bits::Eight => 0x80,
         }
     }
@@ -173,6 +183,10 @@ impl BlockQuantizer {
             };
             return Err(invalid(format!("block size {block_size}, expected {expected}")));
         }
+        if bits == Bits::Three && (is_symmetric || layout != BlockLayout::MatMulNBits) {
+            let text = "blocks of 3 bits have zero points, in the layout of MatMulNBits";
+            return Err(invalid(text.into()).help("give the blocks zero points, or take 2 or 4 bits"));
+        }
         let product = |a: usize, b: usize| {
             a.checked_mul(b).ok_or_else(|| invalid(format!("a matrix of {k} x {n} is too large")))
         };
@@ -180,7 +194,7 @@ impl BlockQuantizer {
         let (weights, scales) = (product(k, n)?, product(blocks, n)?);
         let (codes, zero_points) = match layout {
             BlockLayout::MatMulNBits => {
-                let codes = product(blocks, block_size * bits.count() / 8)?;
+                let codes = product(blocks, block_size * bits.stored() / 8)?;
                 let zero_points = blocks.div_ceil(bits.per_byte());
                 (product(codes, n)?, product(zero_points, n)?)
             }
@@ -236,6 +250,19 @@ pub(crate) fn limit(value: f32, low: f32, high: f32) -> f32 {
     if value < high { value } else { high }
 }
 
+/// The sum of this and a number from 0 to 255 has no bits below 1, so that the addition rounds to
+/// the nearest integer, half to even.
+const ROUNDING: f32 = 12_582_912.0;
+
+/// Rounds a number from 0 to 255 to the nearest integer, ties away from zero: without a conversion
+/// to an integer, which takes longer than all of this.
+#[inline]
+pub(crate) fn round_code(value: f32) -> f32 {
+    let even = (value + ROUNDING) - ROUNDING;
+    // A tie that went down to an even number.
+    even + if value - even == 0.5 { 1.0 } else { 0.0 }
+}
+
 /// Rounds to the nearest integer, ties away from zero. `value` is small enough for its fraction to
 /// be exact: [`limit`] goes before.
 #[inline]
@@ -244,4 +271,18 @@ pub(crate) fn round_half_away(value: f32) -> i32 {
     let whole = value as i32;
     let fraction = value - whole as f32;
     whole + i32::from(fraction >= 0.5) - i32::from(fraction <= -0.5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_rounded_as_integers_are() {
+        let near = |value: f32| [value.next_down(), value, value.next_up()];
+        for value in (0..=1020_u16).flat_map(|quarter| near(f32::from(quarter) * 0.25)) {
+            let value = limit(value, 0.0, 255.0);
+            assert_eq!(round_code(value), round_half_away(value) as f32, "{value}");
+        }
+    }
 }

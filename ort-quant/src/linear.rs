@@ -8,6 +8,7 @@ use half::f16;
 use ort_core::{Error, ErrorKind, Result};
 
 use crate::elements::Elements;
+use crate::grid::extend_ranges;
 use crate::integer::{CodeRange, Grid, GridOptions, QuantType, code_of};
 use crate::noise::Noise;
 use crate::pack::BitWriter;
@@ -153,23 +154,25 @@ impl Part<'_> {
         let Channels { count, inner } = self.channels;
         let mut writer = CodeWriter::new(self.ty, bytes);
         let mut noise = Noise::default();
-        let (mut wide, mut codes) = ([0.0_f32; CHUNK], [0_i32; CHUNK]);
+        let (mut wide, mut became, mut codes) = ([0.0_f32; CHUNK], [0.0_f32; CHUNK], [0_i32; CHUNK]);
         let mut place = range.start;
         while place < range.end {
             let channel = place / inner % count;
             // Up to the end of the channel, or over neighbouring channels of one element each.
             let ahead = if inner == 1 { count - channel } else { inner - place % inner };
             let now = ahead.min(range.end - place).min(CHUNK);
-            let (Some(wide), Some(codes)) = (wide.get_mut(..now), codes.get_mut(..now)) else { break };
+            let Some(wide) = wide.get_mut(..now) else { break };
+            let (Some(became), Some(codes)) = (became.get_mut(..now), codes.get_mut(..now)) else { break };
             elements.widen(place, wide);
-            let range = self.ty.codes();
+            let to = (&mut *codes, &mut *became);
             if inner == 1 {
-                let grids = self.scales.iter().zip(self.points).skip(channel);
-                noise = noise.plus(encode_each(wide, grids, range, codes));
+                let grids = (self.scales.get(channel..), self.points.get(channel..));
+                let (Some(scales), Some(points)) = grids else { break };
+                encode_each(wide, scales.iter().zip(points), self.ty.codes(), to);
             } else if let (Some(scale), Some(point)) = (self.scales.get(channel), self.points.get(channel)) {
-                let same = std::iter::repeat((scale, point));
-                noise = noise.plus(encode_each(wide, same, range, codes));
+                encode_each(wide, std::iter::repeat((scale, point)), self.ty.codes(), to);
             }
+            noise.add_all(wide, became);
             writer.push(codes);
             place += now;
         }
@@ -178,20 +181,19 @@ impl Part<'_> {
     }
 }
 
-/// Encodes values, each with its scale and zero point.
+/// Encodes values, each with its scale and zero point, and decodes them.
 #[inline]
 fn encode_each<'g>(
     values: &[f32],
     grids: impl Iterator<Item = (&'g f32, &'g f32)>,
     range: CodeRange,
-    codes: &mut [i32],
-) -> Noise {
-    let mut noise = Noise::default();
-    for ((value, (scale, point)), code) in values.iter().zip(grids).zip(codes) {
+    (codes, became): (&mut [i32], &mut [f32]),
+) {
+    let to = codes.iter_mut().zip(became);
+    for ((value, (scale, point)), (code, became)) in values.iter().zip(grids).zip(to) {
         *code = code_of(*value, *scale, *point, range);
-        noise.add(*value, (*code as f32 - *point) * *scale);
+        *became = (*code as f32 - *point) * *scale;
     }
-    noise
 }
 
 /// Writes codes as the bytes of a tensor.
@@ -259,33 +261,90 @@ impl LinearCodes {
 
 /// The least and the greatest element of each channel. Those of a channel with NaN are NaN, and an
 /// empty one has 0.
-fn ranges<E: Elements + ?Sized>(elements: &E, Channels { count, inner }: Channels) -> Vec<(f32, f32)> {
+fn ranges<E: Elements + ?Sized>(elements: &E, channels: Channels) -> Vec<(f32, f32)> {
     let all = elements.count();
     if all == 0 {
-        return vec![(0.0, 0.0); count];
+        return vec![(0.0, 0.0); channels.count];
     }
-    let mut ranges = vec![(f32::INFINITY, f32::NEG_INFINITY); count];
-    let mut wide = [0.0_f32; CHUNK];
-    let mut place = 0;
-    while place < all {
-        let channel = place / inner % count;
-        let ahead = if inner == 1 { count - channel } else { inner - place % inner };
-        let Some(wide) = wide.get_mut(..ahead.min(all - place).min(CHUNK)) else { break };
-        elements.widen(place, wide);
-        if inner == 1 {
-            let own = ranges.iter_mut().skip(channel);
-            wide.iter().zip(own).for_each(|(value, range)| *range = extended(*range, *value));
-        } else if let Some(range) = ranges.get_mut(channel) {
-            *range = wide.iter().fold(*range, |range, value| extended(range, *value));
-        }
-        place += wide.len();
-    }
-    ranges
+    let threads = parallel::threads_for(all);
+    let per_job = all.div_ceil(threads);
+    let mut parts = vec![Ranges::none(channels.count); threads];
+    let jobs: Vec<_> = parts.iter_mut().enumerate().collect();
+    parallel::for_each(jobs, |(index, part)| {
+        let start = index * per_job;
+        part.extend(elements, channels, start..all.min(start + per_job));
+    });
+    let mut ranges = Ranges::none(channels.count);
+    parts.iter().for_each(|part| ranges.merge(part));
+    ranges.low.into_iter().zip(ranges.high).collect()
 }
 
-/// A range with one more value. NaN fails both comparisons, and stays once it is there.
+/// The ranges of channels, as far as they were read.
+#[derive(Clone)]
+struct Ranges {
+    low: Vec<f32>,
+    high: Vec<f32>,
+}
+
+impl Ranges {
+    fn none(channels: usize) -> Ranges {
+        Ranges { low: vec![f32::INFINITY; channels], high: vec![f32::NEG_INFINITY; channels] }
+    }
+
+    /// Extends the ranges by these elements.
+    fn extend<E: Elements + ?Sized>(
+        &mut self,
+        elements: &E,
+        Channels { count, inner }: Channels,
+        range: Range<usize>,
+    ) {
+        let mut wide = [0.0_f32; CHUNK];
+        let mut place = range.start;
+        while place < range.end {
+            let channel = place / inner % count;
+            let ahead = if inner == 1 { count - channel } else { inner - place % inner };
+            let Some(wide) = wide.get_mut(..ahead.min(range.end - place).min(CHUNK)) else { break };
+            elements.widen(place, wide);
+            place += wide.len();
+            let own = (self.low.get_mut(channel..), self.high.get_mut(channel..));
+            let (Some(low), Some(high)) = own else { break };
+            if inner == 1 {
+                extend_ranges(wide, low, high);
+                if has_nan(wide) {
+                    let ends = low.iter_mut().zip(high).zip(&*wide);
+                    ends.filter(|(_, value)| value.is_nan())
+                        .for_each(|((low, high), value)| (*low, *high) = (*value, *value));
+                }
+            } else if let (Some(low), Some(high)) = (low.first_mut(), high.first_mut()) {
+                (*low, *high) = extended((*low, *high), wide);
+            }
+        }
+    }
+
+    /// Extends the ranges by those of a later part.
+    fn merge(&mut self, part: &Ranges) {
+        let lows = self.low.iter_mut().zip(&part.low);
+        lows.for_each(|(low, own)| *low = if *own < *low || own.is_nan() { *own } else { *low });
+        let highs = self.high.iter_mut().zip(&part.high);
+        highs.for_each(|(high, own)| *high = if *own > *high || own.is_nan() { *own } else { *high });
+    }
+}
+
 #[inline]
-fn extended((low, high): (f32, f32), value: f32) -> (f32, f32) {
-    let is_nan = value.is_nan();
-    (if value < low || is_nan { value } else { low }, if value > high || is_nan { value } else { high })
+fn has_nan(values: &[f32]) -> bool {
+    values.iter().fold(false, |found, value| found | value.is_nan())
+}
+
+/// A range with more values, in ranges that do not wait for each other. NaN fails all comparisons,
+/// and stays once it is there.
+fn extended((low, high): (f32, f32), values: &[f32]) -> (f32, f32) {
+    if has_nan(values) || low.is_nan() {
+        return (f32::NAN, f32::NAN);
+    }
+    let (mut lows, mut highs) = ([low; 16], [high; 16]);
+    values.chunks(16).for_each(|values| extend_ranges(values, &mut lows, &mut highs));
+    let least = lows.into_iter().fold(low, |least, low| if low < least { low } else { least });
+    let greatest =
+        highs.into_iter().fold(high, |greatest, high| if high > greatest { high } else { greatest });
+    (least, greatest)
 }

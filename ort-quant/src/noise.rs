@@ -29,6 +29,24 @@ impl Noise {
         self.error += difference * difference;
     }
 
+    /// Adds values, and what they became, in eight sums that do not wait for each other.
+    #[inline]
+    pub(crate) fn add_all(&mut self, values: &[f32], became: &[f32]) {
+        let ((values, rest), (became, became_rest)) = (values.as_chunks::<8>(), became.as_chunks::<8>());
+        let (mut signals, mut errors) = ([0.0_f64; 8], [0.0_f64; 8]);
+        for (values, became) in values.iter().zip(became) {
+            let sums = signals.iter_mut().zip(&mut errors);
+            for ((signal, error), (value, became)) in sums.zip(values.iter().zip(became)) {
+                let (value, became) = (f64::from(*value), f64::from(*became));
+                *signal += value * value;
+                *error += (became - value) * (became - value);
+            }
+        }
+        self.signal += signals.iter().sum::<f64>();
+        self.error += errors.iter().sum::<f64>();
+        rest.iter().zip(became_rest).for_each(|(value, became)| self.add(*value, *became));
+    }
+
     /// The sum of two.
     #[must_use]
     pub(crate) fn plus(self, other: Noise) -> Noise {
@@ -47,6 +65,12 @@ mod tests {
         noise.add(-4.0, -4.4);
         assert!((noise.decibels() - 20.0).abs() < 1e-5, "{}", noise.decibels());
         assert!((noise.relative() - 0.1).abs() < 1e-6);
+        let (values, became) = ([3.0, -4.0, 0.5].repeat(7), [3.3, -4.4, 0.25].repeat(7));
+        let (mut one_by_one, mut together) = (Noise::default(), Noise::default());
+        values.iter().zip(&became).for_each(|(value, became)| one_by_one.add(*value, *became));
+        together.add_all(&values, &became);
+        assert!((one_by_one.signal - together.signal).abs() < 1e-12 * one_by_one.signal);
+        assert!((one_by_one.error - together.error).abs() < 1e-12 * one_by_one.error);
         let nothing = Noise { signal: 1.0, error: 0.0 };
         assert_eq!(nothing.plus(Noise::default()).decibels(), f64::INFINITY);
         assert!(Noise::default().decibels().is_nan());

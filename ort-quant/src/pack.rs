@@ -28,7 +28,7 @@ impl<'a> BitWriter<'a> {
         let rest = groups.remainder();
         // The groups come first in the zip, so that their end takes no byte from the iterator.
         for (group, byte) in groups.zip(self.bytes.by_ref()) {
-            let shift = self.bits.count();
+            let shift = self.bits.stored();
             // In 32 bits, because a byte cannot be shifted by 8.
             *byte = group.iter().rev().fold(0_u32, |packed, code| packed << shift | u32::from(*code)) as u8;
         }
@@ -46,7 +46,7 @@ impl<'a> BitWriter<'a> {
 
     fn push_one(&mut self, code: u8) {
         self.pending |= code << self.used;
-        self.used += self.bits.count();
+        self.used += self.bits.stored();
         if self.used == 8 {
             self.flush();
         }

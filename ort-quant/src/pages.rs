@@ -4,23 +4,26 @@
 //! of it resident beside its quantized form.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ort_alloc::MappedFile;
 
 /// A fault maps the pages around it, too: those of 64 KiB on Linux.
 const WINDOW: usize = 64 << 10;
-/// The bytes that may be resident. Weights below stay so until they are done.
+/// The bytes of a weight that may be resident, unless it is [`SMALL`].
 const MOST: usize = 8 << 20;
+/// Weights up to this stay resident until they are done: those that are read down their columns
+/// would be faulted in once for every few of them.
+const SMALL: usize = 16 << 20;
 
 /// The pages of a mapped weight that is being read, on any number of threads.
 pub(crate) struct WeightPages<'m> {
     mapping: &'m MappedFile,
     range: Range<usize>,
-    /// The window of the last read.
-    last: AtomicUsize,
-    /// The bytes of the windows that were entered since the last release.
-    entered: AtomicUsize,
+    /// A bit for each window that was entered since the last release.
+    entered: Vec<AtomicU64>,
+    /// The bytes of these windows.
+    bytes: AtomicUsize,
 }
 
 impl<'m> WeightPages<'m> {
@@ -29,27 +32,34 @@ impl<'m> WeightPages<'m> {
         bytes: &[u8],
         mut mappings: impl Iterator<Item = &'m MappedFile>,
     ) -> Option<WeightPages<'m>> {
-        if bytes.len() <= MOST {
+        if bytes.len() <= SMALL {
             return None;
         }
         let (mapping, range) = mappings.find_map(|mapping| Some((mapping, mapping.range_of(bytes)?)))?;
-        let (last, entered) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
-        Some(WeightPages { mapping, range, last, entered })
+        let words = bytes.len().div_ceil(WINDOW).div_ceil(64);
+        let entered = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Some(WeightPages { mapping, range, entered, bytes: AtomicUsize::new(0) })
     }
 
     /// Notes that a range of the weight was read. Another thread may read a page that this gives
     /// back: it faults it in again.
     pub(crate) fn note(&self, read: &Range<usize>) {
-        let (first, last) = (read.start / WINDOW, read.end / WINDOW);
-        if self.last.swap(last, Ordering::Relaxed) == first && first == last {
-            return;
-        }
-        let bytes = (last - first + 1) * WINDOW;
-        if self.entered.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST {
-            self.entered.store(0, Ordering::Relaxed);
+        let windows = read.start / WINDOW..=read.end.saturating_sub(1) / WINDOW;
+        let entered = WINDOW * windows.filter(|window| self.enters(*window)).count();
+        if entered > 0 && self.bytes.fetch_add(entered, Ordering::Relaxed) + entered > MOST {
+            self.bytes.store(0, Ordering::Relaxed);
+            self.entered.iter().for_each(|word| word.store(0, Ordering::Relaxed));
             // A hint, so a failure only costs memory.
             let _ = self.mapping.release(self.range.clone());
         }
+    }
+
+    /// Whether a window is the first time read since the last release.
+    fn enters(&self, window: usize) -> bool {
+        let Some(word) = self.entered.get(window / 64) else { return false };
+        let bit = 1 << (window % 64);
+        // Read first, because a write takes the cache line from the other threads.
+        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
@@ -85,7 +95,7 @@ mod tests {
             assert!(mapping.resident_bytes(0..mapping.len())? <= 2 * MOST);
         }
         assert!(WeightPages::of(&bytes, std::iter::once(&mapping)).is_none(), "not in the mapping");
-        assert!(WeightPages::of(mapped.get(..MOST).ok_or("short")?, std::iter::once(&mapping)).is_none());
+        assert!(WeightPages::of(mapped.get(..SMALL).ok_or("short")?, std::iter::once(&mapping)).is_none());
         Ok(())
     }
 }

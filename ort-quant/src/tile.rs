@@ -5,7 +5,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "an index is below TILE, the length of all lanes")]
 
-use crate::grid::{BlockMethod, BlockQuantizer, Scheme, extend_ranges, limit, round_half_away};
+use crate::grid::{BlockMethod, BlockQuantizer, Scheme, extend_ranges, limit, round_code};
 use crate::weight::Weight;
 
 /// The columns of a tile. Its rows are a few cache lines each, and a block of it stays in L1.
@@ -58,23 +58,23 @@ impl<T: Weight> TileGrids<T> {
         self.zero[lane] = zero;
     }
 
-    /// The code of a value.
+    /// The code of a value. It stays a number, because conversions take long.
     #[inline]
-    fn code(&self, lane: usize, largest: f32, value: f32) -> i32 {
-        round_half_away(limit(value * self.inverse[lane] + self.zero[lane], 0.0, largest))
+    fn code(&self, lane: usize, largest: f32, value: f32) -> f32 {
+        round_code(limit(value * self.inverse[lane] + self.zero[lane], 0.0, largest))
     }
 
     /// What a code stands for.
     #[inline]
-    fn value(&self, lane: usize, code: i32) -> f32 {
-        (code as f32 - self.zero[lane]) * self.scale[lane]
+    fn value(&self, lane: usize, code: f32) -> f32 {
+        (code - self.zero[lane]) * self.scale[lane]
     }
 
     /// The codes of a row.
     #[inline]
     pub(crate) fn encode(&self, largest: f32, values: &Lanes, codes: &mut [u8; TILE]) {
         for lane in 0..TILE {
-            codes[lane] = self.code(lane, largest, values[lane]) as u8;
+            codes[lane] = self.code(lane, largest, values[lane]) as i32 as u8;
         }
     }
 
@@ -83,7 +83,7 @@ impl<T: Weight> TileGrids<T> {
     pub(crate) fn decode(&self, codes: &[u8; TILE]) -> Lanes {
         let mut values = [0.0; TILE];
         for lane in 0..TILE {
-            values[lane] = self.value(lane, i32::from(codes[lane]));
+            values[lane] = self.value(lane, f32::from(codes[lane]));
         }
         values
     }
@@ -245,7 +245,7 @@ impl Search<'_> {
             for lane in 0..TILE {
                 let (value, weight) = (row[lane], weights[lane]);
                 let steps = limit(value * inverse[lane] + offset[lane], 0.0, largest);
-                let code = round_half_away(steps) as f32;
+                let code = round_code(steps);
                 let sums = &mut sums[lane];
                 sums.weights += weight;
                 sums.codes += weight * code;
@@ -271,7 +271,7 @@ impl Search<'_> {
                 if !is_sound {
                     continue;
                 }
-                zero = round_half_away(limit(-offset / scale, 0.0, largest)) as f32;
+                zero = round_code(limit(-offset / scale, 0.0, largest));
             }
             // The best scale for the zero point as it is stored.
             let signal = products - zero * values;
@@ -340,7 +340,7 @@ impl Search<'_> {
                     let kept = magnitude - magnitude.powf(NORM - 1.0) / beta;
                     target -= (kept as f32).copysign(error);
                 }
-                sums[lane] += code as f32 - target * grids.inverse[lane];
+                sums[lane] += code - target * grids.inverse[lane];
             }
         }
         let count = self.values.len().max(1) as f32;

@@ -106,6 +106,8 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
         ("int8", &["--method", "hqq", "--block", "64", "--format", "nbits"][..], 0.02, 60),
         ("int4", &["--no-protect-last", "--protect-last"][..], 0.2, 50),
         ("int4", &["--no-protect-last", "--symmetric", "--external-data"][..], 0.3, 50),
+        ("int3", &[][..], 0.4, 50),
+        ("int3", &["--method", "gptq", "--data", &samples][..], 0.6, 50),
         ("int2", &["--block", "64"][..], 1.5, 50),
         ("int4", &["--method", "gptq", "--data", &samples][..], 0.3, 50),
         ("int4", &["--method", "gptq", "--act-order", "--symmetric", "--data", &samples][..], 0.4, 50),
@@ -125,6 +127,8 @@ fn each_mode_writes_a_smaller_model_with_nearly_the_same_outputs() {
             0.0
         } else if mode == "int2" {
             5.0
+        } else if mode == "int3" {
+            10.0
         } else if mode == "int4" {
             15.0
         } else if mode == "fp8" {

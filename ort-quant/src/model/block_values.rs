@@ -43,7 +43,7 @@ impl<'r> BlockValues<'r> {
         } else {
             ZeroPoints::Packed(zero_points)
         };
-        let (bits, blocks) = (bits.count(), k.div_ceil(block_size));
+        let (bits, blocks) = (bits.stored(), k.div_ceil(block_size));
         let (column_bytes, point_bytes) = (blocks * block_size * bits / 8, (blocks * bits).div_ceil(8));
         BlockValues { k, n, block_size, bits, blocks, column_bytes, point_bytes, codes, scales, points }
     }

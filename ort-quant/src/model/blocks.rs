@@ -287,9 +287,9 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: 
     let float = layer.float();
     let points = match layer.scheme.has_float_points() {
         true => (float, vec![n, count]),
-        false => (DType::U8, vec![n, (count * bits.count()).div_ceil(8)]),
+        false => (DType::U8, vec![n, (count * bits.stored()).div_ceil(8)]),
     };
-    let codes = vec![n, count, block_size * bits.count() / 8];
+    let codes = vec![n, count, block_size * bits.stored() / 8];
     let mut results = vec![(suffix.as_str(), DType::U8, codes), ("_scales", float, vec![n, count])];
     results.extend((!is_symmetric).then_some(("_zero_points", points.0, points.1)));
     let weight = old.input.get(layer.weight).map(String::as_str).unwrap_or_default();
@@ -310,7 +310,7 @@ fn replace_product(work: &mut Work, old: &NodeProto, layer: &BlockLayer, tuned: 
     let attributes = vec![
         integer("K", k as i64),
         integer("N", n as i64),
-        integer("bits", bits.count() as i64),
+        integer("bits", bits.stored() as i64),
         integer("block_size", block_size as i64),
     ];
     let mut inputs: Vec<&str> = std::iter::once(input).chain(names.iter().map(String::as_str)).collect();

@@ -14,60 +14,46 @@ use ort_core::dtype::DType;
 use ort_core::onnx::proto::type_proto::Value as TypeValue;
 use ort_core::onnx::proto::{AttributeProto, NodeProto, TensorProto, ValueInfoProto};
 use ort_core::onnx::{Source, tensor_from_proto, tensor_to_proto};
-use ort_core::spec::{Arity, OpSpec, Param, Registry};
+use ort_core::spec::{Arity, OpSpec, Param, Registry, Traits};
 use ort_core::tensor::Tensor;
 use ort_core::{Result, Within};
 
 use super::draft::{Part, integer, node, reads, rename_reads, subgraphs, subgraphs_mut};
-use super::half_type::HalfType;
+use super::half_type::{HalfType, nearest_bfloat, nearest_half};
 use super::options::{HalfOptions, Quantizer};
 use super::variances;
-use super::weights::{Form, Job, nearest_bfloat, nearest_half};
+use super::weights::{Form, Job};
 use super::work::{Outcome, Work, is_standard, title};
 use crate::elements::{Elements, RawElements, each_chunk};
 use crate::pages::WeightPages;
 use crate::range::ValueRange;
 
-/// Operators that stay in float32: their results are ids or positions, they have no types of 16
-/// bits in older operator sets, or their sums and constants leave the range of float16.
-const BLOCKED: [&str; 36] = [
-    "ArrayFeatureExtractor",
-    "Binarizer",
-    "CastMap",
-    "CategoryMapper",
+/// Operators of the standard that stay in float32: their results are ids or positions, they have no
+/// types of 16 bits in older operator sets, or their sums and constants leave the range of float16.
+const BLOCKED: [&str; 12] = [
     "CumSum",
     "DequantizeLinear",
-    "DictVectorizer",
     "DynamicQuantizeLinear",
     "EyeLike",
-    "FeatureVectorizer",
-    "Imputer",
-    "LabelEncoder",
-    "LinearClassifier",
-    "LinearRegressor",
     "Max",
     "Min",
     "NonMaxSuppression",
-    "Normalizer",
-    "OneHotEncoder",
     "QuantizeLinear",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
     "Range",
     "RoiAlign",
-    "SVMClassifier",
-    "SVMRegressor",
-    "Scaler",
     "TopK",
-    "TreeEnsemble",
-    "TreeEnsembleClassifier",
-    "TreeEnsembleRegressor",
     "Upsample",
-    "ZipMap",
-    "Bernoulli",
 ];
+
+/// The domain of classical machine learning, whose operators have no types of 16 bits.
+const ML: &str = "ai.onnx.ml";
+
+/// Whether the nodes of an operator stay in float32. Random numbers of another type would be
+/// others, unless they decide what training drops.
+fn is_blocked(spec: &OpSpec) -> bool {
+    let is_source = spec.traits.has(Traits::RANDOM) && !spec.name.ends_with("Dropout");
+    is_source || spec.domain == ML || BLOCKED.contains(&spec.name)
+}
 
 /// Values of samples may be this many times smaller than those of other inputs.
 const MARGIN: f64 = 4.0;
@@ -245,6 +231,10 @@ impl SharedConstants {
 fn beyond_half(elements: &impl Elements) -> Option<bool> {
     let (most, mut are_negative) = (f16::MAX.to_f32(), None);
     each_chunk(elements, |values| {
+        // All of them, so that the loop becomes vector instructions.
+        if !values.iter().fold(false, |found, value| found | (value.abs() > most)) {
+            return;
+        }
         for value in values.iter().filter(|value| value.is_finite() && value.abs() > most) {
             are_negative = Some(are_negative.unwrap_or(true) && *value < 0.0);
         }
@@ -281,7 +271,7 @@ fn role(
     }
     let domain = if node.domain() == "ai.onnx" { "" } else { node.domain() };
     let spec = Registry::global()?.find(domain, node.op_type());
-    let Some(spec) = spec.filter(|_| !BLOCKED.contains(&node.op_type())) else {
+    let Some(spec) = spec.filter(|spec| !is_blocked(spec)) else {
         return single("its operator stays in float32");
     };
     if node.attribute.iter().any(|attribute| attribute.name() == "dtype") {

@@ -57,7 +57,9 @@ impl Blocks {
         {
             let others = match bits {
                 Bits::Eight => [usual.max(LARGE_BLOCK); 2],
-                Bits::Two | Bits::Four => [(usual / 2).max(LEAST_BLOCK), (usual * 2).min(MOST_BLOCK)],
+                Bits::Two | Bits::Three | Bits::Four => {
+                    [(usual / 2).max(LEAST_BLOCK), (usual * 2).min(MOST_BLOCK)]
+                }
             };
             for size in std::iter::once(usual).chain(others) {
                 let blocks = Blocks { bits, size };

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use half::f16;
 use ort_core::dtype::DType;
 use ort_core::onnx::proto::TensorProto;
 use ort_core::tensor::Tensor;
 use ort_core::{Error, ErrorKind, Result};
 
-use super::block_values::BlockValues;
-use super::half_type::HalfType;
+use super::half_type::{CHUNK, HalfType};
 use super::prune_form::{PruneForm, PrunedElements};
 use super::scale_form::ScaleForm;
 use super::slice_form::SliceForm;
+use crate::columns::{Changes, Matrix};
 use crate::elements::{Elements, RawElements, ScaledElements, each_chunk};
 use crate::feedback::Curvature;
 use crate::float8::{self, Float8Codes};
@@ -20,6 +20,7 @@ use crate::grid::{BlockQuantizer, QuantizedBlocks, Scheme};
 use crate::linear::{LinearCodes, LinearQuantizer};
 use crate::noise::Noise;
 use crate::pages::WeightPages;
+use crate::parallel;
 use crate::prune::Zeros;
 use crate::weight::Weight;
 
@@ -299,9 +300,9 @@ impl Job {
         curvature: Curvature<'_>,
         elements: &E,
     ) -> Result<Done> {
-        match self.is_transposed || elements.count() > MOST_WITHOUT_PARTS {
+        match !self.is_transposed && elements.count() > MOST_WITHOUT_PARTS {
             true => self.run_parts(scheme, curvature, elements),
-            false => blocks(scheme, curvature, elements),
+            false => blocks(scheme, curvature, &Matrix { elements, is_transposed: self.is_transposed }),
         }
     }
 
@@ -346,9 +347,8 @@ impl Job {
         Ok(Done { results, noise, shift: Shift::default(), zeros: Zeros::default() })
     }
 
-    /// Quantizes a matrix a few columns of the product at a time. If each is a row of the weight,
-    /// not all of it is transposed at once. Otherwise a large matrix is read in long runs, because
-    /// each short one maps pages around it.
+    /// Quantizes a large matrix a few columns at a time. It is read in long runs, because each
+    /// short one maps pages around it.
     fn run_parts<E: Elements>(
         &self,
         scheme: &Scheme,
@@ -356,25 +356,20 @@ impl Job {
         elements: &E,
     ) -> Result<Done> {
         let BlockQuantizer { k, n: columns, .. } = scheme.blocks;
-        let k = k.max(1);
-        let most = (ELEMENTS_AT_ONCE / k).max(1).next_multiple_of(TILE_COLUMNS);
+        let most = (ELEMENTS_AT_ONCE / k.max(1)).max(1).next_multiple_of(TILE_COLUMNS);
         let mut results: Vec<Vec<u8>> = self.lengths()?.into_iter().map(Vec::with_capacity).collect();
         results.extend((!curvature.means.is_empty()).then(Vec::new));
         let (mut noise, mut shift) = (Noise::default(), Shift::default());
         for first in (0..columns).step_by(most) {
             let n = most.min(columns - first);
             let mut wide = vec![0.0; n * k];
-            if self.is_transposed {
-                elements.widen(first * k, &mut wide);
-                wide = transpose(&wide, &[k, n]);
-            } else {
-                let rows = wide.chunks_mut(n).enumerate();
-                rows.for_each(|(row, wide)| elements.widen(row * columns + first, wide));
-            }
+            let rows = wide.chunks_mut(n).enumerate();
+            rows.for_each(|(row, wide)| elements.widen(row * columns + first, wide));
             // Exact: the elements have been of this type.
             let part: Vec<E::Element> = wide.into_iter().map(E::Element::narrow).collect();
             let part_scheme = Scheme { blocks: BlockQuantizer { n, ..scheme.blocks }, ..*scheme };
-            let done = blocks(&part_scheme, curvature, &part[..])?;
+            let done =
+                blocks(&part_scheme, curvature, &Matrix { elements: &part[..], is_transposed: false })?;
             results.iter_mut().zip(done.results).for_each(|(result, part)| result.extend(part));
             (noise, shift) = (noise.plus(done.noise), shift.plus(done.shift));
         }
@@ -391,15 +386,20 @@ const MOST_WITHOUT_PARTS: usize = 4 * ELEMENTS_AT_ONCE;
 
 /// Quantizes a matrix in blocks of its columns. With the means of the channels, the last result is
 /// a bias that corrects the means of the outputs.
-fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, elements: &E) -> Result<Done> {
-    check_finite(elements)?;
+fn blocks<E: Elements + ?Sized>(
+    scheme: &Scheme,
+    curvature: Curvature<'_>,
+    weights: &Matrix<'_, E>,
+) -> Result<Done> {
     let sizes = scheme.sizes(size_of::<E::Element>())?;
     let (mut codes, mut zero_points) = (vec![0; sizes.codes], vec![0; sizes.zero_points]);
     let mut scales = vec![E::Element::narrow(0.0); sizes.scales];
     let out = QuantizedBlocks { codes: &mut codes, scales: &mut scales, zero_points: &mut zero_points };
-    scheme.quantize(curvature, elements, out)?;
-    let changes = block_changes(scheme, curvature, elements, (&codes, &scales, &zero_points));
-    let BlockChanges { noise, bias, energy } = changes;
+    let Changes { noise, bias, energies } = scheme.quantize(curvature, weights, out)?;
+    // The squares of finite numbers have a finite sum.
+    if !noise.signal.is_finite() {
+        check_finite(weights.elements)?;
+    }
     let mut results = vec![codes, E::Element::bytes(&scales)];
     results.extend((!scheme.blocks.is_symmetric).then_some(zero_points));
     let square = bias.iter().map(|bias| bias * bias).sum();
@@ -407,97 +407,31 @@ fn blocks<E: Elements + ?Sized>(scheme: &Scheme, curvature: Curvature<'_>, eleme
         let bias: Vec<E::Element> = bias.iter().map(|bias| E::Element::narrow(*bias as f32)).collect();
         results.push(E::Element::bytes(&bias));
     }
-    let shift = Shift { square, energy };
+    let shift = Shift { square, energy: energies.iter().sum() };
     Ok(Done { results, noise, shift, zeros: Zeros::default() })
 }
 
-/// The columns that are looked at side by side: a row of a tile is a few cache lines.
+/// The columns of a part are a multiple of those of a tile.
 const TILE_COLUMNS: usize = 64;
 
-/// What quantization changed in a matrix.
-struct BlockChanges {
-    noise: Noise,
-    /// What the means of the outputs lack; empty without those of the channels.
-    bias: Vec<f64>,
-    /// The energy of the outputs.
-    energy: f64,
-}
-
-fn block_changes<E: Elements + ?Sized>(
-    scheme: &Scheme,
-    curvature: Curvature<'_>,
-    elements: &E,
-    (codes, scales, zero_points): (&[u8], &[E::Element], &[u8]),
-) -> BlockChanges {
-    let BlockQuantizer { k, n, .. } = scheme.blocks;
-    let mut wide_scales = vec![0.0; scales.len()];
-    E::Element::widen(scales, &mut wide_scales);
-    let values = BlockValues::new::<E::Element>(scheme, codes, wide_scales, zero_points);
-    let biases = if curvature.means.is_empty() { 0 } else { n };
-    let mut changes = BlockChanges { noise: Noise::default(), bias: vec![0.0; biases], energy: 0.0 };
-    let mut wide = [0.0_f32; TILE_COLUMNS];
-    for first in (0..n).step_by(TILE_COLUMNS) {
-        for row in 0..k {
-            let block = values.block(row);
-            let Some(wide) = wide.get_mut(..TILE_COLUMNS.min(n - first)) else { continue };
-            elements.widen(row * n + first, wide);
-            let mean = curvature.means.get(row).copied().map_or(0.0, f64::from);
-            let energy = curvature.energies.get(row).copied().map_or(0.0, f64::from);
-            for (column, weight) in wide.iter().enumerate() {
-                let column = first + column;
-                let became = values.value(row, block, column);
-                changes.noise.add(*weight, became);
-                changes.energy += energy * f64::from(weight * weight);
-                if let Some(bias) = changes.bias.get_mut(column) {
-                    *bias += mean * (f64::from(*weight) - f64::from(became));
-                }
-            }
-        }
-    }
-    changes
-}
-
-/// The least magnitude that a constant other than 0 becomes: that of float16, as ONNX Runtime's
-/// converter has it.
-const LEAST_HALF: f32 = 5.96e-8;
-
-/// The nearest float16. Finite numbers stay finite, and none but 0 becomes 0.
-pub(super) fn nearest_half(value: f32) -> f16 {
-    if value.is_finite() && value != 0.0 {
-        let magnitude = value.abs().clamp(LEAST_HALF, f16::MAX.to_f32());
-        return f16::from_f32(magnitude.copysign(value));
-    }
-    f16::from_f32(value)
-}
-
-/// The nearest bfloat16. Finite numbers stay finite.
-pub(super) fn nearest_bfloat(value: f32) -> bf16 {
-    let nearest = bf16::from_f32(value);
-    if nearest.is_infinite() && value.is_finite() { bf16::MAX.copysign(nearest) } else { nearest }
-}
-
-/// Converts elements to 16 bits.
+/// Converts elements to 16 bits, on up to as many threads as the machine has cores.
 fn halves<E: Elements>(ty: HalfType, elements: &E) -> Done {
-    let mut noise = Noise::default();
-    let mut bytes = Vec::with_capacity(2 * elements.count());
-    each_chunk(elements, |values| {
-        for value in values {
-            let (encoded, became) = match ty {
-                HalfType::Float16 => {
-                    let half = nearest_half(*value);
-                    (half.to_le_bytes(), half.to_f32())
-                }
-                HalfType::BFloat16 => {
-                    let half = nearest_bfloat(*value);
-                    (half.to_le_bytes(), half.to_f32())
-                }
-            };
-            if value.is_finite() {
-                noise.add(*value, became);
-            }
-            bytes.extend(encoded);
+    let count = elements.count();
+    let mut bytes = vec![0; 2 * count];
+    let threads = parallel::threads_for(count);
+    let per_job = count.div_ceil(threads).next_multiple_of(CHUNK).max(CHUNK);
+    let mut noises = vec![Noise::default(); threads];
+    let jobs: Vec<_> = bytes.chunks_mut(2 * per_job).zip(&mut noises).enumerate().collect();
+    parallel::for_each(jobs, |(index, (bytes, noise))| {
+        let mut wide = [0.0_f32; CHUNK];
+        for (part, bytes) in bytes.chunks_mut(2 * CHUNK).enumerate() {
+            let Some(wide) = wide.get_mut(..bytes.len() / 2) else { continue };
+            elements.widen(index * per_job + part * CHUNK, wide);
+            let (halves, _) = bytes.as_chunks_mut::<2>();
+            *noise = noise.plus(ty.convert(wide, halves));
         }
     });
+    let noise = noises.into_iter().fold(Noise::default(), Noise::plus);
     Done { results: vec![bytes], noise, shift: Shift::default(), zeros: Zeros::default() }
 }
 
@@ -525,7 +459,10 @@ fn transpose<T: Copy>(elements: &[T], shape: &[usize]) -> Vec<T> {
 pub(super) fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
     let mut found = None;
     each_chunk(elements, |values| {
-        found = found.or_else(|| values.iter().copied().find(|value| !value.is_finite()));
+        // All of them, so that the loop becomes vector instructions.
+        if !values.iter().fold(true, |all, value| all & value.is_finite()) {
+            found = found.or_else(|| values.iter().copied().find(|value| !value.is_finite()));
+        }
     });
     match found {
         Some(value) => {
@@ -539,16 +476,6 @@ pub(super) fn check_finite<E: Elements + ?Sized>(elements: &E) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finite_numbers_stay_finite_in_16_bits() {
-        for value in [f32::MAX, f32::MIN, 65520.0, -1e38] {
-            assert!(nearest_half(value).is_finite() && nearest_bfloat(value).is_finite(), "{value}");
-            assert_eq!(nearest_bfloat(value).is_sign_negative(), value < 0.0);
-        }
-        assert_eq!(nearest_bfloat(f32::MIN), bf16::MIN);
-        assert!(nearest_bfloat(f32::INFINITY).is_infinite() && nearest_bfloat(f32::NAN).is_nan());
-    }
 
     #[test]
     fn tiles_make_a_transposed_matrix() {

@@ -281,6 +281,9 @@ pub(super) enum ModeArg {
     Int8,
     /// Weights of 4 bits in blocks; tables and the last product have 8 bits.
     Int4,
+    /// Weights of 3 bits in blocks, which take 4, because kernels have no others: such a file is no
+    /// smaller, but compresses better. Tables and the last product have 8 bits.
+    Int3,
     /// Weights of 2 bits in blocks; tables and the last product have 8 bits.
     Int2,
 }
@@ -415,6 +418,7 @@ impl QuantizeArgs {
             ModeArg::Bf16 => half(HalfType::BFloat16),
             ModeArg::Int8 => blocks(Bits::Eight),
             ModeArg::Int4 => blocks(Bits::Four),
+            ModeArg::Int3 => blocks(Bits::Three),
             ModeArg::Int2 => blocks(Bits::Two),
         };
         Ok(Quantizer { mode, only: self.only.clone(), exclude: self.exclude.clone() })
