@@ -12,9 +12,8 @@ use ort_alloc::MappedFile;
 const WINDOW: usize = 64 << 10;
 /// The bytes of a weight that may be resident, unless it is [`SMALL`].
 const MOST: usize = 8 << 20;
-/// Weights up to this stay resident until they are done: those that are read down their columns
-/// would be faulted in once for every few of them.
-const SMALL: usize = 16 << 20;
+/// Weights up to this stay resident until they are done.
+const SMALL: usize = MOST;
 
 /// The pages of a mapped weight that is being read, on any number of threads.
 pub(crate) struct WeightPages<'m> {
