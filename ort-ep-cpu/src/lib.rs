@@ -1,8 +1,8 @@
 //! CPU execution provider: its device, and the crates that hold its kernels.
 //!
-//! [`vector`], [`depthwise`], [`gemm`] and [`conv`] are plain functions over slices that know no graph, and so is
-//! [`attention`], one engine in the terms of the problem descriptors of `ort-core`. [`parallel`]
-//! splits them over the thread pool. The crates `ort-cpu-elementwise`,
+//! [`vector`], [`depthwise`], [`gemm`] and [`conv`] are plain functions over slices that know no
+//! graph, and so is [`attention`], one engine in the terms of the problem descriptors of
+//! `ort-core`. [`parallel`] splits them over the thread pool. The crates `ort-cpu-elementwise`,
 //! `-reduce`, `-linalg`, `-nn`, `-contrib` and `-media` wrap them as operator kernels. They share
 //! `ort-cpu-kernel`, and those with matrices `ort-cpu-matmul`. Each of their files registers its
 //! own kernels. Separate crates compile side by side, and an edit of a kernel compiles its crate

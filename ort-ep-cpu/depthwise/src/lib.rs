@@ -23,4 +23,4 @@ pub mod gradients;
 pub mod nhwc;
 pub mod planes;
 pub mod quantized;
-mod simd;
+pub mod simd;

@@ -27,8 +27,8 @@ macro_rules! functions {
         /// As [`panels::compute`], and the CPU has the features that this function enables.
         $(#[$features])?
         unsafe fn panels<const ROWS: usize, const VECTORS: usize, const PANELS: usize>(calls: &[Tile]) {
-            // SAFETY: `panels` has the contract of `compute`, and `Kernel::of` detected the features
-            // before it chose this kernel.
+            // SAFETY: `panels` has the contract of `compute`, and `Kernel::of` detected the
+            // features before it chose this kernel.
             unsafe { panels::compute::<_, ROWS, VECTORS, PANELS>(Singles($simd), calls) }
         }
 

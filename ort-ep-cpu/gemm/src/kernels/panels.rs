@@ -16,7 +16,7 @@ pub(super) type PanelsFunction = unsafe fn(&[Tile]);
 /// The functions of an instruction set for one row, and for two.
 pub(super) type FewRows = [PanelsFunction; FEW_ROWS];
 
-/// Returns how many panels the function for so many rows takes.
+/// Returns how many panels the function for `rows` takes.
 pub(super) const fn panels_of(rows: usize) -> usize {
     MOST_PANELS / rows
 }

@@ -344,7 +344,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 /// The lanes of the widest vector.
 pub const MAX_LANES: usize = 16;
 
-/// The values beyond the last used one that loops may load, or store, if they work in whole vectors.
+/// The values beyond the last used one that loops of whole vectors may load or store.
 pub const SLACK: usize = 2 * MAX_LANES;
 
 /// Returns the larger of two values; NaN if either is NaN.
