@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -26,9 +26,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ._compiled import CompiledGraph, SessionCode, TorchCode, session_options
 from ._memory import NotEnoughMemory, StepPlan, bytes_of_text, step_plan
 from ._partition import Partition, Recompute, partition, prepare
-from ._step_cache import Recorder, recording
 from ._table import TABLE
 from ._translate import Program, missing, translate
+
+if TYPE_CHECKING:
+    from ._step_cache import Recorder
 
 __all__ = ["Backend", "NotTranslated", "decompositions"]
 
@@ -102,6 +104,9 @@ class Backend:
         }
         with contextlib.ExitStack() as stack:
             if self.recorder is not None:
+                # It changes torch, which only a cache needs.
+                from ._step_cache import recording
+
                 stack.enter_context(recording(self.recorder, graph))
                 compilers = {
                     name: SerializableAOTDispatchCompiler(OutputCode, compiler)

@@ -10,7 +10,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,6 @@ from ort_runtime.torch import Backend, NotTranslated, Recompute, read_requests
 from ort_runtime.torch._capture import Example, StepPlanner, largest
 from ort_runtime.torch._memory import NotEnoughMemory, StepPlan, bytes_of_text
 from ort_runtime.torch._partition import Partition
-from ort_runtime.torch._step_cache import StepCache
 
 from ._fallback import (
     ORTModuleDeviceException,
@@ -28,6 +27,9 @@ from ._fallback import (
 )
 from ._options import DebugOptions, Environment, LogLevel
 from ._report import insight, report
+
+if TYPE_CHECKING:
+    from ort_runtime.torch._step_cache import StepCache
 
 __all__ = ["ORTModule"]
 
@@ -321,6 +323,9 @@ class _Session:
         is_told = self._options.logging.log_level < LogLevel.WARNING
         if folder is None or is_told or self._options.save_onnx_models.save:
             return None
+        # It changes torch, which only a cache needs.
+        from ort_runtime.torch._step_cache import StepCache
+
         backend = self.backend
         cache = StepCache(folder, (backend.recompute, backend.memory_limit, backend.on_missing))
         backend.recorder = cache.recorder
