@@ -2,12 +2,8 @@
 
 use super::blocks::STEPS_ALIGNED;
 use super::cpu::ROWS_PER_READ;
-use super::kernels::{Grid, Kernel, SlotLens};
+use super::kernels::{Grid, Kernel, STEPS, SlotLens};
 use super::{Cpu, RhsSource};
-
-/// KC in elements: a k block has at most this many elements of one or two k steps each. A panel of
-/// B then fits L2 many times over, and C is updated seldom enough.
-pub const STEPS: usize = 384;
 
 /// The elements of the A block and of the B block, which should stay in L2 together.
 const LHS_BLOCK: usize = 64 << 10;
@@ -34,6 +30,10 @@ const DIRECT_ROWS: usize = 512;
 /// compete for the same few cache sets.
 const DIRECT_ROWS_IN_CONFLICT: usize = 16;
 const CONFLICT: usize = 4096;
+
+/// The least rows for which one thread packs at most `FEW_COLUMNS` columns of several panels. Each
+/// of several threads would have to.
+const ROWS_OF_FEW_COLUMNS: usize = 96;
 
 /// Tasks per thread if the split is free, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 8;
@@ -92,6 +92,9 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         RhsSource::Packed => false,
         _ if kernel.terms() > 1 => true,
         RhsSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
+        RhsSource::Rows if n <= FEW_COLUMNS && n > kernel.width() && cpu.threads == 1 => {
+            m >= ROWS_OF_FEW_COLUMNS
+        }
         RhsSource::Rows => m > DIRECT_ROWS && n > 1,
         RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks | RhsSource::Quantized => true,
     };

@@ -66,15 +66,14 @@ mod quantized;
 #[cfg(test)]
 mod tests;
 
-pub use blocking::workspace_len;
-pub use blocking::workspace_len_beside_ready;
-pub use blocking::{STEPS, by_columns};
+pub use blocking::{by_columns, workspace_len, workspace_len_beside_ready};
 pub use blocks::{Blocks, Numbers, Zeros};
 pub use cpu::Cpu;
 pub use epilogue::{Activation, Origin, Step};
 pub use epilogue::{apply as apply_steps, check as check_steps};
 pub use error::GemmError;
 pub use im2col::{Im2col, Window};
+pub use kernels::STEPS;
 pub use matrix::{Strided, Weight};
 pub use operand::pack_lhs_by;
 pub use operand::{

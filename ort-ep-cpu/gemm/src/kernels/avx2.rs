@@ -27,6 +27,18 @@ unsafe fn columns(tiles: &[Tile]) {
     unsafe { columns::compute::<_, _, ROWS>(Avx2::new_unchecked(), Avx2::new_unchecked(), tiles) }
 }
 
+/// Computes tiles and a column beside them; see [`columns::beside`].
+///
+/// # Safety
+///
+/// As [`columns::beside`], and the CPU has the features that this function enables.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn beside(tile: &mut Tile, column: &mut Tile) {
+    // SAFETY: `beside` has the contract of the function that it calls, and `Kernel::of` detected
+    // the features before it chose this kernel.
+    unsafe { columns::beside::<_, ROWS, 2>(Avx2::new_unchecked(), tile, column) }
+}
+
 /// Transposes in squares of 8 by 8, with a scalar loop for the rest.
 ///
 /// # Safety
@@ -109,6 +121,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     copy_rows: copies,
     transpose,
     few_rows: [panels::<1, 2, 4>, panels::<2, 2, 2>],
-    few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
+    few_columns: Some(FewColumns { rows: ROWS, compute: columns, beside: Some(beside) }),
     pairs: None,
 };

@@ -42,6 +42,6 @@ pub(super) static KERNEL: Kernel = Kernel {
     copy_rows: copies,
     transpose: super::avx2::transpose,
     few_rows: [panels::<1, 3, 4>, panels::<2, 3, 2>],
-    few_columns: Some(FewColumns { rows: ROWS, compute: columns }),
+    few_columns: Some(FewColumns { rows: ROWS, compute: columns, beside: None }),
     pairs: None,
 };

@@ -19,7 +19,7 @@ use ort_cpu_vector::simd::steps::Pairs;
 /// As [`compute`], with pairs of k steps as the elements of A and B. The CPU has AVX-512 F, BW, DQ,
 /// VL and BF16, AVX2, FMA and F16C.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
+unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &mut Tile) {
     // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features before
     // it chose this kernel.
     unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Pairs::new_unchecked(), call) }

@@ -5,7 +5,8 @@
 //! would cost as much as a whole vector. Sums run over k in order with one FMA per k step, as in a
 //! tile, so the bits are the same.
 
-use super::tile::{Tile, finish};
+use super::tile::{STEPS, Tile, finish, step};
+use ort_cpu_vector::simd::steps::Singles;
 use ort_cpu_vector::simd::{MAX_LANES, Simd};
 
 /// The most columns.
@@ -23,6 +24,9 @@ pub(super) struct FewColumns {
     pub(super) rows: usize,
     /// Computes tiles with the same columns.
     pub(super) compute: unsafe fn(&[Tile]),
+    /// Computes a run of whole tiles and of the one column that follows them, if the tiles leave a
+    /// register for it.
+    pub(super) beside: Option<unsafe fn(&mut Tile, &mut Tile)>,
 }
 
 /// Computes up to [`MOST_TILES`] tiles with the same columns, at most [`MOST_COLUMNS`]. The rows of
@@ -103,6 +107,53 @@ unsafe fn at_once<N: Simd, W: Simd, const ROWS: usize, const COLUMNS: usize, con
         }
         for (sums, tile) in sums.into_iter().zip(tiles) {
             finish::<W, ROWS, 1>(wide, turned(narrow, wide, sums), tile, columns);
+        }
+    }
+}
+
+/// Computes a run of tiles with `VECTORS` whole vectors, and one column beside each: a read of A
+/// from memory serves both. There are at most [`STEPS`] k steps.
+///
+/// # Safety
+///
+/// As [`compute`], for both runs. They have the same rows of A.
+#[inline(always)]
+pub(super) unsafe fn beside<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    tile: &mut Tile,
+    column: &mut Tile,
+) {
+    const { assert!(ROWS <= S::LANES) };
+    let k = tile.k;
+    // In B, each value of the column is in a cache line of its own, and they would not stay in L1.
+    let mut factors = [0.0; STEPS];
+    // SAFETY: the caller guarantees the pointers. `k`, `ROWS` and the width of the panel bound the
+    // offsets. The lanes beyond the rows of a k step read the next ones, except at the end of the
+    // panel.
+    unsafe {
+        for (at, factor) in factors[..k].iter_mut().enumerate() {
+            *factor = *column.b.add(at * column.b_step);
+        }
+        while tile.count > 0 {
+            let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+            let mut lanes = s.splat(0.0);
+            let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.prefetch);
+            // A loop without the last step, whose short read would take registers from the sums.
+            for factor in &factors[..k - 1] {
+                s.prefetch(ahead);
+                ahead = ahead.wrapping_add(tile.prefetch_step);
+                step::<_, ROWS, VECTORS, false>(Singles(s), &mut sums, (a, 1), b, S::LANES);
+                lanes = s.mul_add(s.load_ptr(a), s.splat(*factor), lanes);
+                a = a.wrapping_add(tile.a_step);
+                b = b.wrapping_add(tile.b_step);
+            }
+            step::<_, ROWS, VECTORS, false>(Singles(s), &mut sums, (a, 1), b, S::LANES);
+            lanes = s.mul_add(s.load_partial_ptr(a, ROWS, 0.0), s.splat(factors[k - 1]), lanes);
+            finish::<S, ROWS, VECTORS>(s, sums, tile, S::LANES);
+            finish::<S, ROWS, 1>(s, turned(s, s, [lanes]), column, 1);
+            tile.advance();
+            column.advance();
+            tile.count -= 1;
         }
     }
 }

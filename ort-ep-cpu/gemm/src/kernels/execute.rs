@@ -9,7 +9,7 @@ use super::Kernel;
 use super::columns::{FewColumns, MOST_TILES};
 use super::pairs::STAGED;
 use super::panels::{MOST_PANELS, panels_of};
-use super::tile::{LINE, Tile};
+use super::tile::Tile;
 use crate::epilogue::{Finish, apply};
 use crate::operand::{LhsOperand, RhsOperand};
 use crate::{Gemm, GemmError};
@@ -201,22 +201,22 @@ fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
 /// The address pattern of the panels of an operand. It has the strides between panels, between the
 /// rows of a panel of A (columns of B are contiguous), and between k steps.
 #[derive(Clone, Copy)]
-struct Strips {
-    start: *const f32,
+pub(super) struct Strips {
+    pub(super) start: *const f32,
     /// Stride from one tile of A, or one panel of B, to the next.
-    next: usize,
-    row: usize,
-    step: usize,
+    pub(super) next: usize,
+    pub(super) row: usize,
+    pub(super) step: usize,
 }
 
 /// Tiles and panels that are computed together over one k block.
-struct Group {
-    tiles: Range<usize>,
-    panels: Range<usize>,
-    steps: Range<usize>,
+pub(super) struct Group {
+    pub(super) tiles: Range<usize>,
+    pub(super) panels: Range<usize>,
+    pub(super) steps: Range<usize>,
     /// The k block of the tiles' A, and of the panels' B.
-    a: Strips,
-    b: Strips,
+    pub(super) a: Strips,
+    pub(super) b: Strips,
 }
 
 /// One GEMM as a task sees it.
@@ -395,7 +395,9 @@ impl Block<'_> {
         // The multiply-adds of a tile, and the cost of writing it, which dominates if k is short.
         let units = self.height * self.grid.width * (steps.len() + WRITE_TERMS) / UNIT_TERMS;
         let few = self.few_columns(&group.panels);
-        let panels = group.panels.start..group.panels.end - usize::from(few.is_some());
+        let beside = few.and_then(|few| few.beside).filter(|_| self.has_column_beside(group));
+        let last = usize::from(few.is_some()) + usize::from(beside.is_some());
+        let panels = group.panels.start..group.panels.end - last;
         // Tile by tile, rows of C are written in long runs and a panel of the weights stays in L1.
         // Panels of B then do not stay there, which matters if they are long and were not packed.
         let long = !self.grid.packs && steps.len() > FEW_STEPS;
@@ -404,14 +406,16 @@ impl Block<'_> {
         unsafe {
             if by_tile {
                 spending(units * panels.len(), tiles.clone())
-                    .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, group)));
+                    .for_each(|tile| self.run_row(tile, panels.clone(), group));
             } else {
                 let panels = self.run_few_rows(panels, group, units);
                 spending(units * tiles.len(), panels)
-                    .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, group)));
+                    .for_each(|panel| self.run_column(panel, tiles.clone(), group));
             }
             // Last, because few columns would wait for rows of A that are not in cache yet.
-            if let Some(few) = few {
+            if let Some(beside) = beside {
+                self.run_beside(beside, group, units);
+            } else if let Some(few) = few {
                 self.run_few_columns(few, group, units);
             }
         }
@@ -440,7 +444,7 @@ impl Block<'_> {
         for first in spending(units * at_once, (whole.start..rest).step_by(at_once)) {
             let calls: [Tile; MOST_PANELS] =
                 array::from_fn(|at| self.tile(group.tiles.start, first + at.min(at_once - 1), group));
-            // SAFETY: as in `run_tile`.
+            // SAFETY: as in `run_tiles`.
             unsafe { function(&calls[..at_once]) };
         }
         rest..panels.end
@@ -463,103 +467,14 @@ impl Block<'_> {
         let (tiles, last) = (&group.tiles, group.panels.end - 1);
         let call = |tile: usize| self.tile(tile, last, group);
         let whole = tiles.start..(self.grid.shape[0] / self.height).clamp(tiles.start, tiles.end);
-        // SAFETY: the contract of this function is that of `run_tile`; see there.
+        // SAFETY: the contract of this function is that of `run_tiles`; see there.
         unsafe {
             for first in spending(units, whole.clone().step_by(MOST_TILES)) {
                 let count = MOST_TILES.min(whole.end - first);
                 let calls: [Tile; MOST_TILES] = array::from_fn(|at| call(first + at.min(count - 1)));
                 (few.compute)(&calls[..count]);
             }
-            (whole.end..tiles.end).for_each(|tile| self.run_tile(tile, last, group));
-        }
-    }
-
-    /// Computes one tile of a group.
-    ///
-    /// # Safety
-    ///
-    /// As [`Block::run_strips`].
-    #[inline]
-    unsafe fn run_tile(&self, tile: usize, panel: usize, group: &Group) {
-        let call = self.tile(tile, panel, group);
-        let (count, vectors) = (self.rows_of(tile), call.columns.div_ceil(self.kernel.lanes));
-        // Packing pads panels to whole vectors, so only a panel read in place can end inside one.
-        let packed = self.grid.packs || matches!(self.gemm.rhs, RhsOperand::Packed(_));
-        let whole = packed || call.columns == vectors * self.kernel.lanes;
-        let functions = if whole { self.kernel.whole } else { self.kernel.partial };
-        let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
-        // SAFETY: `run_strips` requires panels that hold the rows, columns and k steps of this
-        // tile. `Kernel::of` chose the kernel for this CPU, and `run` requires the tile of C to be
-        // this thread's.
-        unsafe { function(&call) };
-    }
-
-    /// Returns the rows of a tile.
-    #[inline]
-    fn rows_of(&self, tile: usize) -> usize {
-        self.height.min(self.grid.shape[0] - tile * self.height)
-    }
-
-    /// Describes one tile of a group.
-    #[inline]
-    fn tile(&self, tile: usize, panel: usize, group: &Group) -> Tile {
-        let ([_, _, k], Group { tiles, panels, steps, a, b }) = (self.grid.shape, group);
-        let columns = self.columns(&(panel..panel + 1));
-        let strip = b.start.wrapping_add((panel - panels.start) * b.next);
-        let row = tile * self.height;
-        let mut call = Tile {
-            k: self.kernel.elements(steps.len()),
-            a: a.start.wrapping_add((tile - tiles.start) * a.next),
-            a_row: a.row,
-            a_step: a.step,
-            b: strip,
-            b_step: b.step,
-            c: self.c.wrapping_add(row * self.c_row + columns.start),
-            c_row: self.c_row,
-            columns: columns.len(),
-            alpha: self.gemm.alpha,
-            beta: if steps.start == 0 { self.gemm.beta } else { 1.0 },
-            row_bias: std::ptr::null(),
-            column_bias: std::ptr::null(),
-            residual: std::ptr::null(),
-            residual_row: 0,
-            activation: super::RegisterActivation::None,
-            prefetch: strip,
-            prefetch_step: 0,
-        };
-        // The first tiles of a panel prefetch the next panel together, each tile one cache line of
-        // every k step.
-        let index = tile - tiles.start;
-        if index < (self.grid.width / LINE).max(1) && panel + 1 < panels.end {
-            call.prefetch = strip.wrapping_add(b.next + index * LINE);
-            call.prefetch_step = b.step;
-        } else if panel == panels.start && matches!(self.gemm.lhs, LhsOperand::Packed(_)) {
-            // Packed weights are read from memory once. The last tile prefetches what lies behind.
-            call.prefetch = call.a.wrapping_add(a.next);
-            call.prefetch_step = a.step;
-        }
-        if steps.end == k {
-            self.add_finish(&mut call, row, columns.start);
-        }
-        call
-    }
-
-    fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {
-        call.activation = self.finish.activation;
-        if let Some(bias) = self.finish.row_bias {
-            call.row_bias = bias.as_ptr().wrapping_add(row);
-        }
-        if let Some(bias) = self.finish.column_bias {
-            call.column_bias = bias.as_ptr().wrapping_add(column);
-        }
-        if let Some((values, stride)) = self.finish.residual {
-            call.residual = values.as_ptr().wrapping_add(row * stride + column);
-            call.residual_row = stride;
-        }
-        if self.finish.is_held {
-            // A tile reads its whole part of C before it writes any of it.
-            call.residual = call.c.cast_const();
-            call.residual_row = call.c_row;
+            (whole.end..tiles.end).for_each(|tile| self.run_tiles(self.tile(tile, last, group), tile));
         }
     }
 

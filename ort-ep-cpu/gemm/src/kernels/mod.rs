@@ -8,13 +8,13 @@
 /// `$simd` makes the proof that the CPU has it, `$features` compiles for it.
 macro_rules! functions {
     ($simd:expr $(, $features:meta)?) => {
-        /// Computes a register tile; see [`compute`].
+        /// Computes a run of register tiles; see [`compute`].
         ///
         /// # Safety
         ///
         /// As [`compute`], and the CPU has the features that this function enables.
         $(#[$features])?
-        unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
+        unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &mut Tile) {
             // SAFETY: `tile` has the contract of `compute`, and `Kernel::of` detected the features
             // before it chose this kernel.
             unsafe { compute::<_, ROWS, VECTORS, PARTIAL>(Singles($simd), call) }
@@ -88,6 +88,7 @@ mod pack;
 mod pairs;
 mod panels;
 mod rows;
+mod runs;
 mod tile;
 
 #[cfg(target_arch = "x86_64")]
@@ -106,6 +107,7 @@ pub(super) use pack::{transpose, unfold};
 pub(super) use rows::add_four_rows;
 pub use rows::{Number, Widen};
 pub(super) use tile::RegisterActivation;
+pub use tile::STEPS;
 
 use columns::FewColumns;
 use pairs::MakePairs;

@@ -26,6 +26,10 @@ pub(crate) enum RegisterActivation {
     Silu,
 }
 
+/// KC in elements: a k block has at most this many elements of one or two k steps each. A panel of
+/// B then fits L2 many times over, and C is updated seldom enough.
+pub const STEPS: usize = 384;
+
 /// The maximum number of rows for which a tile is bound by loading B rather than by its FMAs. Such
 /// a tile prefetches its own panel.
 pub(super) const FEW_ROWS: usize = 2;
@@ -35,6 +39,18 @@ pub(super) const AHEAD: usize = 1536;
 
 /// `f32` values in a cache line.
 pub(super) const LINE: usize = 16;
+
+/// The distances from one tile of a run to the next, in elements.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Next {
+    pub(super) a: usize,
+    pub(super) b: usize,
+    pub(super) c: usize,
+    pub(super) row_bias: usize,
+    pub(super) column_bias: usize,
+    pub(super) residual: usize,
+    pub(super) prefetch: usize,
+}
 
 /// The arguments of a tile function. Null pointers mark absent parts.
 #[derive(Clone, Copy, Debug)]
@@ -63,19 +79,68 @@ pub(super) struct Tile {
     /// stride between these lines.
     pub(super) prefetch: *const f32,
     pub(super) prefetch_step: usize,
+    /// How many tiles of this shape follow one another. A call for each would take as long as a
+    /// dozen k steps.
+    pub(super) count: usize,
+    pub(super) next: Next,
+}
+
+impl Tile {
+    /// Returns the first tile of a run. Parts that are absent stay so.
+    pub(super) fn repeated(self, count: usize, next: Next) -> Tile {
+        let present = |part: *const f32, next: usize| if part.is_null() { 0 } else { next };
+        let next = Next {
+            row_bias: present(self.row_bias, next.row_bias),
+            column_bias: present(self.column_bias, next.column_bias),
+            residual: present(self.residual, next.residual),
+            prefetch: if self.prefetch_step == 0 { 0 } else { next.prefetch },
+            ..next
+        };
+        Tile { count, next, ..self }
+    }
+
+    /// Moves on to the next tile of the run.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        self.a = self.a.wrapping_add(self.next.a);
+        self.b = self.b.wrapping_add(self.next.b);
+        self.c = self.c.wrapping_add(self.next.c);
+        self.row_bias = self.row_bias.wrapping_add(self.next.row_bias);
+        self.column_bias = self.column_bias.wrapping_add(self.next.column_bias);
+        self.residual = self.residual.wrapping_add(self.next.residual);
+        self.prefetch = self.prefetch.wrapping_add(self.next.prefetch);
+    }
 }
 
 /// A tile function of some instruction set.
-pub(super) type TileFunction = unsafe fn(&Tile);
+pub(super) type TileFunction = unsafe fn(&mut Tile);
 
-/// Computes `ROWS` rows and up to `VECTORS * LANES` columns of C. With `PARTIAL`, the last vector
-/// of B is read only up to `columns`.
+/// Computes a run of tiles, each of `ROWS` rows and up to `VECTORS * LANES` columns of C. With
+/// `PARTIAL`, the last vector of B is read only up to `columns`.
 ///
 /// # Safety
 ///
-/// Every pointer of `tile` must be valid for the rows, k steps and columns that the tile names.
+/// Every pointer of every tile must be valid for the rows, k steps and columns that it names.
 #[inline(always)]
 pub(super) unsafe fn compute<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+    steps: T,
+    tile: &mut Tile,
+) {
+    while tile.count > 0 {
+        // SAFETY: the caller guarantees the pointers of the whole run.
+        unsafe { compute_one::<T, ROWS, VECTORS, PARTIAL>(steps, tile) };
+        tile.advance();
+        tile.count -= 1;
+    }
+}
+
+/// Computes one tile.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn compute_one<T: Steps, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
     steps: T,
     tile: &Tile,
 ) {
@@ -88,8 +153,8 @@ pub(super) unsafe fn compute<T: Steps, const ROWS: usize, const VECTORS: usize, 
         // C is written only after the whole k loop, and its rows are too far apart for the hardware
         // prefetcher.
         for row in 0..ROWS {
-            for vector in 0..VECTORS {
-                s.prefetch(tile.c.wrapping_add(row * tile.c_row + vector * lanes));
+            for line in 0..(VECTORS * lanes).div_ceil(LINE) {
+                s.prefetch(tile.c.wrapping_add(row * tile.c_row + line * LINE));
             }
         }
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
