@@ -10,10 +10,8 @@ use ort_alloc::MappedFile;
 
 /// A fault maps the pages around it, too: those of 64 KiB on Linux.
 const WINDOW: usize = 64 << 10;
-/// The bytes of a weight that may be resident, unless it is [`SMALL`].
+/// The bytes of a weight that may be resident. A weight of no more stays until it is done.
 const MOST: usize = 8 << 20;
-/// Weights up to this stay resident until they are done.
-const SMALL: usize = MOST;
 
 /// The pages of a mapped weight that is being read, on any number of threads.
 pub(crate) struct WeightPages<'m> {
@@ -31,7 +29,7 @@ impl<'m> WeightPages<'m> {
         bytes: &[u8],
         mut mappings: impl Iterator<Item = &'m MappedFile>,
     ) -> Option<WeightPages<'m>> {
-        if bytes.len() <= SMALL {
+        if bytes.len() <= MOST {
             return None;
         }
         let (mapping, range) = mappings.find_map(|mapping| Some((mapping, mapping.range_of(bytes)?)))?;
@@ -94,7 +92,7 @@ mod tests {
             assert!(mapping.resident_bytes(0..mapping.len())? <= 2 * MOST);
         }
         assert!(WeightPages::of(&bytes, std::iter::once(&mapping)).is_none(), "not in the mapping");
-        assert!(WeightPages::of(mapped.get(..SMALL).ok_or("short")?, std::iter::once(&mapping)).is_none());
+        assert!(WeightPages::of(mapped.get(..MOST).ok_or("short")?, std::iter::once(&mapping)).is_none());
         Ok(())
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn constants(
         return Ok(false);
     }
     let (part, results) = extract(graph, &chosen)?;
-    let read: FxHashSet<*const u8> = part.constants.values().filter_map(address).collect();
+    let read: FxHashSet<usize> = part.constants.values().filter_map(Tensor::address).collect();
     let tensors = match evaluate(part) {
         Ok(tensors) => tensors,
         Err(problem) if problem.shortage().is_some() => return Err(problem.within("folding constants")),
@@ -108,16 +108,11 @@ impl Default for Shared {
     }
 }
 
-/// Where the bytes of a tensor begin.
-fn address(tensor: &Tensor) -> Option<*const u8> {
-    tensor.bytes().map(|bytes| bytes.as_ptr())
-}
-
 impl Shared {
     /// Drops the tensors at these addresses, which folding has read: as a rule nothing else does,
     /// and they would stay in memory beside what was made of them.
-    fn forget(&mut self, read: &FxHashSet<*const u8>) {
-        let stays = |tensor: &Tensor| address(tensor).is_none_or(|address| !read.contains(&address));
+    fn forget(&mut self, read: &FxHashSet<usize>) {
+        let stays = |tensor: &Tensor| tensor.address().is_none_or(|address| !read.contains(&address));
         self.tensors.values_mut().for_each(|tensors| tensors.retain(stays));
     }
 

@@ -49,10 +49,10 @@ impl DeferredWeights {
     pub(crate) fn of(program: &Program, precision: Precision, owner: &Arc<Owner>) -> DeferredWeights {
         let (mut left, mut programs) = (0, vec![program]);
         // By address, the constants that stay, and those that deferred kernels read.
-        let mut stay: FxHashSet<_> = program.constants().into_iter().filter_map(address).collect();
+        let mut stay: FxHashSet<_> = program.constants().into_iter().filter_map(Tensor::address).collect();
         let mut read = FxHashMap::default();
         while let Some(program) = programs.pop() {
-            stay.extend(program.graph.constants.values().filter_map(address));
+            stay.extend(program.graph.constants.values().filter_map(Tensor::address));
             for step in &program.steps {
                 programs.extend(step.nested.iter().map(|nested| &nested.program));
                 let Work::Deferred(kernel) = &step.work else { continue };
@@ -62,7 +62,7 @@ impl DeferredWeights {
                 read.extend(
                     alone
                         .flat_map(|graph| graph.constants.values())
-                        .map(|tensor| (address(tensor), tensor.byte_count())),
+                        .map(|tensor| (tensor.address(), tensor.byte_count())),
                 );
             }
         }
@@ -131,11 +131,6 @@ impl WeightPacking<'_> {
         left.fetch_sub(usize::from(is_new), Ordering::Relaxed);
         Ok(())
     }
-}
-
-/// The address of a tensor's bytes.
-fn address(tensor: &Tensor) -> Option<usize> {
-    tensor.bytes().map(|bytes| bytes.as_ptr().addr())
 }
 
 /// The deferred weights of a program, by where they are now or, with a plan, during a run.

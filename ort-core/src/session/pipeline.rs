@@ -52,11 +52,6 @@ struct Rewritten {
     folded: FxHashSet<usize>,
 }
 
-/// The address of a tensor's bytes.
-fn address(tensor: &Tensor) -> Option<usize> {
-    tensor.bytes().map(|bytes| bytes.as_ptr().addr())
-}
-
 /// A compiled program, with the byte counts of its compilation.
 pub(super) struct Built {
     pub(super) program: Program,
@@ -131,7 +126,7 @@ impl SessionBuilder {
             // With the model's files, because they hold most constants of the graph.
             let constants = self.model.with_graph(graph);
             let results = evaluate(&constants, load_threads, devices, budget, self.limits.ending(until))?;
-            folded.borrow_mut().extend(results.iter().filter_map(address));
+            folded.borrow_mut().extend(results.iter().filter_map(Tensor::address));
             Ok(results)
         };
         // A cache entry holds the folded constants as well, so loading from it folds nothing.
@@ -180,7 +175,7 @@ impl SessionBuilder {
             reserved: Vec::new(),
             is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
-            is_folded: &|tensor| address(tensor).is_some_and(|address| folded.contains(&address)),
+            is_folded: &|tensor| tensor.address().is_some_and(|address| folded.contains(&address)),
             // Without a limit all packed weights stay. Those in the cache are mapped and count
             // against no limit.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),

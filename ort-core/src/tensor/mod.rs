@@ -199,6 +199,11 @@ impl Tensor {
         }
     }
 
+    /// Returns where the raw bytes begin. Tensors that share their memory have the same address.
+    pub(crate) fn address(&self) -> Option<usize> {
+        self.bytes().map(|bytes| bytes.as_ptr().addr())
+    }
+
     /// Returns the device whose memory holds the elements; [`DeviceId::HOST`] if the host can read
     /// them.
     pub fn memory(&self) -> DeviceId {
