@@ -31,9 +31,10 @@ const DIRECT_ROWS: usize = 512;
 const DIRECT_ROWS_IN_CONFLICT: usize = 16;
 const CONFLICT: usize = 4096;
 
-/// The least rows for which one thread packs at most `FEW_COLUMNS` columns of several panels. Each
-/// of several threads would have to.
-const ROWS_OF_FEW_COLUMNS: usize = 96;
+/// The most columns of several panels that one thread packs for fewer rows, and how many rows it
+/// takes. Each of several threads would have to pack them.
+const COLUMNS_OF_ONE_THREAD: usize = 64;
+const ROWS_OF_ONE_THREAD: usize = 96;
 
 /// Tasks per thread if the split is free, to balance threads of unequal speed.
 const TASKS_PER_THREAD: usize = 8;
@@ -92,8 +93,8 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         RhsSource::Packed => false,
         _ if kernel.terms() > 1 => true,
         RhsSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
-        RhsSource::Rows if n <= FEW_COLUMNS && n > kernel.width() && cpu.threads == 1 => {
-            m >= ROWS_OF_FEW_COLUMNS
+        RhsSource::Rows if cpu.threads == 1 && panels > 2 && n <= COLUMNS_OF_ONE_THREAD => {
+            m >= ROWS_OF_ONE_THREAD
         }
         RhsSource::Rows => m > DIRECT_ROWS && n > 1,
         RhsSource::Strided | RhsSource::Im2col | RhsSource::Blocks | RhsSource::Quantized => true,
