@@ -227,7 +227,7 @@ fn roled(spec: &ValueSpec, role: Role) -> Result<RoledInput> {
         Role::Tokens | Role::Positions | Role::Mask => (Some(2), &[DType::I64, DType::I32]),
         Role::UsesCache => (Some(1), &[DType::Bool]),
         Role::RowsWanted => (None, &[DType::I64]),
-        Role::Cache(_) => (Some(4), &[DType::F32, DType::F16, DType::BF16]),
+        Role::Cache(_) => (Some(4), &[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]),
     };
     ensure!(
         expected_rank.is_none_or(|rank| rank == shape.len()) && types.contains(&dtype),
@@ -287,12 +287,14 @@ fn cache_of(graph: &Graph, spec: &ValueSpec, folder: &ModelFolder) -> Result<Opt
                 .help("add head_size and num_key_value_heads to the configuration")
         })
     };
+    // Two quantized values of 4 bits in a byte.
+    let head_size = folder.head_size.map(|size| if dtype == DType::U8 { size.div_ceil(2) } else { size });
     Ok(Some(CacheSpec {
         past: spec.name.clone(),
         present,
         dtype,
         heads: size_of(heads, folder.key_heads, "number of heads")?,
-        size: size_of(size, folder.head_size, "head size")?,
+        size: size_of(size, head_size, "head size")?,
     }))
 }
 

@@ -17,7 +17,7 @@ use ort_generate::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-const FOLDERS: [&str; 4] = ["llama", "llama_int4", "qwen2", "gpt2"];
+const FOLDERS: [&str; 6] = ["llama", "llama_int4", "llama_cache8", "llama_cache4", "qwen2", "gpt2"];
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
