@@ -7,10 +7,10 @@ use half::{bf16, f16};
 use ort_alloc::{Budget, Category, Reservation};
 use ort_core::dtype::DType;
 use ort_core::onnx::{FileAccess, Source};
-use ort_core::session::{IoBinding, Model, RunOptions, Session};
+use ort_core::session::{Model, RunOptions, Session};
 use ort_core::{Result, Within, ensure, error};
 
-use crate::caches::{CachePlace, allocate, capacity_for};
+use crate::batch::{Batch, Batcher, allocate};
 use crate::folder::ModelFolder;
 use crate::last_row::{EDIT, keep_last_row};
 use crate::layout::{Layout, Role, StepSizes};
@@ -31,7 +31,7 @@ pub struct DecoderOptions {
     pub cache: Option<PathBuf>,
 }
 
-/// A decoder that predicts the next token of one or several texts.
+/// A decoder: a model with the memory of its contexts. A [`crate::Scheduler`] runs texts on it.
 pub struct Decoder {
     session: Session,
     layout: Layout,
@@ -43,21 +43,6 @@ pub struct Decoder {
     weights: [usize; 2],
     longest: Option<usize>,
     end_tokens: Vec<u32>,
-    texts: Option<Texts>,
-}
-
-/// The texts that are decoded now.
-struct Texts {
-    binding: IoBinding,
-    batch: usize,
-    /// The tokens that each text may have.
-    context: usize,
-    chunk: usize,
-    /// The tokens that the caches hold.
-    length: usize,
-    /// The rows of the buffers, if runs update them in place.
-    capacity: usize,
-    _sampler: Option<Reservation>,
 }
 
 impl Decoder {
@@ -105,7 +90,6 @@ impl Decoder {
             weights: [held.weights_mapped, held.weights_copied.saturating_add(held.packed)],
             longest: folder.context,
             end_tokens: folder.end_tokens.clone(),
-            texts: None,
         })
     }
 
@@ -170,7 +154,7 @@ impl Decoder {
     }
 
     /// The bytes of requests, without the search for the longest that fit.
-    fn memory_of(&self, context: usize, requests: usize) -> Result<ContextMemory> {
+    pub(crate) fn memory_of(&self, context: usize, requests: usize) -> Result<ContextMemory> {
         ensure!(
             context > 0 && requests > 0,
             InvalidArgument,
@@ -188,135 +172,107 @@ impl Decoder {
         self.memory_model().of(context, requests)
     }
 
-    /// Begins `batch` texts of up to `context` tokens each.
+    /// How many requests of `context` tokens fit at once, up to `most`.
     ///
     /// # Errors
     ///
-    /// They do not fit. The error has the bytes needed and the longest context that fits.
-    pub fn begin(&mut self, batch: usize, context: usize) -> Result<()> {
-        self.texts = None;
-        let memory = self.memory_of(context, batch)?;
-        if memory.total() > self.room {
-            return Err(self.plan(context, batch)?.refusal());
-        }
-        let sampler = sampler_bytes(self.layout.vocabulary);
-        let _sampler =
-            self.budget.as_ref().map(|budget| budget.reserve(Category::Dynamic, sampler)).transpose()?;
-        let mut binding = self.session.io_binding();
-        if !self.layout.in_place {
-            self.place(batch, 0).clear(&mut binding)?;
-        }
-        let chunk = memory.chunk;
-        self.texts = Some(Texts { binding, batch, context, chunk, length: 0, capacity: 0, _sampler });
-        Ok(())
+    /// The model does not go that far, or the context is 0.
+    pub fn most_requests(&self, context: usize, most: usize) -> Result<usize> {
+        self.memory_of(context, 1)?;
+        let most = if self.layout.mixes_lengths { most } else { most.min(1) };
+        self.memory_model().most_requests(context, most)
     }
 
-    /// The tokens of each text that the caches hold.
-    pub fn length(&self) -> usize {
-        self.texts.as_ref().map_or(0, |texts| texts.length)
+    /// What the limit, or the machine, leaves beside the weights.
+    pub(crate) fn room(&self) -> usize {
+        self.room
     }
 
-    /// The tokens that each text may have, and how many a run takes of a prompt.
-    pub(crate) fn bounds(&self) -> Option<(usize, usize)> {
-        self.texts.as_ref().map(|texts| (texts.context, texts.chunk))
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    /// Forgets all but the first tokens. Returns whether the caches allow that.
-    pub(crate) fn truncate(&mut self, length: usize) -> bool {
-        match &mut self.texts {
-            Some(texts) if length == texts.length => true,
-            Some(texts) if self.layout.in_place && length < texts.length => {
-                texts.length = length;
-                true
-            }
-            _ => false,
-        }
+    pub(crate) fn batcher(&self) -> Batcher<'_> {
+        Batcher { session: &self.session, layout: &self.layout }
     }
 
-    fn place(&self, batch: usize, length: usize) -> CachePlace<'_> {
-        CachePlace { session: &self.session, layout: &self.layout, batch, length }
+    /// Reserves the memory of the sampler.
+    pub(crate) fn reserve_sampler(&self) -> Result<Option<Reservation>> {
+        let bytes = sampler_bytes(self.layout.vocabulary);
+        Ok(self.budget.as_ref().map(|budget| budget.reserve(Category::Dynamic, bytes)).transpose()?)
     }
 
-    /// Runs the model on the next tokens of all texts: as many for each, one text after another.
-    ///
-    /// # Errors
-    ///
-    /// No text was begun, a token is not in the vocabulary, or the texts get too long. Errors of
-    /// the run.
-    pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
-        let mut texts = self
-            .texts
-            .take()
-            .ok_or_else(|| error!(InvalidArgument, "no text was begun").help("call `begin` first"))?;
-        let fed = self.feed_to(&mut texts, tokens);
-        // A failed run may have written to the caches, so its texts are over.
-        if fed.is_ok() {
-            self.texts = Some(texts);
-        }
-        fed
-    }
-
-    fn feed_to(&self, texts: &mut Texts, tokens: &[u32]) -> Result<()> {
-        let new = tokens.len() / texts.batch.max(1);
-        ensure!(
-            new > 0 && tokens.len() == new * texts.batch,
-            InvalidArgument,
-            "{} tokens for {} texts, expected as many for each",
-            tokens.len(),
-            texts.batch
-        );
+    /// Refuses tokens that the model does not have.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         let vocabulary = self.layout.vocabulary;
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(error!(InvalidArgument, "token {token} is not in the vocabulary of {vocabulary}")
-                .help("use the tokenizer that belongs to the model"));
+        match tokens.iter().find(|token| **token as usize >= vocabulary) {
+            Some(token) => {
+                Err(error!(InvalidArgument, "token {token} is not in the vocabulary of {vocabulary}")
+                    .help("use the tokenizer that belongs to the model"))
+            }
+            None => Ok(()),
         }
-        let total = texts.length.saturating_add(new);
+    }
+
+    /// Runs the model on the next tokens of the texts of a batch, as many for each, one text after
+    /// another. Texts have at most `context` tokens.
+    pub(crate) fn feed(&self, batch: Batch, tokens: &[u32], context: usize) -> Result<Batch> {
+        let texts = batch.lengths.len();
+        let new = tokens.len() / texts.max(1);
+        let longest = batch.lengths.iter().max().copied().unwrap_or(0);
+        let total = longest.saturating_add(new);
         ensure!(
-            total <= texts.context,
-            InvalidArgument,
-            help = "shorten the prompt, or ask for a longer context",
-            "the text has {total} tokens, the context {}",
-            texts.context
+            new > 0 && tokens.len() == new * texts && total <= context,
+            Fail,
+            "{} tokens for {texts} texts of {longest} tokens in a context of {context}",
+            tokens.len()
         );
-        let place = self.place(texts.batch, texts.length);
-        if self.layout.in_place && total > texts.capacity {
-            let capacity = capacity_for(total, texts.context);
-            place.grow(&mut texts.binding, capacity)?;
-            texts.capacity = capacity;
+        let batcher = self.batcher();
+        let mut batch = batch;
+        if self.layout.in_place && total > batch.rows {
+            batch = batcher.grow(batch, total, context)?;
         }
-        let past = if self.layout.in_place { texts.capacity } else { texts.length };
-        let sizes = StepSizes { batch: texts.batch, past, new, total };
-        self.write_inputs(texts, &sizes, tokens)?;
-        self.session.run_with_binding(&mut texts.binding, &RunOptions::default())?;
+        let sizes = StepSizes { batch: texts, past: batch.rows, new, total: self.total(&batch, total, new) };
+        self.write_inputs(&mut batch, &sizes, tokens)?;
+        self.session.run_with_binding(&mut batch.binding, &RunOptions::default())?;
+        batcher.pass_on(&mut batch)?;
+        batch.lengths.iter_mut().for_each(|length| *length += new);
         if !self.layout.in_place {
-            place.pass_on(&mut texts.binding)?;
+            batch.rows += new;
         }
-        texts.length = total;
-        Ok(())
+        Ok(batch)
+    }
+
+    /// The columns of the mask: those of the longest text, or of the concatenated caches.
+    fn total(&self, batch: &Batch, longest: usize, new: usize) -> usize {
+        if self.layout.in_place { longest } else { batch.rows + new }
     }
 
     /// Writes tokens, masks and positions. Other shapes get new buffers.
-    fn write_inputs(&self, texts: &mut Texts, sizes: &StepSizes, tokens: &[u32]) -> Result<()> {
+    fn write_inputs(&self, batch: &mut Batch, sizes: &StepSizes, tokens: &[u32]) -> Result<()> {
         for input in &self.layout.inputs {
             if matches!(input.role, Role::Cache(_)) {
                 continue;
             }
             let shape = self.layout.shape_of(input, sizes);
-            let is_bound = texts.binding.input_mut(&input.name).is_ok_and(|buffer| buffer.shape() == shape);
+            let is_bound = batch.binding.input_mut(&input.name).is_ok_and(|buffer| buffer.shape() == shape);
             if !is_bound {
-                texts.binding.bind_input(&input.name, allocate(&self.session, input.dtype, &shape)?)?;
+                batch.binding.bind_input(&input.name, allocate(&self.session, input.dtype, &shape)?)?;
             }
             let columns = shape.last().copied().unwrap_or(1).max(1);
+            let lengths = &batch.lengths;
             let number = |index: usize| -> i64 {
-                let column = index % columns;
+                let (text, column) = (index / columns, index % columns);
+                let length = lengths.get(text).copied().unwrap_or(0);
                 match input.role {
                     Role::Tokens => tokens.get(index).map_or(0, |token| i64::from(*token)),
-                    Role::Mask => i64::from(column < sizes.total),
-                    Role::Positions => (texts.length + column) as i64,
+                    Role::Mask if self.layout.in_place => i64::from(column < length + sizes.new),
+                    Role::Mask => i64::from(column + length >= sizes.past),
+                    Role::Positions => (length + column) as i64,
                     Role::UsesCache | Role::RowsWanted | Role::Cache(_) => 1,
                 }
             };
-            let buffer = texts.binding.input_mut(&input.name)?;
+            let buffer = batch.binding.input_mut(&input.name)?;
             match input.dtype {
                 DType::I64 => {
                     let to = buffer.as_mut_slice::<i64>()?.iter_mut().enumerate();
@@ -333,14 +289,8 @@ impl Decoder {
     }
 
     /// Copies the logits of the last position of a text.
-    ///
-    /// # Errors
-    ///
-    /// There is no such text, or nothing was fed.
-    pub fn logits(&self, text: usize, to: &mut Vec<f32>) -> Result<()> {
-        let texts = self.texts.as_ref().filter(|texts| text < texts.batch);
-        let texts = texts.ok_or_else(|| error!(InvalidArgument, "there is no text {text}"))?;
-        let view = texts.binding.output(&self.layout.logits)?.tensor()?;
+    pub(crate) fn logits(&self, batch: &Batch, text: usize, to: &mut Vec<f32>) -> Result<()> {
+        let view = batch.binding.output(&self.layout.logits)?.tensor()?;
         let start = text.saturating_mul(self.layout.vocabulary);
         let range = start..start.saturating_add(self.layout.vocabulary);
         let short = || error!(Fail, "the logits have shape {:?}", view.shape());

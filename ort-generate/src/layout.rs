@@ -50,6 +50,11 @@ impl CacheSpec {
         [batch, self.heads, rows, self.size]
     }
 
+    /// The bytes of a token's row of one head.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.size.saturating_mul(self.dtype.bits().unwrap_or(8) as usize).div_ceil(8)
+    }
+
     pub(crate) fn bytes(&self, batch: usize, rows: usize) -> usize {
         let bits = self.dtype.bits().unwrap_or(8) as usize;
         let elements = self.shape(batch, rows).iter().fold(1usize, |all, size| all.saturating_mul(*size));
@@ -70,6 +75,8 @@ pub(crate) struct Layout {
     pub(crate) in_place: bool,
     /// Whether the mask may be as long as the buffer, so that its shape stays the same.
     pub(crate) mask_has_capacity: bool,
+    /// Whether one run may decode texts of unequal length.
+    pub(crate) mixes_lengths: bool,
 }
 
 impl Layout {
@@ -128,8 +135,18 @@ impl Layout {
                 .help("build the model with windowed_kv_cache=false"));
         }
         let in_place = caches.iter().all(|cache| is_in_place(graph, cache));
+        let mask_has_capacity = in_place && mask_is_counted(graph, &inputs);
+        let has = |role| inputs.iter().any(|input: &RoledInput| input.role == role);
+        // Lengths come from the mask. Graphs that concatenate mask the rows before a shorter
+        // text, and need its positions.
+        let mixes_lengths = has(Role::Mask)
+            && match in_place {
+                true => mask_has_capacity,
+                false => has(Role::Positions) && !graph.nodes.iter().any(is_group_query),
+            };
         Ok(Layout {
-            mask_has_capacity: in_place && mask_is_counted(graph, &inputs),
+            mask_has_capacity,
+            mixes_lengths,
             in_place,
             inputs,
             caches,
@@ -152,6 +169,12 @@ impl Layout {
                 self.caches.get(index).map(|cache| cache.shape(batch, past).to_vec()).unwrap_or_default()
             }
         }
+    }
+
+    /// The bytes of the logits of `batch` texts.
+    pub(crate) fn logits_bytes(&self, batch: usize) -> usize {
+        let width = self.logits_dtype.byte_size().unwrap_or(4);
+        batch.saturating_mul(self.vocabulary).saturating_mul(width)
     }
 
     /// The bytes of all caches.
@@ -204,7 +227,7 @@ fn roled(spec: &ValueSpec, role: Role) -> Result<RoledInput> {
         Role::Tokens | Role::Positions | Role::Mask => (Some(2), &[DType::I64, DType::I32]),
         Role::UsesCache => (Some(1), &[DType::Bool]),
         Role::RowsWanted => (None, &[DType::I64]),
-        Role::Cache(_) => (Some(4), &[DType::F32, DType::F16, DType::BF16]),
+        Role::Cache(_) => (Some(4), &[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]),
     };
     ensure!(
         expected_rank.is_none_or(|rank| rank == shape.len()) && types.contains(&dtype),
@@ -264,12 +287,14 @@ fn cache_of(graph: &Graph, spec: &ValueSpec, folder: &ModelFolder) -> Result<Opt
                 .help("add head_size and num_key_value_heads to the configuration")
         })
     };
+    // Two quantized values of 4 bits in a byte.
+    let head_size = folder.head_size.map(|size| if dtype == DType::U8 { size.div_ceil(2) } else { size });
     Ok(Some(CacheSpec {
         past: spec.name.clone(),
         present,
         dtype,
         heads: size_of(heads, folder.key_heads, "number of heads")?,
-        size: size_of(size, folder.head_size, "head size")?,
+        size: size_of(size, head_size, "head size")?,
     }))
 }
 

@@ -2,7 +2,9 @@
 //!
 //! A [`ModelFolder`] is what onnxruntime-genai, optimum and Transformers.js write. A [`TextCodec`]
 //! has its tokenizer and its chat template. A [`Decoder`] runs the model over KV caches and knows
-//! the bytes of a context before it allocates them. A [`Generator`] samples tokens from it.
+//! the bytes of a context before it allocates them. A [`Scheduler`] runs requests on it that join
+//! and leave one batch; a [`Generator`] answers prompts with it. Without the feature `text` there
+//! is no [`TextCodec`]: prompts and answers are tokens.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
@@ -31,7 +33,8 @@
 )]
 #![forbid(unsafe_code)]
 
-mod caches;
+mod batch;
+#[cfg(feature = "text")]
 mod chat;
 mod decoder;
 mod folder;
@@ -39,15 +42,24 @@ mod generate;
 mod last_row;
 mod layout;
 mod memory;
+mod request;
 mod sampling;
+mod scheduler;
+#[cfg(feature = "text")]
 mod stream;
+#[cfg(feature = "text")]
 mod text;
 
+#[cfg(feature = "text")]
 pub use chat::{ChatTemplate, Message};
 pub use decoder::{Decoder, DecoderOptions};
 pub use folder::{FolderFormat, ModelFolder};
-pub use generate::{EndReason, GenerateOptions, Generated, Generator, OnToken, Timing};
+pub use generate::{Generated, Generator, MakeConstraint, OnToken};
 pub use memory::{ContextMemory, ContextPlan};
+pub use request::{Constraint, EndReason, Event, GenerateOptions, RequestId};
 pub use sampling::{Sampler, Sampling};
+pub use scheduler::{Scheduler, SchedulerOptions, Timing};
+#[cfg(feature = "text")]
 pub use stream::TextStream;
+#[cfg(feature = "text")]
 pub use text::TextCodec;

@@ -2,7 +2,7 @@
 //! allocated.
 
 use ort_alloc::{DeviceId, human_bytes};
-use ort_core::session::{KeptIn, Session};
+use ort_core::session::{BoundPeak, KeptIn, Session};
 use ort_core::{Error, MemoryShortage, Result};
 
 use crate::layout::{Layout, StepSizes};
@@ -112,60 +112,99 @@ impl MemoryModel<'_> {
     }
 
     fn with_chunk(&self, context: usize, requests: usize, chunk: usize) -> Result<ContextMemory> {
-        let mut most: Option<ContextMemory> = None;
-        for new in [chunk, 1] {
-            let past = if self.layout.in_place { context } else { context.saturating_sub(new) };
-            let sizes = StepSizes { batch: requests, past, new, total: context };
-            let dims = self.layout.dims(&sizes);
-            let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-            let mut kept = vec![(self.layout.logits.as_str(), KeptIn::Device(DeviceId::HOST))];
-            kept.extend(self.layout.caches.iter().map(|cache| {
-                let to = match self.layout.in_place {
-                    true => KeptIn::Input(&cache.past),
-                    false => KeptIn::Device(DeviceId::HOST),
-                };
-                (cache.present.as_str(), to)
-            }));
-            let peak = self.session.bound_peak(&dims, &kept)?;
-            let memory = ContextMemory {
-                context,
-                requests,
-                chunk,
-                caches: self.layout.cache_bytes(requests, past),
-                run: peak.bytes.max(self.growth(&sizes)),
-                inputs: self.layout.input_bytes(&sizes),
-                sampler: sampler_bytes(self.layout.vocabulary),
-                is_exact: peak.is_known,
-            };
-            if most.is_none_or(|most| most.total() < memory.total()) {
-                most = Some(memory);
-            }
-        }
-        most.ok_or_else(|| ort_core::error!(Fail, "no run was planned"))
+        let prefill = self.prefill(context, requests, chunk)?;
+        let step = self.step(context, requests)?;
+        let longer = if prefill.total() >= step.total() { prefill } else { step };
+        Ok(ContextMemory { chunk, is_exact: prefill.is_exact && step.is_exact, ..longer })
     }
 
-    /// What a cache that grows takes beside all of them: its old buffer.
-    fn growth(&self, sizes: &StepSizes) -> usize {
-        let largest = self.layout.caches.iter().map(|cache| cache.bytes(sizes.batch, sizes.past)).max();
-        largest.filter(|_| self.layout.in_place).unwrap_or(0)
+    /// The last chunk of a prompt, while the other requests wait.
+    fn prefill(&self, context: usize, requests: usize, chunk: usize) -> Result<ContextMemory> {
+        let layout = self.layout;
+        let others = requests.saturating_sub(1);
+        let sizes = self.sizes(1, chunk, context);
+        let peak = self.peak(&sizes)?;
+        let waiting = match others {
+            0 => 0,
+            others => layout.input_bytes(&self.sizes(others, 1, context)),
+        };
+        Ok(ContextMemory {
+            context,
+            requests,
+            chunk,
+            caches: layout.cache_bytes(1, sizes.past).saturating_add(layout.cache_bytes(others, context)),
+            run: peak.bytes.saturating_add(layout.logits_bytes(others)),
+            inputs: layout.input_bytes(&sizes).saturating_add(waiting),
+            sampler: sampler_bytes(layout.vocabulary),
+            is_exact: peak.is_known,
+        })
+    }
+
+    /// The last token of all requests, or the copy of one cache before it.
+    fn step(&self, context: usize, requests: usize) -> Result<ContextMemory> {
+        let layout = self.layout;
+        let sizes = self.sizes(requests, 1, context);
+        let peak = self.peak(&sizes)?;
+        let largest = layout.caches.iter().map(|cache| cache.bytes(requests, sizes.past)).max();
+        let copy = largest.filter(|_| layout.in_place).unwrap_or(0);
+        // Of a request that is prefilled while the caches of the others grow.
+        let held = if requests > 1 { layout.logits_bytes(1) } else { 0 };
+        Ok(ContextMemory {
+            context,
+            requests,
+            chunk: 1,
+            caches: layout.cache_bytes(requests, sizes.past),
+            run: peak.bytes.max(copy.saturating_add(held)),
+            inputs: layout.input_bytes(&sizes),
+            sampler: sampler_bytes(layout.vocabulary),
+            is_exact: peak.is_known,
+        })
+    }
+
+    fn sizes(&self, batch: usize, new: usize, context: usize) -> StepSizes {
+        let past = if self.layout.in_place { context } else { context.saturating_sub(new) };
+        StepSizes { batch, past, new, total: context }
+    }
+
+    fn peak(&self, sizes: &StepSizes) -> Result<BoundPeak> {
+        let dims = self.layout.dims(sizes);
+        let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+        let mut kept = vec![(self.layout.logits.as_str(), KeptIn::Device(DeviceId::HOST))];
+        kept.extend(self.layout.caches.iter().map(|cache| {
+            let to = match self.layout.in_place {
+                true => KeptIn::Input(&cache.past),
+                false => KeptIn::Device(DeviceId::HOST),
+            };
+            (cache.present.as_str(), to)
+        }));
+        self.session.bound_peak(&dims, &kept)
+    }
+
+    /// The most requests of a context that fit, up to `most`.
+    pub(crate) fn most_requests(&self, context: usize, most: usize) -> Result<usize> {
+        self.last_that_fits(most, |requests| (context, requests))
     }
 
     /// The longest context up to `most` that fits.
     pub(crate) fn largest(&self, most: usize, requests: usize) -> Result<Option<usize>> {
-        let fits = |context| -> Result<bool> {
-            let chunk = self.chunk.unwrap_or(1).clamp(1, context);
-            Ok(self.with_chunk(context, requests, chunk)?.total() <= self.room)
-        };
+        let largest = self.last_that_fits(most, |context| (context, requests))?;
+        Ok(Some(largest).filter(|largest| *largest > 0))
+    }
+
+    /// The largest number up to `most` whose context and requests fit; 0 if none does.
+    fn last_that_fits(&self, most: usize, of: impl Fn(usize) -> (usize, usize)) -> Result<usize> {
         let (mut least, mut beyond) = (0, most.saturating_add(1));
         while beyond - least > 1 {
             let middle = least + (beyond - least) / 2;
-            if fits(middle)? {
+            let (context, requests) = of(middle);
+            let chunk = self.chunk.unwrap_or(1).clamp(1, context);
+            if self.with_chunk(context, requests, chunk)?.total() <= self.room {
                 least = middle;
             } else {
                 beyond = middle;
             }
         }
-        Ok(Some(least).filter(|least| *least > 0))
+        Ok(least)
     }
 }
 

@@ -55,7 +55,7 @@ impl Sampling {
 
 /// A token that may come next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate {
+pub(crate) struct Candidate {
     token: u32,
     weight: f32,
 }
@@ -76,6 +76,11 @@ impl Sampler {
     pub fn new(sampling: Sampling, seed: u64) -> Result<Sampler> {
         sampling.check()?;
         Ok(Sampler { sampling, random: Pcg64::seed_from_u64(seed), candidates: Vec::new() })
+    }
+
+    /// Exchanges the memory for candidates, which the texts of a batch use in turn.
+    pub(crate) fn swap_candidates(&mut self, candidates: &mut Vec<Candidate>) {
+        std::mem::swap(&mut self.candidates, candidates);
     }
 
     /// Chooses the next token of a text whose tokens so far are `seen`. Changes the logits.

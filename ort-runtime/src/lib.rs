@@ -60,7 +60,7 @@ pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
     nearest, onnx, pass, placement, plan, random, rewrite, shown, spec, steers,
 };
-#[cfg(feature = "generate")]
+#[cfg(feature = "generate-tokens")]
 pub use ort_generate as generate;
 #[cfg(feature = "quant")]
 pub use ort_quant as quant;

@@ -35,6 +35,25 @@ fn a_prompt_is_continued() {
 }
 
 #[test]
+fn many_prompts_run_as_they_fit() {
+    let folder = llama();
+    let folder_of_prompts = Folder::new();
+    let lines: Vec<String> = (0..7).map(|index| format!("The {index} quick")).collect();
+    let file = folder_of_prompts.write("prompts.txt", lines.join("\n\n"));
+    let all = ["generate", &folder, "--prompts", &file, "--max-tokens", "10", "--json"];
+    let json = run(&[&all[..], &["--requests", "3"]].concat()).json();
+    assert_eq!((json["answers"].as_array().unwrap().len(), &json["requests"]), (7, &3.into()));
+    for (line, answer) in lines.iter().zip(json["answers"].as_array().unwrap()) {
+        let alone = run(&["generate", &folder, "--prompt", line, "--max-tokens", "10", "--json"]).json();
+        assert_eq!(alone["answers"][0]["tokens"], answer["tokens"], "{line}");
+    }
+    assert_eq!(run(&all).json()["requests"], 7);
+    std::fs::write(&file, "\n").unwrap();
+    assert_wrong_usage(&run(&all), &["has no prompts"]);
+    assert_wrong_usage(&run(&["generate", &folder, "--prompts", &file, "--prompt", "x"]), &["--prompt"]);
+}
+
+#[test]
 fn a_chat_answers_each_line() {
     use std::io::Write;
     use std::process::Stdio;

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::generate::{DecoderOptions, GenerateOptions, Message, ModelFolder, Sampling, TextCodec};
+use ort_runtime::generate::{
+    DecoderOptions, GenerateOptions, Message, ModelFolder, Sampling, SchedulerOptions, TextCodec,
+};
 
 use super::planning::{PlanRequest, plan_folder};
 use super::prompts::{is_interactive, message, read_prompt};
@@ -18,12 +20,19 @@ use crate::usage::wrong_usage;
 pub(crate) struct GenerateArgs {
     /// The folder with genai_config.json, or with config.json and model.onnx, and tokenizer.json.
     pub(super) folder: PathBuf,
-    /// Continue this text (repeatable: all prompts run in one batch).
+    /// Continue this text (repeatable: the prompts run together).
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
     /// Continue the text of this file; - is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
+    /// Continue each line of this file, many at once; - is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file"])]
+    prompts: Option<PathBuf>,
+    /// Run at most N prompts at once, and let the others wait [default: as many as the memory limit
+    /// allows].
+    #[arg(long, value_name = "N", value_parser = crate::numbers::positive::<std::num::NonZeroUsize>)]
+    requests: Option<std::num::NonZeroUsize>,
     /// Chat: put prompts into the model's chat template. Without a prompt, answer the lines of
     /// standard input, as a conversation.
     #[arg(long)]
@@ -102,9 +111,21 @@ impl GenerateArgs {
         }
     }
 
+    pub(super) fn scheduler_options(&self) -> SchedulerOptions {
+        SchedulerOptions {
+            max_requests: self.requests.map(std::num::NonZeroUsize::get),
+            ..SchedulerOptions::default()
+        }
+    }
+
+    /// Whether there are prompts on the command line.
+    fn has_prompts(&self) -> bool {
+        !self.prompt.is_empty() || self.prompt_file.is_some() || self.prompts.is_some()
+    }
+
     /// Whether standard input is a conversation.
     pub(super) fn is_chat(&self) -> bool {
-        self.chat && self.prompt.is_empty() && self.prompt_file.is_none()
+        self.chat && !self.has_prompts()
     }
 
     pub(super) fn stops(&self) -> &[String] {
@@ -132,13 +153,20 @@ impl GenerateArgs {
     /// The tokens of all prompts.
     pub(super) fn prompts(&self, text: &TextCodec) -> Result<Vec<Vec<u32>>> {
         let mut prompts = self.prompt.clone();
-        match &self.prompt_file {
-            Some(path) => prompts.push(read_prompt(path)?),
-            None if prompts.is_empty() && is_interactive() => {
+        match (&self.prompt_file, &self.prompts) {
+            (Some(path), _) => prompts.push(read_prompt(path)?),
+            (_, Some(path)) => {
+                let lines = read_prompt(path)?;
+                prompts.extend(lines.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
+                if prompts.is_empty() {
+                    wrong_usage!("'{}' has no prompts; give one in each line", path.display());
+                }
+            }
+            _ if prompts.is_empty() && is_interactive() => {
                 wrong_usage!("there is no prompt; give --prompt TEXT, --prompt-file FILE or --chat")
             }
-            None if prompts.is_empty() => prompts.push(read_prompt("-".as_ref())?),
-            None => {}
+            _ if prompts.is_empty() => prompts.push(read_prompt("-".as_ref())?),
+            _ => {}
         }
         let encode = |prompt: &String| -> Result<Vec<u32>> {
             if self.chat {
@@ -157,12 +185,15 @@ impl GenerateArgs {
     /// Prints the memory of what was asked for.
     pub(super) fn dry_run(&self, folder: &ModelFolder) -> Result<ExitCode> {
         let mut context = self.context;
-        if context.is_none() && (!self.prompt.is_empty() || self.prompt_file.is_some()) {
+        let mut requests = self.requests.map_or(1, std::num::NonZeroUsize::get);
+        if self.has_prompts() {
             let prompts = self.prompts(&TextCodec::open(folder)?)?;
+            requests = self.requests.map_or(prompts.len(), |most| most.get().min(prompts.len()));
             let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-            context = Some(longest.saturating_add(self.max_tokens.saturating_sub(1)).max(1));
+            let needed = longest.saturating_add(self.max_tokens.saturating_sub(1)).max(1);
+            context = context.or(Some(needed));
         }
-        let request = PlanRequest { context, requests: self.prompt.len().max(1), json: false };
+        let request = PlanRequest { context, requests, json: false };
         plan_folder(folder, &self.decoder_options(), &request)
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     // Before loading: a command line without a prompt is wrong at once.
     let prompts = if args.is_chat() { Vec::new() } else { args.prompts(&text)? };
     let decoder = Decoder::open(&folder, &args.decoder_options())?;
-    let mut generator = Generator::new(decoder);
+    let mut generator = Generator::with_options(decoder, args.scheduler_options());
     if args.is_chat() {
         return chat::run(args, &text, &mut generator);
     }

@@ -14,6 +14,8 @@ pub(super) struct GenerationReport {
     prompt_ms: f64,
     new_tokens: usize,
     new_ms: f64,
+    /// The most prompts that ran at once.
+    requests: usize,
     /// The most bytes that were allocated at once.
     peak_bytes: usize,
     peak_rss: Option<u64>,
@@ -38,6 +40,7 @@ impl GenerationReport {
             prompt_ms: timing.prompt_time.as_secs_f64() * 1e3,
             new_tokens: timing.new_tokens,
             new_ms: timing.new_time.as_secs_f64() * 1e3,
+            requests: timing.most_requests,
             peak_bytes: generator.decoder().peak_bytes(),
             peak_rss: resident::measure().peak,
         }
@@ -49,8 +52,12 @@ impl GenerationReport {
         let resident = self.peak_rss.map_or(String::new(), |bytes| {
             format!(", {} resident at most", human_bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
         });
+        let together = match self.requests {
+            0 | 1 => String::new(),
+            requests => format!(", at most {requests} prompts at once"),
+        };
         let text = format!(
-            "prompt: {} tokens, {:.1} tokens/s; answer: {:.1} tokens/s; {} allocated at most{resident}",
+            "prompt: {} tokens, {:.1} tokens/s; answer: {:.1} tokens/s{together}; {} allocated at most{resident}",
             self.prompt_tokens,
             rate(self.prompt_tokens, self.prompt_ms),
             rate(self.new_tokens, self.new_ms),
