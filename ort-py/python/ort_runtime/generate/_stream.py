@@ -1,0 +1,158 @@
+"""Streams: the pieces of an answer as they are generated, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from ._text import TextPieces
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered."""
+
+    text: str
+    tokens: list[int]
+    #: `stop` at the model's end token or a stop string, `length` at `max_tokens` or at the end of
+    #: the context, `cancelled` after `Stream.cancel`.
+    finish_reason: str
+    prompt_tokens: int
+
+
+class Stream:
+    """An iterator, also asynchronous, over the pieces of one answer."""
+
+    def __init__(
+        self, pieces: TextPieces, prompt_tokens: int, cancel: Callable[[Stream], None]
+    ) -> None:
+        self._pieces = pieces
+        self._prompt_tokens = prompt_tokens
+        self._cancel = cancel
+        self._condition = threading.Condition()
+        self._ready: deque[str] = deque()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._reason: str | None = None
+        self._problem: BaseException | None = None
+
+    # What the thread of the model calls.
+
+    def _push(self, token: int) -> bool:
+        """Takes a token. Returns whether a stop string ends the answer."""
+        self._tokens.append(token)
+        piece = self._pieces.push(token)
+        if piece:
+            self._add(piece)
+        return self._pieces.is_stopped
+
+    def _add(self, piece: str) -> None:
+        with self._condition:
+            self._text.append(piece)
+            self._ready.append(piece)
+            self._wake()
+
+    def _finish(self, reason: str) -> None:
+        rest = self._pieces.finish()
+        if rest:
+            self._add(rest)
+        with self._condition:
+            if self._reason is None:
+                self._reason = reason
+            self._wake()
+
+    def _fail(self, problem: BaseException) -> None:
+        with self._condition:
+            if self._reason is None:
+                self._reason, self._problem = "error", problem
+            self._wake()
+
+    def _wake(self) -> None:
+        self._condition.notify_all()
+        if self._waiter is not None:
+            loop, future = self._waiter
+            self._waiter = None
+            try:
+                loop.call_soon_threadsafe(_resolve, future)
+            except RuntimeError:
+                # The loop is closed, so that no one waits.
+                pass
+
+    # What callers call.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is complete."""
+        return self._reason is not None
+
+    def cancel(self) -> None:
+        """Ends the answer. What was generated so far stays."""
+        self._cancel(self)
+
+    def answer(self) -> Answer:
+        """Waits for the end of the answer."""
+        with self._condition:
+            while self._reason is None:
+                self._condition.wait()
+        return self._answer()
+
+    async def aanswer(self) -> Answer:
+        """Waits for the end of the answer."""
+        async for _ in self:
+            pass
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        if self._problem is not None:
+            raise self._problem
+        reason = self._reason or "error"
+        return Answer("".join(self._text), self._tokens, reason, self._prompt_tokens)
+
+    def _next(self) -> str | None:
+        """The next piece, or `None` if there is none yet."""
+        if self._ready:
+            return self._ready.popleft()
+        if self._problem is not None:
+            raise self._problem
+        return None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        with self._condition:
+            while (piece := self._next()) is None:
+                if self._reason is not None:
+                    raise StopIteration
+                self._condition.wait()
+            return piece
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            with self._condition:
+                if (piece := self._next()) is not None:
+                    return piece
+                if self._reason is not None:
+                    raise StopAsyncIteration
+                loop = asyncio.get_running_loop()
+                future: asyncio.Future[None] = loop.create_future()
+                self._waiter = (loop, future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                # No one reads the rest.
+                self.cancel()
+                raise
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
