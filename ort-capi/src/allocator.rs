@@ -95,6 +95,11 @@ pub(crate) fn default_allocator() -> *mut OrtAllocator {
     (&raw const DEFAULT).cast_mut()
 }
 
+/// The default allocator as one that a caller passes.
+pub(crate) fn default_handle() -> Allocator {
+    Allocator(default_allocator())
+}
+
 /// An allocator that a caller passes.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]

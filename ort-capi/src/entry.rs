@@ -306,6 +306,11 @@ impl PathText {
 pub(crate) struct Array<T>(*const T);
 
 impl<T> Array<T> {
+    /// An array of a type that the caller says by a number.
+    pub(crate) fn of(elements: *const T) -> Array<T> {
+        Array(elements)
+    }
+
     /// The elements. Null stands for none.
     pub(crate) fn get(&self, len: usize, what: &str) -> Result<&[T], Failure> {
         check_array(self.0, len, what)?;

@@ -26,6 +26,7 @@ mod key_values;
 mod log;
 mod memory_info;
 mod metadata;
+mod op_attr;
 mod others;
 mod own_keys;
 mod profile;

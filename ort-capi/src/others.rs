@@ -39,7 +39,7 @@ macro_rules! ignored {
 }
 
 ignored! {
-    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOpAttr ReleaseOp
+    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOp
     ReleaseKernelInfo ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
     ReleaseLoraAdapter ReleaseValueInfo ReleaseNode ReleaseGraph ReleaseModel ReleaseExternalInitializerInfo
     ReleaseSyncStream ReleaseDeviceEpIncompatibilityDetails

@@ -251,8 +251,8 @@ table! {
     ReleaseCUDAProviderOptions others
     SessionOptionsAppendExecutionProvider_MIGraphX -
     AddExternalInitializers session_options
-    CreateOpAttr -
-    ReleaseOpAttr others
+    CreateOpAttr op_attr
+    ReleaseOpAttr op_attr
     CreateOp -
     InvokeOp -
     ReleaseOp others
@@ -312,7 +312,7 @@ table! {
     ShapeInferContext_GetAttribute -
     ShapeInferContext_SetOutputTypeShape -
     SetSymbolicDimensions type_info
-    ReadOpAttr -
+    ReadOpAttr op_attr
     SetDeterministicCompute session_options
     KernelContext_ParallelFor -
     SessionOptionsAppendExecutionProvider_OpenVINO_V2 providers
@@ -402,9 +402,9 @@ table! {
     Node_GetNumAttributes -
     Node_GetAttributes -
     Node_GetAttributeByName -
-    OpAttr_GetTensorAttributeAsOrtValue -
-    OpAttr_GetType -
-    OpAttr_GetName -
+    OpAttr_GetTensorAttributeAsOrtValue op_attr
+    OpAttr_GetType op_attr
+    OpAttr_GetName op_attr
     Node_GetNumSubgraphs -
     Node_GetSubgraphs -
     Node_GetGraph -
