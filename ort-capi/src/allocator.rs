@@ -6,12 +6,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_char, c_void};
 use std::ptr::{NonNull, null_mut};
 
-use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtMemoryInfo};
+use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtKeyValuePairs, OrtMemoryInfo};
 
 use crate::entry::{In, Object, Out, entries, guarded_value};
+use crate::key_values::KeyValues;
 use crate::memory_info::{HOST, MemoryInfo};
 use crate::session::Session;
-use crate::status::{Failure, Outcome, code, invalid};
+use crate::status::{Failure, Outcome, code, failure_of, invalid};
 
 /// A cache line, and an AVX-512 register.
 const ALIGNMENT: usize = 64;
@@ -111,6 +112,10 @@ unsafe impl Send for Allocator {}
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     fn table(&self) -> Outcome<&OrtAllocator> {
         if self.0.is_null() {
             return invalid("the allocator is null; take GetAllocatorWithDefaultOptions");
@@ -215,6 +220,24 @@ entries! {
     /// 78
     fn GetAllocatorWithDefaultOptions(out: Out<*mut OrtAllocator>) {
         out.place()?.put(default_allocator());
+        Ok(())
+    }
+
+    /// 319. Without the function there are none.
+    fn AllocatorGetStats(allocator: Allocator, out: Out<*mut OrtKeyValuePairs>) {
+        let out = out.place()?;
+        let table = allocator.table()?;
+        // Allocators of older versions do not have the field.
+        let stats = if table.version >= 23 { table.GetStats } else { None };
+        let Some(stats) = stats else {
+            out.put(Object::give(KeyValues::default()).cast());
+            return Ok(());
+        };
+        let mut pairs = null_mut();
+        // SAFETY: the caller's function gets the caller's object, and a place for its answer.
+        let status = unsafe { stats(allocator.0, &raw mut pairs) };
+        failure_of(status).map_or(Ok(()), Err)?;
+        out.put(pairs);
         Ok(())
     }
 

@@ -136,7 +136,7 @@ fn content(proto: &AttributeProto, ty: Option<AttributeType>) -> Outcome<Content
 /// Refuses to read a number that the attribute does not have.
 fn check_has_number(proto: &AttributeProto, ty: Option<AttributeType>) -> Outcome {
     match ty {
-        Some(AttributeType::Int) if proto.i.is_none() => invalid("Attribute has no int value."),
+        Some(AttributeType::Int) if proto.i.is_none() => invalid("Attribute has no int64 value."),
         Some(AttributeType::Float) if proto.f.is_none() => invalid("Attribute has no float value."),
         _ => Ok(()),
     }
