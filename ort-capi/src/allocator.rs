@@ -11,7 +11,6 @@ use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtKeyValuePairs, OrtMemoryInfo};
 use crate::entry::{In, Object, Out, entries, guarded_value};
 use crate::key_values::KeyValues;
 use crate::memory_info::{HOST, MemoryInfo};
-use crate::session::Session;
 use crate::status::{Failure, Outcome, code, failure_of, invalid};
 
 /// A cache line, and an AVX-512 register.
@@ -29,7 +28,7 @@ struct Header {
 }
 
 /// Returns zeroed memory, or null for no bytes and where there is not enough.
-fn allocate(len: usize) -> *mut u8 {
+pub(crate) fn allocate(len: usize) -> *mut u8 {
     let size = len.checked_add(size_of::<Header>() + ALIGNMENT);
     let layout = size.and_then(|size| Layout::from_size_align(size, BLOCK_ALIGNMENT).ok());
     let Some(layout) = layout.filter(|_| len > 0) else { return null_mut() };
@@ -44,12 +43,23 @@ fn allocate(len: usize) -> *mut u8 {
     bytes
 }
 
+/// The bytes that [`allocate`] returned, without what it adds.
+///
+/// # Safety
+///
+/// The pointer comes from [`allocate`], is not null and was not freed.
+pub(crate) unsafe fn usable(bytes: *mut u8) -> i64 {
+    // SAFETY: `allocate` wrote the header there.
+    let Header { size, .. } = unsafe { bytes.cast::<Header>().sub(1).read() };
+    i64::try_from(size - size_of::<Header>() - ALIGNMENT).unwrap_or(i64::MAX)
+}
+
 /// Frees what [`allocate`] returned; null is allowed.
 ///
 /// # Safety
 ///
 /// The pointer comes from [`allocate`] and was not freed.
-unsafe fn free(bytes: *mut u8) {
+pub(crate) unsafe fn free(bytes: *mut u8) {
     if bytes.is_null() {
         return;
     }
@@ -76,7 +86,7 @@ extern "system" fn info_entry(_: *const OrtAllocator) -> *const OrtMemoryInfo {
     (&raw const HOST).cast()
 }
 
-const OURS: OrtAllocator = OrtAllocator {
+pub(crate) const OURS: OrtAllocator = OrtAllocator {
     version: ORT_API_VERSION,
     Alloc: Some(alloc_entry),
     Free: Some(free_entry),
@@ -239,25 +249,6 @@ entries! {
         failure_of(status).map_or(Ok(()), Err)?;
         out.put(pairs);
         Ok(())
-    }
-
-    /// 131
-    fn CreateAllocator(session: In<Session>, info: In<MemoryInfo>, out: Out<*mut OrtAllocator>) {
-        let out = out.place()?;
-        session.get()?;
-        if !info.get()?.is_host() {
-            return invalid("No requested allocator available: the session runs on the CPU");
-        }
-        out.put(Box::into_raw(Box::new(OURS)));
-        Ok(())
-    }
-
-    /// 132
-    fn ReleaseAllocator(allocator: *mut OrtAllocator) -> (), else (), {
-        if !allocator.is_null() && allocator != default_allocator() {
-            // SAFETY: `CreateAllocator` made it, and the caller gives it back once.
-            drop(unsafe { Box::from_raw(allocator) });
-        }
     }
 }
 

@@ -280,6 +280,11 @@ impl<T> Drop for Owned<T> {
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// A place that a function of a table gets.
+    pub(crate) fn of(place: *mut T) -> Out<T> {
+        Out(place)
+    }
+
     /// Checks that there is a place, before any work.
     pub(crate) fn place(&mut self) -> Result<Place<'_, T>, Failure> {
         if self.0.is_null() {

@@ -45,6 +45,7 @@ mod providers;
 mod run;
 mod run_options;
 mod session;
+mod session_allocator;
 mod session_edit;
 mod session_options;
 mod sparse;

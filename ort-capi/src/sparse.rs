@@ -376,7 +376,7 @@ entries! {
         let dims = dense_dims(dims.get(rank, "the dense shape")?)?;
         let dtype = sparse_type(number)?;
         let sparse = Sparse { dtype, dims, memory: Memory::Own(allocator), content: None };
-        out.put(Object::give(Value::Sparse(sparse)));
+        out.put(Object::give(Value::Sparse(Box::new(sparse))));
         Ok(())
     }
 
@@ -423,7 +423,8 @@ entries! {
         let len = ort_runtime::tensor::byte_count(dtype, &sizes_of(value_dims)?)?;
         let values = Lent { data, len, dims: value_dims, number }.numbers(())?;
         let memory = Memory::Lent(Box::new(Value::Numbers(values)));
-        out.put(Object::give(Value::Sparse(Sparse { dtype, dims, memory, content: None })));
+        let sparse = Sparse { dtype, dims, memory, content: None };
+        out.put(Object::give(Value::Sparse(Box::new(sparse))));
         Ok(())
     }
 

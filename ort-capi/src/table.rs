@@ -171,8 +171,8 @@ table! {
     GetStringTensorElement strings
     FillStringTensorElement strings
     AddSessionConfigEntry session_options
-    CreateAllocator allocator
-    ReleaseAllocator allocator
+    CreateAllocator session_allocator
+    ReleaseAllocator session_allocator
     RunWithBinding io_binding
     CreateIoBinding io_binding
     ReleaseIoBinding io_binding

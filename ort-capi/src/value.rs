@@ -28,7 +28,7 @@ pub(crate) enum Value {
     /// Numbers in host memory.
     Numbers(Numbers),
     Strings(Strings),
-    Sparse(Sparse),
+    Sparse(Box<Sparse>),
     /// A sequence, a map, or an optional without content.
     Engine(EngineValue),
 }
@@ -204,7 +204,7 @@ impl Value {
                 Some(element) => Value::of_result(*element),
                 None => Ok(Value::Engine(EngineValue::Optional(optional))),
             },
-            EngineValue::Sparse(sparse) => Ok(Value::Sparse(Sparse::of_engine(&sparse)?)),
+            EngineValue::Sparse(sparse) => Ok(Value::Sparse(Box::new(Sparse::of_engine(&sparse)?))),
             other => Ok(Value::Engine(other)),
         }
     }

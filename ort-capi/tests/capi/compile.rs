@@ -84,7 +84,7 @@ impl Compilation {
         made
     }
 
-    fn to_memory(&mut self) {
+    fn write_to_memory(&mut self) {
         let allocator: *mut ort_sys::OrtAllocator = make!(GetAllocatorWithDefaultOptions());
         let places = [allocator as usize, &raw mut self.memory as usize, &raw mut self.len as usize];
         done(self.set("SetOutputModelBuffer", &places));
@@ -143,7 +143,7 @@ fn check_file(model: &Path) {
 fn a_model_is_compiled_to_memory_at_each_level() {
     for level in [0, 1, 2, 3, 99] {
         let mut compilation = Compilation::of_model();
-        compilation.to_memory();
+        compilation.write_to_memory();
         done(compilation.set("SetGraphOptimizationLevel", &[level]));
         done(compilation.set("SetEpContextEmbedMode", &[1]));
         done(compilation.run());
@@ -271,7 +271,7 @@ fn cases() -> Vec<(&'static str, Refused)> {
     done(model.set("SetFlags", &[1]));
     cases.push(("nothing compiled", model.run()));
     done(model.set("SetFlags", &[0]));
-    model.to_memory();
+    model.write_to_memory();
     let garbage = b"garbage!";
     done(model.set("SetInputModelFromBuffer", &[garbage.as_ptr() as usize, garbage.len()]));
     cases.push(("garbage", model.run()));

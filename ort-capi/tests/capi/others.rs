@@ -203,3 +203,22 @@ fn tensors_are_copied_and_models_say_what_they_were_compiled_for() {
     raw!(ReleaseKeyValuePairs(pairs));
     let _ = run(session("add"), &[("x", from.cast_const())], &["y"], &mut [null_mut()]);
 }
+
+#[test]
+fn an_allocator_of_a_session_counts_what_it_gives() {
+    let session = session("add");
+    let allocator: *mut ort_sys::OrtAllocator =
+        make!(CreateAllocator(session, crate::library::memory_info().cast_const()));
+    let stat = |key: &std::ffi::CStr| {
+        let pairs: *mut ort_sys::OrtKeyValuePairs = make!(AllocatorGetStats(allocator));
+        let value = string(raw!(GetKeyValue(pairs, key.as_ptr())));
+        raw!(ReleaseKeyValuePairs(pairs));
+        value
+    };
+    let (one, two) = (make!(AllocatorAlloc(allocator, 100)), make!(AllocatorAlloc(allocator, 28)));
+    assert_eq!([stat(c"InUse"), stat(c"NumAllocs"), stat(c"MaxAllocSize")], ["128", "2", "100"]);
+    call!(AllocatorFree(allocator, one));
+    call!(AllocatorFree(allocator, two));
+    assert_eq!([stat(c"InUse"), stat(c"MaxInUse"), stat(c"Limit")], ["0", "128", "-1"]);
+    raw!(ReleaseAllocator(allocator));
+}
