@@ -6,12 +6,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_char, c_void};
 use std::ptr::{NonNull, null_mut};
 
-use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtMemoryInfo};
+use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtKeyValuePairs, OrtMemoryInfo};
 
 use crate::entry::{In, Object, Out, entries, guarded_value};
+use crate::key_values::KeyValues;
 use crate::memory_info::{HOST, MemoryInfo};
-use crate::session::Session;
-use crate::status::{Failure, Outcome, code, invalid};
+use crate::status::{Failure, Outcome, code, failure_of, invalid};
 
 /// A cache line, and an AVX-512 register.
 const ALIGNMENT: usize = 64;
@@ -28,7 +28,7 @@ struct Header {
 }
 
 /// Returns zeroed memory, or null for no bytes and where there is not enough.
-fn allocate(len: usize) -> *mut u8 {
+pub(crate) fn allocate(len: usize) -> *mut u8 {
     let size = len.checked_add(size_of::<Header>() + ALIGNMENT);
     let layout = size.and_then(|size| Layout::from_size_align(size, BLOCK_ALIGNMENT).ok());
     let Some(layout) = layout.filter(|_| len > 0) else { return null_mut() };
@@ -43,12 +43,23 @@ fn allocate(len: usize) -> *mut u8 {
     bytes
 }
 
+/// The bytes that [`allocate`] returned, without what it adds.
+///
+/// # Safety
+///
+/// The pointer comes from [`allocate`], is not null and was not freed.
+pub(crate) unsafe fn usable(bytes: *mut u8) -> i64 {
+    // SAFETY: `allocate` wrote the header there.
+    let Header { size, .. } = unsafe { bytes.cast::<Header>().sub(1).read() };
+    i64::try_from(size - size_of::<Header>() - ALIGNMENT).unwrap_or(i64::MAX)
+}
+
 /// Frees what [`allocate`] returned; null is allowed.
 ///
 /// # Safety
 ///
 /// The pointer comes from [`allocate`] and was not freed.
-unsafe fn free(bytes: *mut u8) {
+pub(crate) unsafe fn free(bytes: *mut u8) {
     if bytes.is_null() {
         return;
     }
@@ -75,7 +86,7 @@ extern "system" fn info_entry(_: *const OrtAllocator) -> *const OrtMemoryInfo {
     (&raw const HOST).cast()
 }
 
-const OURS: OrtAllocator = OrtAllocator {
+pub(crate) const OURS: OrtAllocator = OrtAllocator {
     version: ORT_API_VERSION,
     Alloc: Some(alloc_entry),
     Free: Some(free_entry),
@@ -95,6 +106,11 @@ pub(crate) fn default_allocator() -> *mut OrtAllocator {
     (&raw const DEFAULT).cast_mut()
 }
 
+/// The default allocator as one that a caller passes.
+pub(crate) fn default_handle() -> Allocator {
+    Allocator(default_allocator())
+}
+
 /// An allocator that a caller passes.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,6 +122,10 @@ unsafe impl Send for Allocator {}
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     fn table(&self) -> Outcome<&OrtAllocator> {
         if self.0.is_null() {
             return invalid("the allocator is null; take GetAllocatorWithDefaultOptions");
@@ -213,23 +233,22 @@ entries! {
         Ok(())
     }
 
-    /// 131
-    fn CreateAllocator(session: In<Session>, info: In<MemoryInfo>, out: Out<*mut OrtAllocator>) {
+    /// 319. Without the function there are none.
+    fn AllocatorGetStats(allocator: Allocator, out: Out<*mut OrtKeyValuePairs>) {
         let out = out.place()?;
-        session.get()?;
-        if !info.get()?.is_host() {
-            return invalid("No requested allocator available: the session runs on the CPU");
-        }
-        out.put(Box::into_raw(Box::new(OURS)));
+        let table = allocator.table()?;
+        // Allocators of older versions do not have the field.
+        let stats = if table.version >= 23 { table.GetStats } else { None };
+        let Some(stats) = stats else {
+            out.put(Object::give(KeyValues::default()).cast());
+            return Ok(());
+        };
+        let mut pairs = null_mut();
+        // SAFETY: the caller's function gets the caller's object, and a place for its answer.
+        let status = unsafe { stats(allocator.0, &raw mut pairs) };
+        failure_of(status).map_or(Ok(()), Err)?;
+        out.put(pairs);
         Ok(())
-    }
-
-    /// 132
-    fn ReleaseAllocator(allocator: *mut OrtAllocator) -> (), else (), {
-        if !allocator.is_null() && allocator != default_allocator() {
-            // SAFETY: `CreateAllocator` made it, and the caller gives it back once.
-            drop(unsafe { Box::from_raw(allocator) });
-        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! `OrtArenaCfg` and `OrtThreadingOptions`.
 
+use std::ffi::c_void;
+
 use ort_runtime::{ArenaConfig, SessionOptions};
 
 use crate::entry::{Array, InMut, Object, Out, Released, Text, entries, kinds};
@@ -99,6 +101,33 @@ entries! {
             0 | 1 => Ok(()),
             _ => invalid(format!("Received invalid value for allow_spinning. Valid values are 0 or 1, got {spins}")),
         }
+    }
+
+    /// 227. The pool chooses its processors itself.
+    fn SetGlobalIntraOpThreadAffinity(options: InMut<ThreadingOptions>, affinity: Text) {
+        options.get()?;
+        if affinity.is_null() {
+            return invalid("Received null affinity_string");
+        }
+        match affinity.bytes("the affinities")?.len() {
+            1..=4096 => Ok(()),
+            len => invalid(format!("Size of affinity string must be between 1 and 4096, got {len}")),
+        }
+    }
+
+    /// 199. The pool of the process makes its own threads.
+    fn SetGlobalCustomCreateThreadFn(options: InMut<ThreadingOptions>, _create: *const c_void) {
+        options.get().map(drop)
+    }
+
+    /// 200
+    fn SetGlobalCustomThreadCreationOptions(options: InMut<ThreadingOptions>, _settings: *mut c_void) {
+        options.get().map(drop)
+    }
+
+    /// 201
+    fn SetGlobalCustomJoinThreadFn(options: InMut<ThreadingOptions>, _join: *const c_void) {
+        options.get().map(drop)
     }
 
     /// 155

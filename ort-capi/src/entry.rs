@@ -171,6 +171,10 @@ impl<T: Kind> In<T> {
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
+
+    pub(crate) fn address(&self) -> *const Object<T> {
+        self.0
+    }
 }
 
 /// A handle that a function changes. The header allows one caller at a time.
@@ -178,6 +182,10 @@ impl<T: Kind> In<T> {
 pub(crate) struct InMut<T>(*mut Object<T>);
 
 impl<T: Kind> InMut<T> {
+    pub(crate) fn address(&self) -> *const Object<T> {
+        self.0
+    }
+
     /// The object.
     pub(crate) fn get(&mut self) -> Result<&mut T, Failure> {
         checked(self.0)?;
@@ -186,11 +194,37 @@ impl<T: Kind> InMut<T> {
     }
 }
 
-/// A handle that a function releases; null is allowed.
+/// A handle that a function releases or takes over; null is allowed.
 #[repr(transparent)]
 pub(crate) struct Released<T>(*mut Object<T>);
 
 impl<T: Kind> Released<T> {
+    /// An object that a function of the caller gives.
+    pub(crate) fn of(object: *mut Object<T>) -> Released<T> {
+        Released(object)
+    }
+
+    /// The object, to check it before it is released or taken.
+    pub(crate) fn get(&self) -> Result<&T, Failure> {
+        checked(self.0)?;
+        // SAFETY: as in `In::get`.
+        Ok(unsafe { &(*self.0).inner })
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    pub(crate) fn address(&self) -> *const Object<T> {
+        self.0
+    }
+
+    /// Takes the object over. C keeps the pointer, which stays valid for as long as the owner.
+    pub(crate) fn take(&mut self) -> Result<Owned<T>, Failure> {
+        checked(self.0)?;
+        Ok(Owned(std::mem::replace(&mut self.0, std::ptr::null_mut())))
+    }
+
     pub(crate) fn is(&self, object: *const Object<T>) -> bool {
         self.0.cast_const() == object
     }
@@ -206,11 +240,51 @@ impl<T: Kind> Released<T> {
     }
 }
 
+/// An object that another one owns while C may hold its pointer.
+pub(crate) struct Owned<T>(*mut Object<T>);
+
+// SAFETY: it owns the object as a box does; the handles of C promise what the header demands.
+unsafe impl<T: Send> Send for Owned<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Owned<T> {}
+
+impl<T: Kind> Owned<T> {
+    pub(crate) fn new(inner: T) -> Owned<T> {
+        Owned(Object::give(inner))
+    }
+
+    pub(crate) fn address(&self) -> *const Object<T> {
+        self.0
+    }
+}
+
+impl<T> std::ops::Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `give` made the object, which lives until this is dropped.
+        unsafe { &(*self.0).inner }
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: as in `deref`; only the owner frees it.
+        let object = unsafe { Box::from_raw(self.0) };
+        object.tag.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Where a function writes a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// A place that a function of a table gets.
+    pub(crate) fn of(place: *mut T) -> Out<T> {
+        Out(place)
+    }
+
     /// Checks that there is a place, before any work.
     pub(crate) fn place(&mut self) -> Result<Place<'_, T>, Failure> {
         if self.0.is_null() {
@@ -245,6 +319,11 @@ impl<T> Place<'_, T> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
+    /// A text in a struct of the caller.
+    pub(crate) fn of(text: *const c_char) -> Text {
+        Text(text)
+    }
+
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
@@ -306,6 +385,11 @@ impl PathText {
 pub(crate) struct Array<T>(*const T);
 
 impl<T> Array<T> {
+    /// An array of a type that the caller says by a number.
+    pub(crate) fn of(elements: *const T) -> Array<T> {
+        Array(elements)
+    }
+
     /// The elements. Null stands for none.
     pub(crate) fn get(&self, len: usize, what: &str) -> Result<&[T], Failure> {
         check_array(self.0, len, what)?;

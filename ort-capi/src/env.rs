@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_runtime::ArenaConfig;
 use ort_runtime::fork::Mutex;
-use ort_sys::{OrtAllocator, OrtLoggingFunction};
+use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtEnvCreationOptions, OrtLoggingFunction};
 
 use crate::allocator::Allocator;
 use crate::arena::{Arena, ThreadingOptions};
 use crate::entry::{Array, In, Object, Out, Text, entries, kinds};
+use crate::key_values::KeyValues;
 use crate::log::{self, Sink};
 use crate::memory_info::MemoryInfo;
 use crate::status::{Outcome, invalid};
@@ -103,6 +104,37 @@ entries! {
         options.get()?;
         let Some(function) = function else { return invalid("the logging function is null") };
         out.put(create(level, Some(Sink::new(function, parameter))));
+        Ok(())
+    }
+
+    /// 406
+    fn CreateEnvWithOptions(options: *const OrtEnvCreationOptions, out: Out<*mut Object<Env>>) {
+        let out = out.place()?;
+        let options = Array::of(options);
+        let Ok([options]) = options.get(1, "the options") else {
+            return invalid("CreateEnvWithOptions requires a valid (non-null) OrtEnvCreationOptions argument");
+        };
+        // It was added in version 24.
+        if !(24..=ORT_API_VERSION).contains(&options.version) {
+            return invalid(format!("OrtEnvCreationOptions has version {}, expected 24 to {ORT_API_VERSION}", options.version));
+        }
+        if !(0..=4).contains(&options.logging_severity_level) {
+            return invalid(format!("the log level is {}, expected 0 to 4", options.logging_severity_level));
+        }
+        Text::of(options.log_id).get("the log id")?;
+        In::<ThreadingOptions>::of(options.threading_options.cast()).optional()?;
+        In::<KeyValues>::of(options.config_entries.cast()).optional()?;
+        let sink = options.custom_logging_function.map(|function| Sink::new(function, options.custom_logging_param));
+        out.put(create(options.logging_severity_level, sink));
+        Ok(())
+    }
+
+    /// 418. The pool of the process has no callbacks.
+    fn SetPerSessionThreadPoolCallbacks(env: In<Env>, config: *const c_void) {
+        env.get()?;
+        if config.is_null() {
+            return invalid("config must not be null");
+        }
         Ok(())
     }
 

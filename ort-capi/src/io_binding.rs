@@ -181,7 +181,11 @@ entries! {
             return invalid("the binding is of another session");
         }
         let options = options.optional()?;
-        binding.state.lock().run(session, &Control::of(session, options))
+        let _scope = session.log_scope(options);
+        let own = options.and_then(RunOptions::start_profile);
+        let done = binding.state.lock().run(session, &Control::of(session, options, own.as_ref()));
+        own.map_or(Ok(()), |own| own.finish().map(drop))?;
+        done
     }
 
     /// 136

@@ -1,7 +1,8 @@
 //! Log lines of the engine, for a caller's function or standard error.
 
+use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::{Arc, Once, PoisonError, RwLock};
 
 use ort_runtime::onnxruntime::log::{self, Line};
 use ort_sys::{OrtLoggingFunction, OrtLoggingLevel};
@@ -25,8 +26,8 @@ impl Sink {
         Sink { function, parameter }
     }
 
-    fn write(&self, line: &Line) {
-        let [category, id, place, message] = [CATEGORY, "", &line.place, &line.message]
+    fn write(&self, line: &Line, id: &str) {
+        let [category, id, place, message] = [CATEGORY, id, &line.place, &line.message]
             .map(|text| CString::new(text.replace('\0', "\\0")).unwrap_or_default());
         let pointer = |text: &CString| -> *const c_char { text.as_ptr() };
         // SAFETY: the caller keeps the function and its parameter valid; the texts live longer than
@@ -46,6 +47,39 @@ impl Sink {
 
 const CATEGORY: &str = "onnxruntime";
 
+/// What a session logs with, in place of the environment.
+pub(crate) struct SessionLog {
+    pub(crate) sink: Option<Sink>,
+    pub(crate) severity: Option<i32>,
+    pub(crate) id: String,
+}
+
+thread_local! {
+    /// The log of the session that this thread builds or runs.
+    static SESSION: RefCell<Option<Arc<SessionLog>>> = const { RefCell::new(None) };
+}
+
+/// The time in which a thread logs for a session.
+pub(crate) struct Scope {
+    before: Option<Arc<SessionLog>>,
+    severity: Option<i32>,
+}
+
+impl Scope {
+    /// Lets the lines of this thread be the session's. `severity` is that of one run.
+    pub(crate) fn enter(log: &Arc<SessionLog>, severity: Option<i32>) -> Scope {
+        let severity = log::set_thread_severity(severity.or(log.severity));
+        Scope { before: SESSION.replace(Some(log.clone())), severity }
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        SESSION.replace(self.before.take());
+        log::set_thread_severity(self.severity);
+    }
+}
+
 /// The environment's function, if it has one.
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
@@ -62,12 +96,13 @@ pub(crate) fn install() {
 
 fn send(line: &Line) {
     // Copied out: a caller's function may call back into the library.
-    let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
-    match sink {
-        Some(sink) => sink.write(line),
+    let session = SESSION.with_borrow(Clone::clone);
+    let (own, id) = session.as_ref().map_or((None, ""), |log| (log.sink, log.id.as_str()));
+    match own.or(*SINK.read().unwrap_or_else(PoisonError::into_inner)) {
+        Some(sink) => sink.write(line, id),
         None => {
             let (letter, place, message) = (line.letter(), &line.place, &line.message);
-            log::write_to_stderr(&format!("[{letter}:{CATEGORY}:, {place}] {message}\n"));
+            log::write_to_stderr(&format!("[{letter}:{CATEGORY}:{id}, {place}] {message}\n"));
         }
     }
 }

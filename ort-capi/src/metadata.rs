@@ -10,6 +10,7 @@ use crate::session::Session;
 use crate::status::Outcome;
 
 /// The metadata of a model.
+#[derive(Default)]
 pub(crate) struct Metadata(ModelInfo);
 
 kinds! {

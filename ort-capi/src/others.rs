@@ -1,12 +1,16 @@
 //! Functions without a status for objects that this library does not make, and the other tables.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::ptr::null;
 
 use ort_sys::OrtStatusPtr;
 
-use crate::entry::{Text, entries};
-use crate::status::not_implemented;
+use crate::entry::{In, Text, entries};
+use crate::session::Session;
+use crate::status::{code, fail, not_implemented};
+
+const NO_OPAQUE: &str =
+    "Specified domain and type names combination does not refer to a registered opaque type";
 
 /// A function that is not there: it ignores its arguments. In the calling conventions of the
 /// 64-bit systems that we support the caller removes them.
@@ -23,8 +27,6 @@ macro_rules! absent_table {
     };
 }
 
-absent_table!(MODEL_EDITOR, 20, "the model editor API");
-absent_table!(COMPILE, 16, "the compile API");
 absent_table!(EP, 74, "the API of plug-in providers");
 absent_table!(INTEROP, 13, "the interop API");
 absent_table!(MODEL_PACKAGE, 16, "the model package API");
@@ -39,9 +41,8 @@ macro_rules! ignored {
 }
 
 ignored! {
-    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOpAttr ReleaseOp
+    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOp
     ReleaseKernelInfo ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
-    ReleaseLoraAdapter ReleaseValueInfo ReleaseNode ReleaseGraph ReleaseModel ReleaseExternalInitializerInfo
     ReleaseSyncStream ReleaseDeviceEpIncompatibilityDetails
 }
 
@@ -49,16 +50,6 @@ entries! {
     /// 219. Null says that this build cannot train.
     fn GetTrainingApi(_version: u32) -> *const c_void, else null(), {
         null()
-    }
-
-    /// 291
-    fn GetModelEditorApi() -> *const c_void, else null(), {
-        MODEL_EDITOR.as_ptr().cast()
-    }
-
-    /// 294
-    fn GetCompileApi() -> *const c_void, else null(), {
-        COMPILE.as_ptr().cast()
     }
 
     /// 317
@@ -76,24 +67,24 @@ entries! {
         MODEL_PACKAGE.as_ptr().cast()
     }
 
+    /// 83
+    fn CreateOpaqueValue(_domain: Text, _name: Text, _data: *const c_void, _len: usize, _out: *mut c_void) {
+        fail(code::FAIL, NO_OPAQUE.to_owned())
+    }
+
+    /// 84
+    fn GetOpaqueValue(_domain: Text, _name: Text, _value: *const c_void, _data: *mut c_void, _len: usize) {
+        fail(code::FAIL, NO_OPAQUE.to_owned())
+    }
+
+    /// 421. Sessions capture no graphs.
+    fn SessionReleaseCapturedGraph(session: In<Session>, _id: i32) {
+        session.get().map(drop)
+    }
+
     /// 422. There are none.
     fn GetExperimentalFunction(_name: Text) -> *const c_void, else null(), {
         null()
-    }
-
-    /// 370
-    fn ExternalInitializerInfo_GetFilePath(_info: *const c_void) -> *const c_char, else null(), {
-        null()
-    }
-
-    /// 371
-    fn ExternalInitializerInfo_GetFileOffset(_info: *const c_void) -> i64, else 0, {
-        0
-    }
-
-    /// 372
-    fn ExternalInitializerInfo_GetByteSize(_info: *const c_void) -> usize, else 0, {
-        0
     }
 
     /// 384

@@ -1,6 +1,7 @@
 //! `Run` and `RunAsync`.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
@@ -12,6 +13,8 @@ use smallvec::SmallVec;
 
 use crate::bindings::{self, LentMemory};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
+use crate::lora::Parameter;
+use crate::profile::Profiling;
 use crate::run_options::RunOptions;
 use crate::session::{Port, Ports, Session};
 use crate::status::{Failure, Outcome, code, fail, invalid};
@@ -30,12 +33,17 @@ pub(crate) struct Control<'a> {
 }
 
 impl<'a> Control<'a> {
-    pub(crate) fn of(session: &'a Session, options: Option<&'a RunOptions>) -> Control<'a> {
+    /// `own` collects the profile of this run alone.
+    pub(crate) fn of(
+        session: &'a Session,
+        options: Option<&'a RunOptions>,
+        own: Option<&'a Profiling>,
+    ) -> Control<'a> {
         let cancel: CancelToken = match options {
             Some(options) => options.token(),
             None => session.idle_token.clone(),
         };
-        let profile = session.profiling.as_ref().and_then(|profiling| profiling.profile());
+        let profile = own.or(session.profiling.as_ref()).and_then(|profiling| profiling.profile());
         let shrink_arenas = options.map(RunOptions::shrink_arenas).unwrap_or_default();
         Control {
             options,
@@ -79,6 +87,30 @@ fn places(ports: &Ports, names: &[Text], kind: &str) -> Outcome<Places> {
         ports.find(name).ok_or_else(unknown)
     };
     names.iter().map(place).collect()
+}
+
+/// Returns the inputs with the parameters of adapters, which replace what is given.
+fn adapted(
+    session: &Session,
+    places: &mut Places,
+    inputs: &[In<Value>],
+    adapters: &[Arc<Vec<Parameter>>],
+) -> Outcome<Vec<In<Value>>> {
+    let mut inputs = inputs.to_vec();
+    for Parameter { name, value } in adapters.iter().flat_map(|adapter| adapter.iter()) {
+        let Some(place) = session.inputs.find(name.as_bytes()) else {
+            return invalid(format!("Invalid input name: {name}"));
+        };
+        let value = In::of(value.address());
+        match places.iter().position(|known| *known == place).and_then(|at| inputs.get_mut(at)) {
+            Some(input) => *input = value,
+            None => {
+                places.push(place);
+                inputs.push(value);
+            }
+        }
+    }
+    Ok(inputs)
 }
 
 /// Reads the inputs, and adds the optional ones that are left out.
@@ -247,12 +279,30 @@ struct Request<'a> {
 }
 
 fn run(request: Request<'_>) -> Outcome {
+    let own = request.options.and_then(RunOptions::start_profile);
+    let done = run_profiled(request, own.as_ref());
+    own.map_or(Ok(()), |own| own.finish().map(drop))?;
+    done
+}
+
+fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {
     let Request { session, options, input_names, inputs, output_names, outputs } = request;
-    let control = Control::of(session, options);
+    let control = Control::of(session, options, own);
+    session.check_finished()?;
+    let _scope = session.log_scope(options);
     if options.is_some_and(RunOptions::is_terminated) {
         return fail(code::FAIL, TERMINATED.to_owned());
     }
-    let input_places = places(&session.inputs, input_names, "input")?;
+    let mut input_places = places(&session.inputs, input_names, "input")?;
+    let adapters = options.map(RunOptions::adapters).unwrap_or_default();
+    let with_adapters;
+    let inputs = match adapters.is_empty() {
+        true => inputs,
+        false => {
+            with_adapters = adapted(session, &mut input_places, inputs, &adapters)?;
+            &with_adapters
+        }
+    };
     if output_names.is_empty() {
         return invalid("At least one output should be requested.");
     }

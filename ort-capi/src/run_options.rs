@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::{ArenaDevice, RunOptions as EngineOptions};
 use parking_lot::Mutex;
 
-use crate::entry::{In, Object, Out, Released, Text, entries, kinds};
+use crate::entry::{In, Object, Out, PathText, Released, Text, entries, kinds};
+use crate::lora::Parameter;
+use crate::profile::Profiling;
 use crate::session_options::check_entry;
 use crate::status::Outcome;
 
@@ -26,6 +30,8 @@ struct Settings {
     tag: CString,
     entries: BTreeMap<CString, CString>,
     shrink_arenas: Vec<ArenaDevice>,
+    adapters: Vec<Arc<Vec<Parameter>>>,
+    profile_prefix: Option<PathBuf>,
 }
 
 kinds! {
@@ -40,6 +46,25 @@ impl RunOptions {
 
     pub(crate) fn is_terminated(&self) -> bool {
         self.0.lock().is_terminated
+    }
+
+    /// The lowest severity of the lines of a run; `None` for that of its session.
+    pub(crate) fn severity(&self) -> Option<i32> {
+        Some(self.0.lock().severity).filter(|level| *level >= 0)
+    }
+
+    /// Begins the profile of a run, if the options ask for it.
+    pub(crate) fn start_profile(&self) -> Option<Profiling> {
+        self.0.lock().profile_prefix.as_deref().map(Profiling::start)
+    }
+
+    /// The adapters of runs, in the order in which they were added.
+    pub(crate) fn adapters(&self) -> Vec<Arc<Vec<Parameter>>> {
+        self.0.lock().adapters.clone()
+    }
+
+    pub(crate) fn add_adapter(&self, adapter: Arc<Vec<Parameter>>) {
+        self.0.lock().adapters.push(adapter);
     }
 
     pub(crate) fn shrink_arenas(&self) -> Vec<ArenaDevice> {
@@ -131,6 +156,19 @@ entries! {
         }
         let pair = (CString::new(key).unwrap_or_default(), CString::new(value).unwrap_or_default());
         options.0.lock().entries.insert(pair.0, pair.1);
+        Ok(())
+    }
+
+    /// 415. Each run writes a file of its own.
+    fn RunOptionsEnableProfiling(options: In<RunOptions>, prefix: PathText) {
+        let options = options.get()?;
+        options.0.lock().profile_prefix = Some(prefix.get("the prefix of the profile")?);
+        Ok(())
+    }
+
+    /// 416
+    fn RunOptionsDisableProfiling(options: In<RunOptions>) {
+        options.get()?.0.lock().profile_prefix = None;
         Ok(())
     }
 

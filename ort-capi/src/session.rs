@@ -10,14 +10,19 @@ use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
 use ort_runtime::onnx::{DeclaredShapes, FileAccess, Source, Weights};
 use ort_runtime::onnxruntime::{load_failed, status_code, working_folder};
-use ort_runtime::{Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, ValueSpec};
+use ort_runtime::{
+    Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, SessionBuilder, ValueSpec,
+};
 
 use crate::allocator::Allocator;
 use crate::bindings::Bindings;
 use crate::entry::{Array, ArrayMut, In, Object, Out, PathText, Released, entries, kinds};
 use crate::env::{Env, registered_arena};
+use crate::log::{Scope, SessionLog};
 use crate::memory_info::MemoryInfo;
+use crate::model_proto::DeclaredModel;
 use crate::profile::Profiling;
+use crate::provider_library::Assignment;
 use crate::session_options::SessionOptions;
 use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::type_info::{ShapeSource, TypeInfo};
@@ -34,6 +39,12 @@ pub(crate) struct Session {
     /// The token of runs without options: a new one for each would be an allocation.
     pub(crate) idle_token: CancelToken,
     pub(crate) bindings: Bindings,
+    /// The model of a session that the model editor has not finished. The engine is empty then.
+    pub(crate) unfinished: Option<Box<DeclaredModel>>,
+    /// What the session logs with, if the options set anything.
+    pub(crate) log: Option<Arc<SessionLog>>,
+    /// What each provider runs, if the options ask for it.
+    pub(crate) assignment: Option<Assignment>,
 }
 
 kinds! {
@@ -57,6 +68,10 @@ pub(crate) struct Port {
 const FEW: usize = 8;
 
 impl Ports {
+    fn none() -> Ports {
+        Ports { ports: Vec::new(), places: HashMap::new() }
+    }
+
     fn of(specs: Vec<ValueSpec>, declared: &DeclaredShapes, invented: &HashSet<String>) -> Ports {
         let declared: HashMap<&str, _> =
             declared.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
@@ -86,6 +101,26 @@ impl Ports {
     }
 }
 
+/// The inputs and outputs of a session.
+pub(crate) struct SessionPorts {
+    inputs: Ports,
+    outputs: Ports,
+}
+
+impl SessionPorts {
+    pub(crate) fn none() -> SessionPorts {
+        SessionPorts { inputs: Ports::none(), outputs: Ports::none() }
+    }
+
+    pub(crate) fn of(model: &Model, outputs: Vec<ValueSpec>) -> SessionPorts {
+        let invented = invented_names(model);
+        SessionPorts {
+            inputs: Ports::of(model.inputs(), &model.info().declared_inputs, &invented),
+            outputs: Ports::of(outputs, &model.info().declared_outputs, &invented),
+        }
+    }
+}
+
 /// The names that the loader gives to sizes of inputs without one.
 fn invented_names(model: &Model) -> HashSet<String> {
     let names = |spec: &ValueSpec| {
@@ -97,36 +132,53 @@ fn invented_names(model: &Model) -> HashSet<String> {
 
 impl Session {
     /// Loads and builds a session. Without options it has the defaults.
-    fn create(options: Option<&SessionOptions>, source: Source) -> Outcome<Session> {
+    pub(crate) fn create(options: Option<&SessionOptions>, source: Source) -> Outcome<Session> {
         let defaults = SessionOptions::default();
         let options = options.unwrap_or(&defaults);
         if options.is_cancelled {
             return Err(load_cancelled());
         }
+        let log = session_log(options);
+        let _scope = log.as_ref().map(|log| Scope::enter(log, None));
         let profiling = options.profile_prefix.as_deref().map(Profiling::start);
-        let path = source.path().map(Path::to_path_buf);
-        let model = load(options, source).map_err(|error| load_failure(path.as_deref(), &error))?;
+        let model = load_named(options, source)?;
         let engine = build(options, &model)?;
         if let Some(plan) = &options.own.plan {
             write_plan(&engine, plan)?;
         }
-        let invented = invented_names(&model);
-        let inputs = Ports::of(engine.inputs(), &model.info().declared_inputs, &invented);
-        let outputs = Ports::of(engine.outputs(), &model.info().declared_outputs, &invented);
+        let ports = SessionPorts::of(&model, engine.outputs());
+        let is_recorded = options.entry("session.record_ep_graph_assignment_info") == Some("1");
+        let assignment = is_recorded.then(|| Assignment::of(&engine));
+        let mut session = Session::with(engine, ports, profiling);
+        (session.assignment, session.log) = (assignment, log);
+        Ok(session)
+    }
+
+    pub(crate) fn with(engine: Engine, ports: SessionPorts, profiling: Option<Profiling>) -> Session {
+        let mut session = Session {
+            engine: Arc::new(engine),
+            inputs: Ports::none(),
+            outputs: Ports::none(),
+            required: Vec::new(),
+            overridable: Vec::new(),
+            profiling,
+            idle_token: CancelToken::new(),
+            bindings: Bindings::default(),
+            unfinished: None,
+            log: None,
+            assignment: None,
+        };
+        session.set_ports(ports);
+        session
+    }
+
+    pub(crate) fn set_ports(&mut self, SessionPorts { inputs, outputs }: SessionPorts) {
         let places = |has_default: bool| {
             let chosen = inputs.ports.iter().enumerate();
             chosen.filter(|(_, port)| port.spec.has_default == has_default).map(|(place, _)| place).collect()
         };
-        Ok(Session {
-            required: places(false),
-            overridable: places(true),
-            engine: Arc::new(engine),
-            inputs,
-            outputs,
-            profiling,
-            idle_token: CancelToken::new(),
-            bindings: Bindings::default(),
-        })
+        (self.required, self.overridable) = (places(false), places(true));
+        (self.inputs, self.outputs) = (inputs, outputs);
     }
 
     /// The inputs that are no optionals and have no default.
@@ -147,11 +199,18 @@ impl Session {
     }
 }
 
+/// What the options say of the session's log; `None` if that is the environment's.
+fn session_log(options: &SessionOptions) -> Option<Arc<SessionLog>> {
+    let severity = options.log_severity.filter(|level| *level >= 0);
+    let is_own = options.logger.is_some() || severity.is_some() || !options.log_id.is_empty();
+    is_own.then(|| Arc::new(SessionLog { sink: options.logger, severity, id: options.log_id.clone() }))
+}
+
 fn load_cancelled() -> Failure {
     Failure::new(code::MODEL_LOAD_CANCELED, "The load was canceled by its session options.")
 }
 
-fn load_failure(path: Option<&Path>, error: &Error) -> Failure {
+pub(crate) fn load_failure(path: Option<&Path>, error: &Error) -> Failure {
     match error.kind() {
         ErrorKind::Cancelled => load_cancelled(),
         kind => Failure::new(status_code(kind).code, load_failed(path, error)),
@@ -159,7 +218,7 @@ fn load_failure(path: Option<&Path>, error: &Error) -> Failure {
 }
 
 /// Opens a model's file, which is mapped.
-fn open(options: Option<&SessionOptions>, path: &Path) -> Outcome<Source> {
+pub(crate) fn open(options: Option<&SessionOptions>, path: &Path) -> Outcome<Source> {
     if path.as_os_str().is_empty() {
         return invalid("the path of the model is empty");
     }
@@ -175,7 +234,7 @@ fn open(options: Option<&SessionOptions>, path: &Path) -> Outcome<Source> {
 }
 
 /// Copies a model from memory: the caller frees it after the call.
-fn copy(options: Option<&SessionOptions>, bytes: &[u8]) -> Outcome<Source> {
+pub(crate) fn copy(options: Option<&SessionOptions>, bytes: &[u8]) -> Outcome<Source> {
     if bytes.is_empty() {
         return invalid("No graph was found in the protobuf: the bytes of the model are empty");
     }
@@ -184,7 +243,7 @@ fn copy(options: Option<&SessionOptions>, bytes: &[u8]) -> Outcome<Source> {
 
 /// Checks the format that the options ask for, and sets the folder of external data. For a model in
 /// memory the default is the working directory, as in ONNX Runtime.
-fn with_format_and_folder(options: Option<&SessionOptions>, source: Source) -> Outcome<Source> {
+pub(crate) fn with_format_and_folder(options: Option<&SessionOptions>, source: Source) -> Outcome<Source> {
     let entry = |key: &str| options.and_then(|options| options.entry(key)).unwrap_or_default();
     let expected = match entry("session.load_model_format") {
         "" if source.path().is_some_and(is_ort_file) => Some(true),
@@ -210,6 +269,12 @@ fn is_ort_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort"))
 }
 
+/// Loads a model, and says which one if that fails.
+pub(crate) fn load_named(options: &SessionOptions, source: Source) -> Outcome<Model> {
+    let path = source.path().map(Path::to_path_buf);
+    load(options, source).map_err(|error| load_failure(path.as_deref(), &error))
+}
+
 fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> {
     let files = options.external_files.iter().map(|file| (file.name.clone(), file.content()));
     let changes = LoadOptions {
@@ -222,7 +287,8 @@ fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> 
     Model::from_source_with(source, &changes)
 }
 
-fn build(options: &SessionOptions, model: &Model) -> Outcome<Engine> {
+/// The settings of a session's engine.
+pub(crate) fn builder(options: &SessionOptions, model: &Model) -> Outcome<SessionBuilder> {
     let mut settings = options.engine.clone();
     settings.memory_limit = options.own.memory_limit;
     if options.entry("session.use_env_allocators") == Some("1") {
@@ -244,6 +310,11 @@ fn build(options: &SessionOptions, model: &Model) -> Outcome<Engine> {
     for request in options.providers.clone() {
         builder = builder.provider_request(request);
     }
+    Ok(builder)
+}
+
+fn build(options: &SessionOptions, model: &Model) -> Outcome<Engine> {
+    let builder = builder(options, model)?;
     let built = match optimized(options)? {
         Some((path, weights)) => builder.save_optimized(path, &weights).and_then(|_| builder.build()),
         None => builder.build(),

@@ -361,6 +361,38 @@ entries! {
         Ok(())
     }
 
+    /// 196. All sessions share the pool of the process, which makes its own threads.
+    fn SessionOptionsSetCustomCreateThreadFn(options: InMut<SessionOptions>, _create: *const c_void) {
+        options.get().map(drop)
+    }
+
+    /// 197
+    fn SessionOptionsSetCustomThreadCreationOptions(options: InMut<SessionOptions>, _settings: *mut c_void) {
+        options.get().map(drop)
+    }
+
+    /// 198
+    fn SessionOptionsSetCustomJoinThreadFn(options: InMut<SessionOptions>, _join: *const c_void) {
+        options.get().map(drop)
+    }
+
+    /// 424. Models of this library keep their weights.
+    fn SessionOptionsSetWeightlessSourceModelBuffer(options: InMut<SessionOptions>, data: *const c_void, len: usize) {
+        options.get()?;
+        if data.is_null() {
+            return invalid("Invalid source model: data pointer is null");
+        }
+        if len == 0 {
+            return invalid("Invalid source model: data size is 0");
+        }
+        Ok(())
+    }
+
+    /// 426. No provider of this library reads data of its own.
+    fn SessionOptionsSetEpContextDataReadFunc(options: InMut<SessionOptions>, _read: *const c_void, _state: *mut c_void) {
+        options.get().map(drop)
+    }
+
     /// 293
     fn SessionOptionsSetLoadCancellationFlag(options: InMut<SessionOptions>, cancel: bool) {
         let options = options.get()?;

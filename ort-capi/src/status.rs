@@ -14,8 +14,11 @@ pub(crate) mod code {
     pub(crate) const FAIL: i32 = 1;
     pub(crate) const INVALID_ARGUMENT: i32 = 2;
     pub(crate) const RUNTIME_EXCEPTION: i32 = 6;
+    pub(crate) const MODEL_LOADED: i32 = 8;
     pub(crate) const NOT_IMPLEMENTED: i32 = 9;
+    pub(crate) const INVALID_GRAPH: i32 = 10;
     pub(crate) const MODEL_LOAD_CANCELED: i32 = 12;
+    pub(crate) const NOT_FOUND: i32 = 14;
 }
 
 /// The most bytes of a message that `CreateStatus` keeps, as in ONNX Runtime.
@@ -93,6 +96,14 @@ fn status_of<'a>(status: *const OrtStatus) -> Option<&'a Status> {
     // SAFETY: the caller passes null or a status of this library that it did not release; all of
     // them are made by `into_status`.
     (!status.is_null()).then(|| unsafe { Status::cast_from_sys(status) })
+}
+
+/// The failure that a function of a caller returned, which this takes over; `None` for success.
+pub(crate) fn failure_of(status: OrtStatusPtr) -> Option<Failure> {
+    let given = status_of(status.0)?;
+    let failure = Failure::new(given.code as i32, given.message());
+    ReleaseStatus(status.0);
+    Some(failure)
 }
 
 entries! {

@@ -98,6 +98,14 @@ impl Strings {
         *self.0.texts.write() = Texts::Result(tensor);
     }
 
+    /// Takes over texts of C, as many as the tensor has elements.
+    pub(crate) fn set(&self, texts: &[Text]) -> Outcome {
+        let owned = |text: &Text| Ok(text.bytes("a string")?.to_vec());
+        let texts: Vec<Vec<u8>> = texts.iter().map(owned).collect::<Outcome<_>>()?;
+        *self.0.texts.write() = Texts::Own(texts);
+        Ok(())
+    }
+
     fn count(&self) -> usize {
         self.0.sizes.iter().product()
     }
@@ -130,11 +138,7 @@ entries! {
                 strings.count()
             ));
         }
-        let texts = texts.get(count, "the array of strings")?;
-        let owned = |text: &Text| Ok(text.bytes("a string")?.to_vec());
-        let texts: Vec<Vec<u8>> = texts.iter().map(owned).collect::<Outcome<_>>()?;
-        *strings.0.texts.write() = Texts::Own(texts);
-        Ok(())
+        strings.set(texts.get(count, "the array of strings")?)
     }
 
     /// 53

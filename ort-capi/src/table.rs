@@ -123,8 +123,8 @@ table! {
     GetValue containers
     GetValueCount containers
     CreateValue containers
-    CreateOpaqueValue -
-    GetOpaqueValue -
+    CreateOpaqueValue others
+    GetOpaqueValue others
     KernelInfoGetAttribute_float -
     KernelInfoGetAttribute_int64 -
     KernelInfoGetAttribute_string -
@@ -171,8 +171,8 @@ table! {
     GetStringTensorElement strings
     FillStringTensorElement strings
     AddSessionConfigEntry session_options
-    CreateAllocator allocator
-    ReleaseAllocator allocator
+    CreateAllocator session_allocator
+    ReleaseAllocator session_allocator
     RunWithBinding io_binding
     CreateIoBinding io_binding
     ReleaseIoBinding io_binding
@@ -200,8 +200,8 @@ table! {
     ReleaseArenaCfg arena
     ModelMetadataGetGraphDescription metadata
     SessionOptionsAppendExecutionProvider_TensorRT providers
-    SetCurrentGpuDeviceId -
-    GetCurrentGpuDeviceId -
+    SetCurrentGpuDeviceId vendor_options
+    GetCurrentGpuDeviceId vendor_options
     KernelInfoGetAttributeArray_float -
     KernelInfoGetAttributeArray_int64 -
     CreateArenaCfgV2 arena
@@ -210,49 +210,49 @@ table! {
     ReleasePrepackedWeightsContainer session
     CreateSessionWithPrepackedWeightsContainer session
     CreateSessionFromArrayWithPrepackedWeightsContainer session
-    SessionOptionsAppendExecutionProvider_TensorRT_V2 -
+    SessionOptionsAppendExecutionProvider_TensorRT_V2 vendor_options
     CreateTensorRTProviderOptions providers
-    UpdateTensorRTProviderOptions -
-    GetTensorRTProviderOptionsAsString -
+    UpdateTensorRTProviderOptions vendor_options
+    GetTensorRTProviderOptionsAsString vendor_options
     ReleaseTensorRTProviderOptions others
     EnableOrtCustomOps -
     RegisterAllocator env
     UnregisterAllocator env
     IsSparseTensor value
-    CreateSparseTensorAsOrtValue -
-    FillSparseTensorCoo -
-    FillSparseTensorCsr -
-    FillSparseTensorBlockSparse -
-    CreateSparseTensorWithValuesAsOrtValue -
-    UseCooIndices -
-    UseCsrIndices -
-    UseBlockSparseIndices -
-    GetSparseTensorFormat -
-    GetSparseTensorValuesTypeAndShape -
-    GetSparseTensorValues -
-    GetSparseTensorIndicesTypeShape -
-    GetSparseTensorIndices -
+    CreateSparseTensorAsOrtValue sparse
+    FillSparseTensorCoo sparse
+    FillSparseTensorCsr sparse
+    FillSparseTensorBlockSparse sparse
+    CreateSparseTensorWithValuesAsOrtValue sparse
+    UseCooIndices sparse
+    UseCsrIndices sparse
+    UseBlockSparseIndices sparse
+    GetSparseTensorFormat sparse
+    GetSparseTensorValuesTypeAndShape sparse
+    GetSparseTensorValues sparse
+    GetSparseTensorIndicesTypeShape sparse
+    GetSparseTensorIndices sparse
     HasValue value
     KernelContext_GetGPUComputeStream -
     GetTensorMemoryInfo value
     GetExecutionProviderApi providers
-    SessionOptionsSetCustomCreateThreadFn -
-    SessionOptionsSetCustomThreadCreationOptions -
-    SessionOptionsSetCustomJoinThreadFn -
-    SetGlobalCustomCreateThreadFn -
-    SetGlobalCustomThreadCreationOptions -
-    SetGlobalCustomJoinThreadFn -
+    SessionOptionsSetCustomCreateThreadFn session_options
+    SessionOptionsSetCustomThreadCreationOptions session_options
+    SessionOptionsSetCustomJoinThreadFn session_options
+    SetGlobalCustomCreateThreadFn arena
+    SetGlobalCustomThreadCreationOptions arena
+    SetGlobalCustomJoinThreadFn arena
     SynchronizeBoundInputs io_binding
     SynchronizeBoundOutputs io_binding
     SessionOptionsAppendExecutionProvider_CUDA_V2 providers
     CreateCUDAProviderOptions providers
-    UpdateCUDAProviderOptions -
-    GetCUDAProviderOptionsAsString -
+    UpdateCUDAProviderOptions vendor_options
+    GetCUDAProviderOptionsAsString vendor_options
     ReleaseCUDAProviderOptions others
-    SessionOptionsAppendExecutionProvider_MIGraphX -
+    SessionOptionsAppendExecutionProvider_MIGraphX vendor_options
     AddExternalInitializers session_options
-    CreateOpAttr -
-    ReleaseOpAttr others
+    CreateOpAttr op_attr
+    ReleaseOpAttr op_attr
     CreateOp -
     InvokeOp -
     ReleaseOp others
@@ -260,14 +260,14 @@ table! {
     CopyKernelInfo -
     ReleaseKernelInfo others
     GetTrainingApi others
-    SessionOptionsAppendExecutionProvider_CANN -
-    CreateCANNProviderOptions -
-    UpdateCANNProviderOptions -
-    GetCANNProviderOptionsAsString -
+    SessionOptionsAppendExecutionProvider_CANN vendor_options
+    CreateCANNProviderOptions vendor_options
+    UpdateCANNProviderOptions vendor_options
+    GetCANNProviderOptionsAsString vendor_options
     ReleaseCANNProviderOptions others
     MemoryInfoGetDeviceType memory_info
     UpdateEnvWithCustomLogLevel env
-    SetGlobalIntraOpThreadAffinity -
+    SetGlobalIntraOpThreadAffinity arena
     RegisterCustomOpsLibrary_V2 -
     RegisterCustomOpsUsingFunction -
     KernelInfo_GetInputCount -
@@ -279,10 +279,10 @@ table! {
     KernelInfoGetAttribute_tensor -
     HasSessionConfigEntry session_options
     GetSessionConfigEntry session_options
-    SessionOptionsAppendExecutionProvider_Dnnl -
-    CreateDnnlProviderOptions -
-    UpdateDnnlProviderOptions -
-    GetDnnlProviderOptionsAsString -
+    SessionOptionsAppendExecutionProvider_Dnnl vendor_options
+    CreateDnnlProviderOptions vendor_options
+    UpdateDnnlProviderOptions vendor_options
+    GetDnnlProviderOptionsAsString vendor_options
     ReleaseDnnlProviderOptions others
     KernelInfo_GetNodeName -
     KernelInfo_GetLogger -
@@ -295,16 +295,16 @@ table! {
     GetResizedStringTensorElementBuffer strings
     KernelContext_GetAllocator -
     GetBuildInfoString env
-    CreateROCMProviderOptions -
-    UpdateROCMProviderOptions -
-    GetROCMProviderOptionsAsString -
+    CreateROCMProviderOptions vendor_options
+    UpdateROCMProviderOptions vendor_options
+    GetROCMProviderOptionsAsString vendor_options
     ReleaseROCMProviderOptions others
     CreateAndRegisterAllocatorV2 env
     RunAsync run
-    UpdateTensorRTProviderOptionsWithValue -
-    GetTensorRTProviderOptionsByName -
-    UpdateCUDAProviderOptionsWithValue -
-    GetCUDAProviderOptionsByName -
+    UpdateTensorRTProviderOptionsWithValue vendor_options
+    GetTensorRTProviderOptionsByName vendor_options
+    UpdateCUDAProviderOptionsWithValue vendor_options
+    GetCUDAProviderOptionsByName vendor_options
     KernelContext_GetResource -
     SetUserLoggingFunction session_options
     ShapeInferContext_GetInputCount -
@@ -312,41 +312,41 @@ table! {
     ShapeInferContext_GetAttribute -
     ShapeInferContext_SetOutputTypeShape -
     SetSymbolicDimensions type_info
-    ReadOpAttr -
+    ReadOpAttr op_attr
     SetDeterministicCompute session_options
     KernelContext_ParallelFor -
     SessionOptionsAppendExecutionProvider_OpenVINO_V2 providers
-    SessionOptionsAppendExecutionProvider_VitisAI -
+    SessionOptionsAppendExecutionProvider_VitisAI vendor_options
     KernelContext_GetScratchBuffer -
     KernelInfoGetAllocator -
     AddExternalInitializersFromMemory session_options
-    CreateLoraAdapter -
-    CreateLoraAdapterFromArray -
-    ReleaseLoraAdapter others
-    RunOptionsAddActiveLoraAdapter -
+    CreateLoraAdapter lora
+    CreateLoraAdapterFromArray lora
+    ReleaseLoraAdapter lora
+    RunOptionsAddActiveLoraAdapter lora
     SetEpDynamicOptions session
-    ReleaseValueInfo others
-    ReleaseNode others
-    ReleaseGraph others
-    ReleaseModel others
-    GetValueInfoName -
-    GetValueInfoTypeInfo -
-    GetModelEditorApi others
+    ReleaseValueInfo graph_objects
+    ReleaseNode graph_objects
+    ReleaseGraph graph_objects
+    ReleaseModel graph_objects
+    GetValueInfoName node_inspect
+    GetValueInfoTypeInfo node_inspect
+    GetModelEditorApi model_editor
     CreateTensorWithDataAndDeleterAsOrtValue value
     SessionOptionsSetLoadCancellationFlag session_options
-    GetCompileApi others
+    GetCompileApi compile_api
     CreateKeyValuePairs key_values
     AddKeyValuePair key_values
     GetKeyValue key_values
     GetKeyValuePairs key_values
     RemoveKeyValuePair key_values
     ReleaseKeyValuePairs key_values
-    RegisterExecutionProviderLibrary -
-    UnregisterExecutionProviderLibrary -
+    RegisterExecutionProviderLibrary provider_library
+    UnregisterExecutionProviderLibrary provider_library
     GetEpDevices devices
     SessionOptionsAppendExecutionProvider_V2 providers
     SessionOptionsSetEpSelectionPolicy providers
-    SessionOptionsSetEpSelectionPolicyDelegate -
+    SessionOptionsSetEpSelectionPolicyDelegate provider_library
     HardwareDevice_Type devices
     HardwareDevice_VendorId devices
     HardwareDevice_Vendor devices
@@ -359,77 +359,77 @@ table! {
     EpDevice_Device devices
     GetEpApi others
     GetTensorSizeInBytes value
-    AllocatorGetStats -
+    AllocatorGetStats allocator
     CreateMemoryInfo_V2 memory_info
     MemoryInfoGetDeviceMemType memory_info
     MemoryInfoGetVendorId memory_info
-    ValueInfo_GetValueProducer -
-    ValueInfo_GetValueNumConsumers -
-    ValueInfo_GetValueConsumers -
-    ValueInfo_GetInitializerValue -
-    ValueInfo_GetExternalInitializerInfo -
-    ValueInfo_IsRequiredGraphInput -
-    ValueInfo_IsOptionalGraphInput -
-    ValueInfo_IsGraphOutput -
-    ValueInfo_IsConstantInitializer -
-    ValueInfo_IsFromOuterScope -
-    Graph_GetName -
-    Graph_GetModelPath -
-    Graph_GetOnnxIRVersion -
-    Graph_GetNumOperatorSets -
-    Graph_GetOperatorSets -
-    Graph_GetNumInputs -
-    Graph_GetInputs -
-    Graph_GetNumOutputs -
-    Graph_GetOutputs -
-    Graph_GetNumInitializers -
-    Graph_GetInitializers -
-    Graph_GetNumNodes -
-    Graph_GetNodes -
-    Graph_GetParentNode -
-    Graph_GetGraphView -
-    Node_GetId -
-    Node_GetName -
-    Node_GetOperatorType -
-    Node_GetDomain -
-    Node_GetSinceVersion -
-    Node_GetNumInputs -
-    Node_GetInputs -
-    Node_GetNumOutputs -
-    Node_GetOutputs -
-    Node_GetNumImplicitInputs -
-    Node_GetImplicitInputs -
-    Node_GetNumAttributes -
-    Node_GetAttributes -
-    Node_GetAttributeByName -
-    OpAttr_GetTensorAttributeAsOrtValue -
-    OpAttr_GetType -
-    OpAttr_GetName -
-    Node_GetNumSubgraphs -
-    Node_GetSubgraphs -
-    Node_GetGraph -
-    Node_GetEpName -
-    ReleaseExternalInitializerInfo others
-    ExternalInitializerInfo_GetFilePath others
-    ExternalInitializerInfo_GetFileOffset others
-    ExternalInitializerInfo_GetByteSize others
+    ValueInfo_GetValueProducer node_inspect
+    ValueInfo_GetValueNumConsumers node_inspect
+    ValueInfo_GetValueConsumers node_inspect
+    ValueInfo_GetInitializerValue node_inspect
+    ValueInfo_GetExternalInitializerInfo node_inspect
+    ValueInfo_IsRequiredGraphInput node_inspect
+    ValueInfo_IsOptionalGraphInput node_inspect
+    ValueInfo_IsGraphOutput node_inspect
+    ValueInfo_IsConstantInitializer node_inspect
+    ValueInfo_IsFromOuterScope node_inspect
+    Graph_GetName graph_inspect
+    Graph_GetModelPath graph_inspect
+    Graph_GetOnnxIRVersion graph_inspect
+    Graph_GetNumOperatorSets graph_inspect
+    Graph_GetOperatorSets graph_inspect
+    Graph_GetNumInputs graph_inspect
+    Graph_GetInputs graph_inspect
+    Graph_GetNumOutputs graph_inspect
+    Graph_GetOutputs graph_inspect
+    Graph_GetNumInitializers graph_inspect
+    Graph_GetInitializers graph_inspect
+    Graph_GetNumNodes graph_inspect
+    Graph_GetNodes graph_inspect
+    Graph_GetParentNode graph_inspect
+    Graph_GetGraphView graph_inspect
+    Node_GetId node_inspect
+    Node_GetName node_inspect
+    Node_GetOperatorType node_inspect
+    Node_GetDomain node_inspect
+    Node_GetSinceVersion node_inspect
+    Node_GetNumInputs node_inspect
+    Node_GetInputs node_inspect
+    Node_GetNumOutputs node_inspect
+    Node_GetOutputs node_inspect
+    Node_GetNumImplicitInputs node_inspect
+    Node_GetImplicitInputs node_inspect
+    Node_GetNumAttributes node_inspect
+    Node_GetAttributes node_inspect
+    Node_GetAttributeByName node_inspect
+    OpAttr_GetTensorAttributeAsOrtValue op_attr
+    OpAttr_GetType op_attr
+    OpAttr_GetName op_attr
+    Node_GetNumSubgraphs node_inspect
+    Node_GetSubgraphs node_inspect
+    Node_GetGraph node_inspect
+    Node_GetEpName node_inspect
+    ReleaseExternalInitializerInfo external_info
+    ExternalInitializerInfo_GetFilePath external_info
+    ExternalInitializerInfo_GetFileOffset external_info
+    ExternalInitializerInfo_GetByteSize external_info
     GetRunConfigEntry run_options
     EpDevice_MemoryInfo devices
-    CreateSharedAllocator -
+    CreateSharedAllocator provider_library
     GetSharedAllocator env
-    ReleaseSharedAllocator -
+    ReleaseSharedAllocator provider_library
     GetTensorData value
     GetSessionOptionsConfigEntries session_options
     SessionGetMemoryInfoForInputs session
     SessionGetMemoryInfoForOutputs session
     SessionGetEpDeviceForInputs devices
-    CreateSyncStreamForEpDevice -
+    CreateSyncStreamForEpDevice provider_library
     SyncStream_GetHandle others
     ReleaseSyncStream others
-    CopyTensors -
-    Graph_GetModelMetadata -
-    GetModelCompatibilityForEpDevices -
-    CreateExternalInitializerInfo -
+    CopyTensors provider_library
+    Graph_GetModelMetadata graph_inspect
+    GetModelCompatibilityForEpDevices provider_library
+    CreateExternalInitializerInfo external_info
     TensorTypeAndShape_HasShape type_info
     KernelInfo_GetConfigEntries -
     KernelInfo_GetOperatorDomain -
@@ -444,29 +444,29 @@ table! {
     DeviceEpIncompatibilityDetails_GetNotes -
     DeviceEpIncompatibilityDetails_GetErrorCode -
     ReleaseDeviceEpIncompatibilityDetails others
-    GetCompatibilityInfoFromModel -
-    GetCompatibilityInfoFromModelBytes -
-    CreateEnvWithOptions -
-    Session_GetEpGraphAssignmentInfo -
-    EpAssignedSubgraph_GetEpName -
-    EpAssignedSubgraph_GetNodes -
-    EpAssignedNode_GetName -
-    EpAssignedNode_GetDomain -
-    EpAssignedNode_GetOperatorType -
+    GetCompatibilityInfoFromModel provider_library
+    GetCompatibilityInfoFromModelBytes provider_library
+    CreateEnvWithOptions env
+    Session_GetEpGraphAssignmentInfo provider_library
+    EpAssignedSubgraph_GetEpName provider_library
+    EpAssignedSubgraph_GetNodes provider_library
+    EpAssignedNode_GetName provider_library
+    EpAssignedNode_GetDomain provider_library
+    EpAssignedNode_GetOperatorType provider_library
     RunOptionsSetSyncStream others
     GetTensorElementTypeAndShapeDataReference value
-    RunOptionsEnableProfiling -
-    RunOptionsDisableProfiling -
+    RunOptionsEnableProfiling run_options
+    RunOptionsDisableProfiling run_options
     KernelInfoGetAttributeArray_string -
-    SetPerSessionThreadPoolCallbacks -
+    SetPerSessionThreadPoolCallbacks env
     GetMemPatternEnabled session_options
     GetSessionExecutionMode session_options
-    SessionReleaseCapturedGraph -
+    SessionReleaseCapturedGraph others
     GetExperimentalFunction others
     KernelContext_GetSyncStream -
-    SessionOptionsSetWeightlessSourceModelBuffer -
+    SessionOptionsSetWeightlessSourceModelBuffer session_options
     KernelContext_GetPreallocatedOutput -
-    SessionOptionsSetEpContextDataReadFunc -
+    SessionOptionsSetEpContextDataReadFunc session_options
     GetModelPackageApi others
 }
 

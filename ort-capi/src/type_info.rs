@@ -68,6 +68,11 @@ kinds! {
 }
 
 impl TensorInfo {
+    /// The names of the sizes, empty for those without one.
+    pub(crate) fn names(&self) -> &[CString] {
+        &self.names
+    }
+
     /// The info of a tensor with these sizes.
     pub(crate) fn of_sizes(element_type: i32, sizes: &[i64]) -> TensorInfo {
         let names = vec![CString::default(); sizes.len()];
@@ -137,6 +142,22 @@ impl TypeInfo {
         }
     }
 
+    pub(crate) fn sequence(element: TypeInfo) -> TypeInfo {
+        TypeInfo::Sequence(Object::new(ElementInfo(Box::new(element))))
+    }
+
+    pub(crate) fn optional(element: TypeInfo) -> TypeInfo {
+        TypeInfo::Optional(Object::new(OptionalInfo(Box::new(element))))
+    }
+
+    /// A map with keys of a type by its number.
+    pub(crate) fn map(key: i32, value: TypeInfo) -> Outcome<TypeInfo> {
+        match known(key) {
+            Some(_) => Ok(TypeInfo::Map(Object::new(MapInfo { key, value: Box::new(value) }))),
+            None => invalid(format!("Invalid key type: {key}; ONNXTensorElementDataType is 1 to 26")),
+        }
+    }
+
     fn number(&self) -> i32 {
         match self {
             TypeInfo::Unknown => onnx_type::UNKNOWN,
@@ -152,7 +173,8 @@ impl TypeInfo {
 /// Checks sizes that a caller gives for a type: -1 stands for an unknown one.
 fn checked_dims(dims: &[i64]) -> Outcome<Vec<i64>> {
     match dims.iter().find(|size| **size < -1) {
-        Some(size) => invalid(format!("dim_values must be -1 (symbolic dimension) or larger. Got {size}")),
+        // Programs compare the whole text.
+        Some(_) => invalid("dim_values must be -1 (symbolic dimension) or larger."),
         None => Ok(dims.to_vec()),
     }
 }

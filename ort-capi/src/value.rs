@@ -10,10 +10,11 @@ use ort_runtime::tensor::{Shape, byte_count};
 use ort_runtime::{Buffer, DType, SharedBuffer, Tensor, TensorBuffer, Value as EngineValue};
 use smallvec::SmallVec;
 
-use crate::allocator::{Allocated, Allocator, host_info};
+use crate::allocator::{Allocated, Allocator, default_handle, host_info};
 use crate::element_type::{number_of, of_number};
 use crate::entry::{Array, In, Object, Out, Released, entries, kinds};
 use crate::memory_info::{HOST, MemoryInfo};
+use crate::sparse::Sparse;
 use crate::status::{Failure, Outcome, invalid};
 use crate::strings::Strings;
 use crate::type_info::{ShapeSource, TensorInfo, TypeInfo, onnx_type};
@@ -27,7 +28,8 @@ pub(crate) enum Value {
     /// Numbers in host memory.
     Numbers(Numbers),
     Strings(Strings),
-    /// A sequence, a map, a sparse tensor, or an optional without content.
+    Sparse(Box<Sparse>),
+    /// A sequence, a map, or an optional without content.
     Engine(EngineValue),
 }
 
@@ -46,6 +48,8 @@ pub(crate) struct Numbers {
     info: Option<Box<Object<MemoryInfo>>>,
     /// Whether the memory is the caller's.
     is_lent: bool,
+    /// Whether an allocator of the caller made the memory.
+    has_own_allocator: bool,
 }
 
 // SAFETY: the tensor keeps the memory valid from any thread; who reads and writes it at the same
@@ -85,7 +89,14 @@ impl Numbers {
         // SAFETY: the caller of this function guarantees that the bytes are there.
         let memory = unsafe { SharedBuffer::foreign(data, len, owner) }.map_err(ort_runtime::Error::from)?;
         let tensor = Tensor::from_bytes(dtype, sizes, memory.bytes().unwrap_or_default())?;
-        Ok(Numbers { tensor, data, dims: dims_of(sizes), info: None, is_lent: false })
+        Ok(Numbers {
+            tensor,
+            data,
+            dims: dims_of(sizes),
+            info: None,
+            is_lent: false,
+            has_own_allocator: false,
+        })
     }
 
     /// A tensor of zeros in memory of an allocator.
@@ -93,7 +104,8 @@ impl Numbers {
         let len = byte_count(dtype, sizes)?;
         let bytes = allocator.allocate(len)?;
         // SAFETY: the allocator returned `len` bytes, which `Allocated` gives back at the end.
-        unsafe { Numbers::in_memory(dtype, sizes, bytes, Allocated { bytes, allocator }) }
+        let made = unsafe { Numbers::in_memory(dtype, sizes, bytes, Allocated { bytes, allocator }) };
+        Ok(Numbers { has_own_allocator: allocator != default_handle(), ..made? })
     }
 
     /// A copy of a tensor in memory of an allocator.
@@ -110,7 +122,7 @@ impl Numbers {
         let tensor = if is_ours { tensor } else { tensor.to_owned_copy()? };
         let Some(bytes) = tensor.bytes() else { return invalid("the tensor is not in host memory") };
         let (data, dims) = (bytes.as_ptr().cast_mut(), dims_of(tensor.shape()));
-        Ok(Numbers { tensor, data, dims, info: None, is_lent: false })
+        Ok(Numbers { tensor, data, dims, info: None, is_lent: false, has_own_allocator: false })
     }
 
     /// Copies the elements of a tensor of the same size here. Both may be the same memory.
@@ -150,6 +162,10 @@ impl Numbers {
         self.data.addr()
     }
 
+    pub(crate) fn pointer(&self) -> *const u8 {
+        self.data
+    }
+
     /// Whether the memory is the caller's.
     pub(crate) fn is_lent(&self) -> bool {
         self.is_lent
@@ -169,6 +185,14 @@ impl Numbers {
 }
 
 impl Value {
+    /// A value with a tensor whose memory something else reads, too. Callers only read it.
+    pub(crate) fn borrowed(tensor: Tensor) -> Outcome<Value> {
+        let Some(bytes) = tensor.bytes() else { return Value::of_result(tensor.into()) };
+        let (data, dims) = (bytes.as_ptr().cast_mut(), dims_of(tensor.shape()));
+        let (is_lent, has_own_allocator) = (false, false);
+        Ok(Value::Numbers(Numbers { tensor, data, dims, info: None, is_lent, has_own_allocator }))
+    }
+
     /// A value with the content of a result. The content of an optional stands for itself.
     pub(crate) fn of_result(value: EngineValue) -> Outcome<Value> {
         match value {
@@ -180,6 +204,7 @@ impl Value {
                 Some(element) => Value::of_result(*element),
                 None => Ok(Value::Engine(EngineValue::Optional(optional))),
             },
+            EngineValue::Sparse(sparse) => Ok(Value::Sparse(Box::new(Sparse::of_engine(&sparse)?))),
             other => Ok(Value::Engine(other)),
         }
     }
@@ -189,6 +214,7 @@ impl Value {
         Ok(match self {
             Value::Numbers(numbers) => EngineValue::Tensor(numbers.tensor.clone()),
             Value::Strings(strings) => EngineValue::Tensor(strings.tensor()?),
+            Value::Sparse(sparse) => sparse.engine()?,
             Value::Engine(value) => value.clone(),
         })
     }
@@ -203,6 +229,18 @@ impl Value {
         }
     }
 
+    /// Whether a caller may free the memory before the value is released, or needs its allocator
+    /// for that.
+    pub(crate) fn has_memory_of_caller(&self) -> bool {
+        matches!(self, Value::Numbers(numbers) if numbers.is_lent || numbers.has_own_allocator)
+    }
+
+    /// The type of a tensor; `None` for other values.
+    pub(crate) fn type_info(&self) -> Option<TypeInfo> {
+        let (number, dims) = self.described().ok().filter(|_| self.is_tensor())?;
+        Some(TypeInfo::Tensor(Object::new(TensorInfo::of_sizes(number, dims))))
+    }
+
     pub(crate) fn numbers(&self) -> Outcome<&Numbers> {
         match self {
             Value::Numbers(numbers) => Ok(numbers),
@@ -210,6 +248,7 @@ impl Value {
                 "strings have no memory of their own form; read them with GetStringTensorContent, and write them \
                  with FillStringTensor",
             ),
+            Value::Sparse(_) => invalid("expected a tensor, got a sparse tensor"),
             Value::Engine(value) => invalid(format!("expected a tensor, got {}", value.kind_name())),
         }
     }
@@ -217,6 +256,7 @@ impl Value {
     pub(crate) fn strings(&self) -> Outcome<&Strings> {
         match self {
             Value::Strings(strings) => Ok(strings),
+            Value::Sparse(sparse) => sparse.strings(),
             Value::Numbers(numbers) => {
                 invalid(format!("expected a tensor of strings, got {}", numbers.tensor.dtype().name()))
             }
@@ -226,11 +266,18 @@ impl Value {
         }
     }
 
-    /// The number of the element type, and the sizes of a tensor.
+    /// Whether it is a dense tensor.
+    pub(crate) fn is_tensor(&self) -> bool {
+        matches!(self, Value::Numbers(_) | Value::Strings(_))
+    }
+
+    /// The number of the element type, and the sizes of a tensor, those of the dense one if it is
+    /// sparse.
     pub(crate) fn described(&self) -> Outcome<(i32, &[i64])> {
         match self {
             Value::Numbers(numbers) => Ok((number_of(numbers.tensor.dtype()), &numbers.dims)),
             Value::Strings(strings) => Ok((number_of(DType::String), strings.dims())),
+            Value::Sparse(sparse) => Ok(sparse.described()),
             Value::Engine(value) => invalid(format!("Argument is not a tensor: it is {}", value.kind_name())),
         }
     }
@@ -278,7 +325,7 @@ entries! {
     /// 50
     fn IsTensor(value: In<Value>, out: Out<i32>) {
         let out = out.place()?;
-        out.put(i32::from(value.get()?.described().is_ok()));
+        out.put(i32::from(value.get()?.is_tensor()));
         Ok(())
     }
 
@@ -353,7 +400,9 @@ entries! {
     fn GetTensorMemoryInfo(value: In<Value>, out: Out<*const Object<MemoryInfo>>) {
         let out = out.place()?;
         let value = value.get()?;
-        value.described()?;
+        if !value.is_tensor() {
+            value.numbers()?;
+        }
         out.put(match value {
             Value::Numbers(Numbers { info: Some(info), .. }) => &raw const **info,
             _ => host_info(),
@@ -366,6 +415,10 @@ entries! {
         let out = out.place()?;
         out.put(Object::give(match value.get()? {
             Value::Engine(value) => TypeInfo::of(&value.value_type(), &ShapeSource::default()),
+            Value::Sparse(sparse) => {
+                let (number, dims) = sparse.described();
+                TypeInfo::Sparse(Object::new(TensorInfo::of_sizes(number, dims)))
+            }
             tensor => {
                 let (number, dims) = tensor.described()?;
                 TypeInfo::Tensor(Object::new(TensorInfo::of_sizes(number, dims)))
@@ -381,7 +434,7 @@ entries! {
             Value::Numbers(_) | Value::Strings(_) | Value::Engine(EngineValue::Tensor(_)) => onnx_type::TENSOR,
             Value::Engine(EngineValue::Sequence(_)) => onnx_type::SEQUENCE,
             Value::Engine(EngineValue::Map(_)) => onnx_type::MAP,
-            Value::Engine(EngineValue::Sparse(_)) => onnx_type::SPARSE,
+            Value::Sparse(_) | Value::Engine(EngineValue::Sparse(_)) => onnx_type::SPARSE,
             Value::Engine(EngineValue::Optional(_)) => onnx_type::OPTIONAL,
         });
         Ok(())
@@ -390,7 +443,7 @@ entries! {
     /// 178
     fn IsSparseTensor(value: In<Value>, out: Out<i32>) {
         let out = out.place()?;
-        out.put(i32::from(matches!(value.get()?, Value::Engine(EngineValue::Sparse(_)))));
+        out.put(i32::from(matches!(value.get()?, Value::Sparse(_))));
         Ok(())
     }
 
@@ -408,11 +461,11 @@ entries! {
 }
 
 /// Memory that a caller lends, and the tensor that is to be in it.
-struct Lent<'a> {
-    data: *mut c_void,
-    len: usize,
-    dims: &'a [i64],
-    number: i32,
+pub(crate) struct Lent<'a> {
+    pub(crate) data: *mut c_void,
+    pub(crate) len: usize,
+    pub(crate) dims: &'a [i64],
+    pub(crate) number: i32,
 }
 
 impl Lent<'_> {
@@ -435,7 +488,7 @@ impl Lent<'_> {
         Ok((dtype, sizes))
     }
 
-    fn numbers(&self, owner: impl Send + Sync + 'static) -> Outcome<Numbers> {
+    pub(crate) fn numbers(&self, owner: impl Send + Sync + 'static) -> Outcome<Numbers> {
         let (dtype, sizes) = self.check()?;
         // SAFETY: `check` compared the sizes; the header demands that the memory outlives the value
         // and is not written during a run.

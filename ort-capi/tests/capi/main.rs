@@ -3,10 +3,15 @@
 //! What ONNX Runtime says and computes is in `tests/data`, recorded by `record.py`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may panic")]
 
+mod compile;
+mod editor;
 mod errors;
 mod layout;
 mod library;
+mod lora;
 mod nulls;
 mod options;
+mod others;
 mod runs;
+mod sparse;
 mod values;

@@ -1,5 +1,6 @@
 //! ONNX files: protobuf messages, byte sources, and conversion to and from the graph.
 
+mod adapter;
 mod build;
 mod changes;
 mod declared;
@@ -23,6 +24,7 @@ mod value;
 mod visit;
 mod warnings;
 
+pub use adapter::read_adapter;
 pub use changes::LoadOptions;
 pub use declared::{DeclaredShapes, DeclaredSize};
 pub use external::{ExternalData, Location};

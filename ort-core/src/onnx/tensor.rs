@@ -71,7 +71,7 @@ fn has_typed_data(proto: &TensorProto) -> bool {
         && proto.uint64_data.is_empty())
 }
 
-fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
+pub(super) fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
     ensure!(dtype != DType::String, Fail, "strings are stored as raw bytes, which ONNX does not allow");
     // A Rust `bool` must be 0 or 1 in memory. Any other byte in a file means true.
     let raw = match dtype {

@@ -1,5 +1,6 @@
 //! Log lines of the engine, in the form of ONNX Runtime's.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -36,6 +37,16 @@ pub fn set_severity(severity: i32) {
     SEVERITY.store(severity, Ordering::Relaxed);
 }
 
+thread_local! {
+    /// The lowest severity for this thread, if it has one of its own.
+    static OWN_SEVERITY: Cell<Option<i32>> = const { Cell::new(None) };
+}
+
+/// Sets the lowest severity for this thread, `None` for that of the process. Returns the last one.
+pub fn set_thread_severity(severity: Option<i32>) -> Option<i32> {
+    OWN_SEVERITY.replace(severity)
+}
+
 /// Sends the engine's lines to `write`, except those of the modules in `without`. Does nothing if
 /// the process has a logger, whose lines are then its own affair.
 pub fn install(write: fn(&Line), without: &'static [&'static str]) {
@@ -68,7 +79,8 @@ impl Subscriber for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Other crates log what no program of ONNX Runtime expects to read.
         metadata.target().starts_with("ort_")
-            && severity_of(*metadata.level()) >= SEVERITY.load(Ordering::Relaxed)
+            && severity_of(*metadata.level())
+                >= OWN_SEVERITY.get().unwrap_or_else(|| SEVERITY.load(Ordering::Relaxed))
     }
 
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
