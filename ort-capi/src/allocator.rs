@@ -106,6 +106,11 @@ unsafe impl Send for Allocator {}
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
+    /// An allocator of this library.
+    pub(crate) fn of(allocator: *mut OrtAllocator) -> Allocator {
+        Allocator(allocator)
+    }
+
     fn table(&self) -> Outcome<&OrtAllocator> {
         if self.0.is_null() {
             return invalid("the allocator is null; take GetAllocatorWithDefaultOptions");

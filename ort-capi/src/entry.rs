@@ -177,6 +177,13 @@ impl<T: Kind> In<T> {
 #[repr(transparent)]
 pub(crate) struct InMut<T>(*mut Object<T>);
 
+impl<T> InMut<T> {
+    /// The pointer, for functions of the client.
+    pub(crate) fn pointer(&self) -> *mut Object<T> {
+        self.0
+    }
+}
+
 impl<T: Kind> InMut<T> {
     /// The object.
     pub(crate) fn get(&mut self) -> Result<&mut T, Failure> {
@@ -245,6 +252,11 @@ impl<T> Place<'_, T> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
+    /// A text of a caller.
+    pub(crate) fn of(text: *const c_char) -> Text {
+        Text(text)
+    }
+
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
@@ -306,6 +318,11 @@ impl PathText {
 pub(crate) struct Array<T>(*const T);
 
 impl<T> Array<T> {
+    /// An array of a caller.
+    pub(crate) fn of(elements: *const T) -> Array<T> {
+        Array(elements)
+    }
+
     /// The elements. Null stands for none.
     pub(crate) fn get(&self, len: usize, what: &str) -> Result<&[T], Failure> {
         check_array(self.0, len, what)?;

@@ -60,7 +60,7 @@ pub(crate) fn install() {
     INSTALLED.call_once(|| log::install(send, &[]));
 }
 
-fn send(line: &Line) {
+pub(crate) fn send(line: &Line) {
     // Copied out: a caller's function may call back into the library.
     let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
     match sink {

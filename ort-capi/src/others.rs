@@ -39,8 +39,7 @@ macro_rules! ignored {
 }
 
 ignored! {
-    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOpAttr ReleaseOp
-    ReleaseKernelInfo ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
+    ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
     ReleaseLoraAdapter ReleaseValueInfo ReleaseNode ReleaseGraph ReleaseModel ReleaseExternalInitializerInfo
     ReleaseSyncStream ReleaseDeviceEpIncompatibilityDetails
 }

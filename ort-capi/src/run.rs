@@ -237,16 +237,16 @@ fn run_bound(
 }
 
 /// What a run reads and writes, as the caller passes it.
-struct Request<'a> {
-    session: &'a Session,
-    options: Option<&'a RunOptions>,
-    input_names: &'a [Text],
-    inputs: &'a [In<Value>],
-    output_names: &'a [Text],
-    outputs: &'a mut [*mut Object<Value>],
+pub(crate) struct Request<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) options: Option<&'a RunOptions>,
+    pub(crate) input_names: &'a [Text],
+    pub(crate) inputs: &'a [In<Value>],
+    pub(crate) output_names: &'a [Text],
+    pub(crate) outputs: &'a mut [*mut Object<Value>],
 }
 
-fn run(request: Request<'_>) -> Outcome {
+pub(crate) fn run(request: Request<'_>) -> Outcome {
     let Request { session, options, input_names, inputs, output_names, outputs } = request;
     let control = Control::of(session, options);
     if options.is_some_and(RunOptions::is_terminated) {

@@ -10,10 +10,13 @@ use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
 use ort_runtime::onnx::{DeclaredShapes, FileAccess, Source, Weights};
 use ort_runtime::onnxruntime::{load_failed, status_code, working_folder};
-use ort_runtime::{Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, ValueSpec};
+use ort_runtime::{
+    CustomOperators, Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, ValueSpec,
+};
 
 use crate::allocator::Allocator;
 use crate::bindings::Bindings;
+use crate::custom_domain;
 use crate::entry::{Array, ArrayMut, In, Object, Out, PathText, Released, entries, kinds};
 use crate::env::{Env, registered_arena};
 use crate::memory_info::MemoryInfo;
@@ -97,7 +100,7 @@ fn invented_names(model: &Model) -> HashSet<String> {
 
 impl Session {
     /// Loads and builds a session. Without options it has the defaults.
-    fn create(options: Option<&SessionOptions>, source: Source) -> Outcome<Session> {
+    pub(crate) fn create(options: Option<&SessionOptions>, source: Source) -> Outcome<Session> {
         let defaults = SessionOptions::default();
         let options = options.unwrap_or(&defaults);
         if options.is_cancelled {
@@ -105,7 +108,9 @@ impl Session {
         }
         let profiling = options.profile_prefix.as_deref().map(Profiling::start);
         let path = source.path().map(Path::to_path_buf);
-        let model = load(options, source).map_err(|error| load_failure(path.as_deref(), &error))?;
+        let operators = custom_domain::operators(options)?;
+        let model =
+            load(options, operators, source).map_err(|error| load_failure(path.as_deref(), &error))?;
         let engine = build(options, &model)?;
         if let Some(plan) = &options.own.plan {
             write_plan(&engine, plan)?;
@@ -210,7 +215,7 @@ fn is_ort_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort"))
 }
 
-fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> {
+fn load(options: &SessionOptions, operators: CustomOperators, source: Source) -> ort_runtime::Result<Model> {
     let files = options.external_files.iter().map(|file| (file.name.clone(), file.content()));
     let changes = LoadOptions {
         free_dimensions: options.free_dimensions.clone(),
@@ -218,6 +223,7 @@ fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> 
         initializers: options.initializers.clone(),
         external_initializers: options.external_initializers.clone(),
         external_files: files.collect(),
+        operators,
     };
     Model::from_source_with(source, &changes)
 }

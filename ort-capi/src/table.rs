@@ -66,10 +66,10 @@ table! {
     SetSessionGraphOptimizationLevel session_options
     SetIntraOpNumThreads session_options
     SetInterOpNumThreads session_options
-    CreateCustomOpDomain -
-    CustomOpDomain_Add -
-    AddCustomOpDomain -
-    RegisterCustomOpsLibrary -
+    CreateCustomOpDomain custom_domain
+    CustomOpDomain_Add custom_domain
+    AddCustomOpDomain custom_domain
+    RegisterCustomOpsLibrary custom_library
     SessionGetInputCount session
     SessionGetOutputCount session
     SessionGetOverridableInitializerCount session
@@ -125,13 +125,13 @@ table! {
     CreateValue containers
     CreateOpaqueValue -
     GetOpaqueValue -
-    KernelInfoGetAttribute_float -
-    KernelInfoGetAttribute_int64 -
-    KernelInfoGetAttribute_string -
-    KernelContext_GetInputCount -
-    KernelContext_GetOutputCount -
-    KernelContext_GetInput -
-    KernelContext_GetOutput -
+    KernelInfoGetAttribute_float kernel_info
+    KernelInfoGetAttribute_int64 kernel_info
+    KernelInfoGetAttribute_string kernel_info
+    KernelContext_GetInputCount kernel_context
+    KernelContext_GetOutputCount kernel_context
+    KernelContext_GetInput kernel_context
+    KernelContext_GetOutput kernel_context
     ReleaseEnv env
     ReleaseStatus status
     ReleaseMemoryInfo memory_info
@@ -141,7 +141,7 @@ table! {
     ReleaseTypeInfo type_info
     ReleaseTensorTypeAndShapeInfo type_info
     ReleaseSessionOptions session_options
-    ReleaseCustomOpDomain others
+    ReleaseCustomOpDomain custom_domain
     GetDenotationFromTypeInfo type_info
     CastTypeInfoToMapTypeInfo type_info
     CastTypeInfoToSequenceTypeInfo type_info
@@ -202,8 +202,8 @@ table! {
     SessionOptionsAppendExecutionProvider_TensorRT providers
     SetCurrentGpuDeviceId -
     GetCurrentGpuDeviceId -
-    KernelInfoGetAttributeArray_float -
-    KernelInfoGetAttributeArray_int64 -
+    KernelInfoGetAttributeArray_float kernel_info
+    KernelInfoGetAttributeArray_int64 kernel_info
     CreateArenaCfgV2 arena
     AddRunConfigEntry run_options
     CreatePrepackedWeightsContainer session
@@ -215,7 +215,7 @@ table! {
     UpdateTensorRTProviderOptions -
     GetTensorRTProviderOptionsAsString -
     ReleaseTensorRTProviderOptions others
-    EnableOrtCustomOps -
+    EnableOrtCustomOps custom_library
     RegisterAllocator env
     UnregisterAllocator env
     IsSparseTensor value
@@ -233,7 +233,7 @@ table! {
     GetSparseTensorIndicesTypeShape -
     GetSparseTensorIndices -
     HasValue value
-    KernelContext_GetGPUComputeStream -
+    KernelContext_GetGPUComputeStream kernel_context
     GetTensorMemoryInfo value
     GetExecutionProviderApi providers
     SessionOptionsSetCustomCreateThreadFn -
@@ -251,14 +251,14 @@ table! {
     ReleaseCUDAProviderOptions others
     SessionOptionsAppendExecutionProvider_MIGraphX -
     AddExternalInitializers session_options
-    CreateOpAttr -
-    ReleaseOpAttr others
-    CreateOp -
-    InvokeOp -
-    ReleaseOp others
+    CreateOpAttr op_attr
+    ReleaseOpAttr op_attr
+    CreateOp standalone
+    InvokeOp standalone
+    ReleaseOp standalone
     SessionOptionsAppendExecutionProvider providers
-    CopyKernelInfo -
-    ReleaseKernelInfo others
+    CopyKernelInfo kernel_info
+    ReleaseKernelInfo kernel_info
     GetTrainingApi others
     SessionOptionsAppendExecutionProvider_CANN -
     CreateCANNProviderOptions -
@@ -268,15 +268,15 @@ table! {
     MemoryInfoGetDeviceType memory_info
     UpdateEnvWithCustomLogLevel env
     SetGlobalIntraOpThreadAffinity -
-    RegisterCustomOpsLibrary_V2 -
-    RegisterCustomOpsUsingFunction -
-    KernelInfo_GetInputCount -
-    KernelInfo_GetOutputCount -
-    KernelInfo_GetInputName -
-    KernelInfo_GetOutputName -
-    KernelInfo_GetInputTypeInfo -
-    KernelInfo_GetOutputTypeInfo -
-    KernelInfoGetAttribute_tensor -
+    RegisterCustomOpsLibrary_V2 custom_library
+    RegisterCustomOpsUsingFunction custom_library
+    KernelInfo_GetInputCount kernel_info
+    KernelInfo_GetOutputCount kernel_info
+    KernelInfo_GetInputName kernel_info
+    KernelInfo_GetOutputName kernel_info
+    KernelInfo_GetInputTypeInfo kernel_info
+    KernelInfo_GetOutputTypeInfo kernel_info
+    KernelInfoGetAttribute_tensor kernel_info
     HasSessionConfigEntry session_options
     GetSessionConfigEntry session_options
     SessionOptionsAppendExecutionProvider_Dnnl -
@@ -284,16 +284,16 @@ table! {
     UpdateDnnlProviderOptions -
     GetDnnlProviderOptionsAsString -
     ReleaseDnnlProviderOptions others
-    KernelInfo_GetNodeName -
-    KernelInfo_GetLogger -
-    KernelContext_GetLogger -
-    Logger_LogMessage -
-    Logger_GetLoggingSeverityLevel -
-    KernelInfoGetConstantInput_tensor -
+    KernelInfo_GetNodeName kernel_info
+    KernelInfo_GetLogger kernel_info
+    KernelContext_GetLogger kernel_context
+    Logger_LogMessage logger
+    Logger_GetLoggingSeverityLevel logger
+    KernelInfoGetConstantInput_tensor kernel_info
     CastTypeInfoToOptionalTypeInfo type_info
     GetOptionalContainedTypeInfo type_info
     GetResizedStringTensorElementBuffer strings
-    KernelContext_GetAllocator -
+    KernelContext_GetAllocator kernel_context
     GetBuildInfoString env
     CreateROCMProviderOptions -
     UpdateROCMProviderOptions -
@@ -305,20 +305,20 @@ table! {
     GetTensorRTProviderOptionsByName -
     UpdateCUDAProviderOptionsWithValue -
     GetCUDAProviderOptionsByName -
-    KernelContext_GetResource -
+    KernelContext_GetResource kernel_context
     SetUserLoggingFunction session_options
-    ShapeInferContext_GetInputCount -
-    ShapeInferContext_GetInputTypeShape -
-    ShapeInferContext_GetAttribute -
-    ShapeInferContext_SetOutputTypeShape -
+    ShapeInferContext_GetInputCount shape_context
+    ShapeInferContext_GetInputTypeShape shape_context
+    ShapeInferContext_GetAttribute shape_context
+    ShapeInferContext_SetOutputTypeShape shape_context
     SetSymbolicDimensions type_info
-    ReadOpAttr -
+    ReadOpAttr op_attr
     SetDeterministicCompute session_options
-    KernelContext_ParallelFor -
+    KernelContext_ParallelFor kernel_context
     SessionOptionsAppendExecutionProvider_OpenVINO_V2 providers
     SessionOptionsAppendExecutionProvider_VitisAI -
-    KernelContext_GetScratchBuffer -
-    KernelInfoGetAllocator -
+    KernelContext_GetScratchBuffer kernel_context
+    KernelInfoGetAllocator kernel_info
     AddExternalInitializersFromMemory session_options
     CreateLoraAdapter -
     CreateLoraAdapterFromArray -
@@ -402,9 +402,9 @@ table! {
     Node_GetNumAttributes -
     Node_GetAttributes -
     Node_GetAttributeByName -
-    OpAttr_GetTensorAttributeAsOrtValue -
-    OpAttr_GetType -
-    OpAttr_GetName -
+    OpAttr_GetTensorAttributeAsOrtValue op_attr
+    OpAttr_GetType op_attr
+    OpAttr_GetName op_attr
     Node_GetNumSubgraphs -
     Node_GetSubgraphs -
     Node_GetGraph -
@@ -431,10 +431,10 @@ table! {
     GetModelCompatibilityForEpDevices -
     CreateExternalInitializerInfo -
     TensorTypeAndShape_HasShape type_info
-    KernelInfo_GetConfigEntries -
-    KernelInfo_GetOperatorDomain -
-    KernelInfo_GetOperatorType -
-    KernelInfo_GetOperatorSinceVersion -
+    KernelInfo_GetConfigEntries kernel_info
+    KernelInfo_GetOperatorDomain kernel_info
+    KernelInfo_GetOperatorType kernel_info
+    KernelInfo_GetOperatorSinceVersion kernel_info
     GetInteropApi others
     SessionGetEpDeviceForOutputs devices
     GetNumHardwareDevices devices
@@ -457,15 +457,15 @@ table! {
     GetTensorElementTypeAndShapeDataReference value
     RunOptionsEnableProfiling -
     RunOptionsDisableProfiling -
-    KernelInfoGetAttributeArray_string -
+    KernelInfoGetAttributeArray_string kernel_info
     SetPerSessionThreadPoolCallbacks -
     GetMemPatternEnabled session_options
     GetSessionExecutionMode session_options
     SessionReleaseCapturedGraph -
     GetExperimentalFunction others
-    KernelContext_GetSyncStream -
+    KernelContext_GetSyncStream kernel_context
     SessionOptionsSetWeightlessSourceModelBuffer -
-    KernelContext_GetPreallocatedOutput -
+    KernelContext_GetPreallocatedOutput kernel_context
     SessionOptionsSetEpContextDataReadFunc -
     GetModelPackageApi others
 }

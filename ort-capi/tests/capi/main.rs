@@ -3,6 +3,7 @@
 //! What ONNX Runtime says and computes is in `tests/data`, recorded by `record.py`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may panic")]
 
+mod custom;
 mod errors;
 mod layout;
 mod library;

@@ -19,6 +19,7 @@ use super::{
     Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
     ProviderOptions, RunCx,
 };
+use crate::custom;
 use crate::error::DEFECT;
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, error};
@@ -50,10 +51,15 @@ pub(crate) fn open(provider: &dyn ExecutionProvider, options: &ProviderOptions) 
     call(|| format!("provider {}: opening a device", provider.name()), || provider.open(0, options))
 }
 
-/// [`Device::claim`]. A device that panics does not claim the node.
+/// [`Device::claim`], or the claim of a custom operator. A device that panics does not claim the node.
 pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
     let place = || at_node(device, "claiming", node);
-    let claimed = call(place, || Ok(device.claim(node)));
+    let claimed = call(place, || {
+        Ok(match node.node.custom() {
+            Some(custom) => custom::claim(custom, device, node),
+            None => device.claim(node),
+        })
+    });
     claimed.unwrap_or_else(|problem| Err(problem.to_string()))
 }
 
@@ -88,10 +94,16 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// [`Device::compile`]. The kernel's own calls are guarded as well.
+/// [`Device::compile`], or the kernel of a custom operator. The kernel's own calls are guarded as well.
 pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node;
-    let kernel = call(|| at_node(device, "compiling", &node), || device.compile(cx))?;
+    let kernel = call(
+        || at_node(device, "compiling", &node),
+        || match node.node.custom() {
+            Some(custom) => custom.kernel(device, &node),
+            None => device.compile(cx),
+        },
+    )?;
     Ok(Box::new(Guarded { provider: device.info().provider, kernel }))
 }
 

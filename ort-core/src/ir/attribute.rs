@@ -1,5 +1,8 @@
 //! Typed node attributes, checked against the operator's record when the node is built.
 
+use std::sync::Arc;
+
+use crate::custom::CustomNode;
 use crate::spec::{AttrDefault, AttrKind, OpSpec};
 use crate::tensor::{SparseTensor, Tensor};
 use crate::{Result, advise, ensure, error};
@@ -15,6 +18,8 @@ pub enum Attribute {
     Float(f32),
     /// `STRING`
     String(String),
+    /// `STRING` that is not UTF-8. Only custom operators have such attributes.
+    Bytes(Vec<u8>),
     /// `TENSOR`
     Tensor(Tensor),
     /// `SPARSE_TENSOR`
@@ -37,7 +42,7 @@ impl Attribute {
         match self {
             Attribute::Int(_) => AttrKind::Int,
             Attribute::Float(_) => AttrKind::Float,
-            Attribute::String(_) => AttrKind::String,
+            Attribute::String(_) | Attribute::Bytes(_) => AttrKind::String,
             Attribute::Tensor(_) => AttrKind::Tensor,
             Attribute::Sparse(_) => AttrKind::Sparse,
             Attribute::Type(_) => AttrKind::Type,
@@ -51,7 +56,11 @@ impl Attribute {
 
 /// The attributes of a node, with defaults filled in.
 #[derive(Clone, Debug, Default)]
-pub struct Attributes(Vec<(&'static str, Attribute)>);
+pub struct Attributes {
+    known: Vec<(&'static str, Attribute)>,
+    /// The operator and the attributes of a node whose operator is the caller's.
+    custom: Option<Arc<CustomNode>>,
+}
 
 /// Defines the accessors for one kind of attribute: one that fails if it is absent, and an optional
 /// one.
@@ -140,17 +149,38 @@ impl Attributes {
                 }
             }
         }
-        Ok(Attributes(attributes))
+        Ok(Attributes { known: attributes, custom: None })
+    }
+
+    /// The attributes of a node whose operator is the caller's.
+    pub(crate) fn of_custom(custom: CustomNode) -> Attributes {
+        Attributes { known: Vec::new(), custom: Some(Arc::new(custom)) }
+    }
+
+    /// What the node has if its operator is the caller's.
+    pub(crate) fn custom(&self) -> Option<&CustomNode> {
+        self.custom.as_deref()
     }
 
     /// Returns the attribute of this name, given or by default.
     pub fn get(&self, name: &str) -> Option<&Attribute> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+        match &self.custom {
+            None => self.known.iter().find(|(known, _)| *known == name).map(|(_, value)| value),
+            Some(custom) => custom.given.iter().find(|(known, _)| known == name).map(|(_, value)| value),
+        }
+    }
+
+    /// Returns the attributes that the record declares, with their names.
+    pub(crate) fn declared(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
+        self.known.iter().map(|(name, value)| (*name, value))
     }
 
     /// Returns all attributes with their names.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
-        self.0.iter().map(|(name, value)| (*name, value))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Attribute)> {
+        let given = self.custom.iter().flat_map(|custom| &custom.given);
+        let given = given.map(|(name, value)| (name.as_str(), value));
+        let known = self.known.iter().map(|(name, value)| -> (&str, &Attribute) { (name, value) });
+        known.chain(given)
     }
 
     accessors!(/// Returns an integer; an error if the attribute is absent.

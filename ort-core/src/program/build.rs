@@ -466,7 +466,9 @@ struct Counted {
 fn counted(view: NodeView<'_>, device: &Arc<dyn Device>, cx: &BuildCx<'_>) -> Option<Counted> {
     // Weights are packed by runs on the host only. In device memory, constants are streamed
     // (`Origin::Streamed`).
-    if !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
+    // The kernel of a custom operator packs nothing here, and making it may have effects.
+    let is_own = view.node.custom().is_none();
+    if !is_own || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
         return None;
     }
     let weights = (0..view.node.inputs.len()).filter_map(|index| view.constant(index));

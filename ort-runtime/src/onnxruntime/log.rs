@@ -36,6 +36,11 @@ pub fn set_severity(severity: i32) {
     SEVERITY.store(severity, Ordering::Relaxed);
 }
 
+/// Returns the lowest severity of lines.
+pub fn severity() -> i32 {
+    SEVERITY.load(Ordering::Relaxed)
+}
+
 /// Sends the engine's lines to `write`, except those of the modules in `without`. Does nothing if
 /// the process has a logger, whose lines are then its own affair.
 pub fn install(write: fn(&Line), without: &'static [&'static str]) {
