@@ -362,6 +362,7 @@ impl Kernel {
             // SAFETY: the client's function gets the client's table, our table, and an info that
             // outlives the kernel.
             (Some(create), _) => {
+                // SAFETY: as below; the client writes the kernel to the place.
                 of_client(unsafe { create(table.0, &raw const API, pointer, &raw mut kernel) })?
             }
             // SAFETY: as above.
@@ -406,7 +407,7 @@ struct Held {
 impl Executable for Held {
     fn run(&self, cx: &mut RunCx<'_>) -> ort_runtime::Result<()> {
         let kernel = &self.kernel;
-        let mut context = KernelContext::new(cx, &kernel.info.inner).map_err(error_of)?;
+        let mut context = KernelContext::of_run(cx, &kernel.info.inner).map_err(error_of)?;
         let computed = kernel.compute(context.pointer());
         // A run that is over says so, whatever the kernel makes of it.
         cx.check()?;

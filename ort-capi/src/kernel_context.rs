@@ -61,7 +61,7 @@ enum Output {
 pub(crate) struct Call(Box<Object<KernelContext>>);
 
 impl KernelContext {
-    pub(crate) fn new(cx: &mut RunCx<'_>, info: &KernelInfo) -> Outcome<Call> {
+    pub(crate) fn of_run(cx: &mut RunCx<'_>, info: &KernelInfo) -> Outcome<Call> {
         let mut outputs = Vec::with_capacity(cx.output_count());
         let mut shared: Vec<(usize, Numbers)> = Vec::new();
         for (index, dtype) in info.outputs().enumerate() {
@@ -123,7 +123,7 @@ impl KernelContext {
         if dtype == DType::String {
             return Ok(Output::Strings(Box::new(Object::new(Value::Strings(Strings::empty(sizes)?)))));
         }
-        // SAFETY: `new` made the pointer, and its source lives until the end of the call.
+        // SAFETY: `of_run` made the pointer, and its source lives until the end of the call.
         let mut tensor = unsafe { &*self.run }.allocate(dtype, sizes)?;
         // SAFETY: the bytes stay where they are until `finish`, which drops the value first.
         let numbers = unsafe { Numbers::of_bytes(dtype, sizes, tensor.bytes_mut()?)? };

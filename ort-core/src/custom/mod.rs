@@ -60,7 +60,6 @@ mod node;
 mod operators;
 mod record;
 
-pub(crate) use node::{CustomNode, claim, infer};
 pub use operators::CustomOperators;
 
 use std::ops::RangeInclusive;

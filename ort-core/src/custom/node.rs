@@ -1,28 +1,19 @@
 //! Nodes of custom operators: the choice among overloads, inference, claims and kernels.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::CustomOperator;
 use super::record::pairs;
 use crate::dtype::DType;
-use crate::ep::{Claim, Device, Executable, NodeView, OutputsFrom};
-use crate::ir::{Attribute, Node, ValueType};
+use crate::ep::{Claim, Device, Executable, NodeView, OutputsFrom, OwnKernels};
+use crate::ir::ValueType;
 use crate::spec::{Arity, InferCx};
 use crate::{Result, error};
 
-/// What a node of a custom operator has besides its record.
-pub(crate) struct CustomNode {
-    /// The operators that the node may stand for: the first one whose types fit.
-    pub(crate) overloads: Vec<Arc<dyn CustomOperator>>,
-    /// All attributes. The schema does not list them.
-    pub(crate) given: Vec<(String, Attribute)>,
-}
-
-impl fmt::Debug for CustomNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.given).finish()
-    }
+/// The operators that a node may stand for: the first one whose types fit.
+pub(super) struct CustomNode {
+    /// In the order in which they were given.
+    pub(super) overloads: Vec<Arc<dyn CustomOperator>>,
 }
 
 impl CustomNode {
@@ -56,30 +47,46 @@ impl CustomNode {
             .find(|operator| operator.schema().provider == provider)
             .ok_or_else(|| format!("the custom operator has no kernel for {provider}"))
     }
+}
 
-    /// Makes the kernel for a device that [claimed](claim) the node.
-    pub(crate) fn kernel(&self, device: &dyn Device, node: &NodeView<'_>) -> Result<Box<dyn Executable>> {
+impl OwnKernels for CustomNode {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<()> {
+        let dtypes: Vec<Option<DType>> =
+            (0..cx.input_count()).map(|index| cx.input_type(index).and_then(ValueType::dtype)).collect();
+        let operator = self.fitting(dtypes.len(), |index| dtypes.get(index).copied().flatten()).next();
+        // The device refuses the node, with its types.
+        let Some(operator) = operator else { return Ok(()) };
+        operator.infer(cx)?;
+        for index in 0..cx.output_count() {
+            let known = dtype_of_output(operator, index, &dtypes);
+            if let (Some(dtype), true) = (known, cx.is_open(index)) {
+                cx.set(index, dtype, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn claim(&self, device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
+        let provider = device.info().provider;
+        if device.memory() != ort_alloc::DeviceId::HOST {
+            return Err(format!("custom operators work on host memory, {provider} does not"));
+        }
+        let schema = self.of_provider(provider, node)?.schema();
+        let is_exact = schema.has_exact_shapes && has_shapes(node);
+        Ok(Claim {
+            in_place: if is_exact { pairs(&schema.in_place) } else { &[] },
+            shared_buffers: &[],
+            host_inputs: &[],
+            unaligned: &[],
+            left_out: &[],
+            outputs: if is_exact { OutputsFrom::Plan } else { OutputsFrom::Kernel },
+        })
+    }
+
+    fn kernel(&self, device: &dyn Device, node: &NodeView<'_>) -> Result<Box<dyn Executable>> {
         let operator = self.of_provider(device.info().provider, node);
         operator.map_err(|reason| error!(NotImplemented, "{reason}"))?.kernel(node)
     }
-}
-
-/// Decides whether a device runs a node of a custom operator.
-pub(crate) fn claim(custom: &CustomNode, device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
-    let provider = device.info().provider;
-    if device.memory() != ort_alloc::DeviceId::HOST {
-        return Err(format!("custom operators work on host memory, {provider} does not"));
-    }
-    let schema = custom.of_provider(provider, node)?.schema();
-    let is_exact = schema.has_exact_shapes && has_shapes(node);
-    Ok(Claim {
-        in_place: if is_exact { pairs(&schema.in_place) } else { &[] },
-        shared_buffers: &[],
-        host_inputs: &[],
-        unaligned: &[],
-        left_out: &[],
-        outputs: if is_exact { OutputsFrom::Plan } else { OutputsFrom::Kernel },
-    })
 }
 
 /// Whether inference knows the ranks of all outputs. Strings are allocated by the kernel.
@@ -89,24 +96,6 @@ fn has_shapes(node: &NodeView<'_>) -> bool {
         _ => false,
     };
     node.node.outputs.iter().flatten().all(planned)
-}
-
-/// The inference rule of the records of custom operators.
-pub(crate) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
-    let Some(custom) = cx.attrs.custom() else { return Ok(()) };
-    let dtypes: Vec<Option<DType>> =
-        (0..cx.input_count()).map(|index| cx.input_type(index).and_then(ValueType::dtype)).collect();
-    let operator = custom.fitting(dtypes.len(), |index| dtypes.get(index).copied().flatten()).next();
-    // The device refuses the node, with its types.
-    let Some(operator) = operator else { return Ok(()) };
-    operator.infer(cx)?;
-    for index in 0..cx.output_count() {
-        let known = dtype_of_output(operator, index, &dtypes);
-        if let (Some(dtype), true) = (known, cx.is_open(index)) {
-            cx.set(index, dtype, None);
-        }
-    }
-    Ok(())
 }
 
 /// The element type of an output: the only one it has, or that of its type variable.
@@ -121,11 +110,4 @@ fn dtype_of_output(operator: &dyn CustomOperator, index: usize, inputs: &[Option
     };
     let position = schema.inputs.iter().position(|input| binds(&input))?;
     inputs.get(position).copied().flatten()
-}
-
-impl Node {
-    /// What the node has if its operator is the caller's.
-    pub(crate) fn custom(&self) -> Option<&CustomNode> {
-        self.attrs.custom()
-    }
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+use super::node::CustomNode;
 use super::record::record;
 use super::{CustomOperator, CustomParam, CustomSchema};
 use crate::cache::Content;
+use crate::ep::KernelOwner;
 use crate::spec::{Arity, OpSpec};
 use crate::{Result, ensure, error};
 
@@ -26,8 +28,8 @@ impl fmt::Debug for CustomOperators {
 /// The custom operators that a node may stand for.
 pub(crate) struct Found {
     pub(crate) spec: &'static OpSpec,
-    /// In the order in which they were given.
-    pub(crate) overloads: Vec<Arc<dyn CustomOperator>>,
+    /// What the node brings along.
+    pub(crate) owner: KernelOwner,
 }
 
 impl CustomOperators {
@@ -87,7 +89,7 @@ impl CustomOperators {
             widen(&mut merged.outputs, &other.outputs);
             merged.is_pure &= other.is_pure;
         }
-        Ok(Found { spec: record(&merged), overloads })
+        Ok(Found { spec: record(&merged), owner: KernelOwner(Box::new(CustomNode { overloads })) })
     }
 
     /// What stands for the operators in the key of the compiled cache: folded constants depend on

@@ -1,17 +1,18 @@
 //! Operator records of custom operators. Equal ones are one record, which lives as long as the
 //! process: nodes refer to their record without counting.
 
-use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
 
 use ort_alloc::fork::Mutex;
 
 use super::CustomSchema;
-use crate::spec::{OP, OpSpec, Param, Traits, TypeVar, Types};
+use crate::Result;
+use crate::ep::own_kernels;
+use crate::spec::{InferCx, OP, OpSpec, Param, Traits, TypeVar, Types};
 
 /// The records by everything that they say.
-static RECORDS: LazyLock<Mutex<HashMap<String, &'static OpSpec>>> = LazyLock::new(Mutex::default);
-static PAIRS: LazyLock<Mutex<HashMap<Vec<(usize, usize)>, Pairs>>> = LazyLock::new(Mutex::default);
+static RECORDS: Mutex<BTreeMap<String, &'static OpSpec>> = Mutex::new(BTreeMap::new());
+static PAIRS: Mutex<BTreeMap<Vec<(usize, usize)>, Pairs>> = Mutex::new(BTreeMap::new());
 
 /// Pairs (input, output).
 pub(super) type Pairs = &'static [(usize, usize)];
@@ -30,6 +31,11 @@ pub(super) fn pairs(list: &[(usize, usize)]) -> Pairs {
         Some(pairs) => pairs,
         None => known.entry(list.to_vec()).or_insert(Vec::leak(list.to_vec())),
     }
+}
+
+/// The inference rule of all records here.
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    own_kernels(cx.attrs).map_or(Ok(()), |own| own.infer(cx))
 }
 
 fn new_record(schema: &CustomSchema) -> OpSpec {
@@ -66,7 +72,7 @@ fn new_record(schema: &CustomSchema) -> OpSpec {
             true => Traits::NONE,
             false => Traits::RANDOM.with(Traits::EFFECTS),
         },
-        infer: super::infer,
+        infer,
         ..OP
     }
 }

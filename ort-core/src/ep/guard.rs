@@ -14,12 +14,12 @@ use smallvec::smallvec;
 
 use super::compile::{Account, CompileSettings, Packing};
 use super::interrupt::{Interrupted, current};
+use super::own_kernels::own_kernels;
 use super::run::DeviceCopies;
 use super::{
     Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
     ProviderOptions, RunCx,
 };
-use crate::custom;
 use crate::error::DEFECT;
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Error, ErrorKind, Result, error};
@@ -51,12 +51,13 @@ pub(crate) fn open(provider: &dyn ExecutionProvider, options: &ProviderOptions) 
     call(|| format!("provider {}: opening a device", provider.name()), || provider.open(0, options))
 }
 
-/// [`Device::claim`], or the claim of a custom operator. A device that panics does not claim the node.
+/// [`Device::claim`], or the claim of the node's own kernels. A device that panics does not claim
+/// the node.
 pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
     let place = || at_node(device, "claiming", node);
     let claimed = call(place, || {
-        Ok(match node.node.custom() {
-            Some(custom) => custom::claim(custom, device, node),
+        Ok(match own_kernels(&node.node.attrs) {
+            Some(own) => own.claim(device, node),
             None => device.claim(node),
         })
     });
@@ -94,13 +95,13 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// [`Device::compile`], or the kernel of a custom operator. The kernel's own calls are guarded as well.
+/// [`Device::compile`], or the node's own kernel. The kernel's calls are guarded as well.
 pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node;
     let kernel = call(
         || at_node(device, "compiling", &node),
-        || match node.node.custom() {
-            Some(custom) => custom.kernel(device, &node),
+        || match own_kernels(&node.node.attrs) {
+            Some(own) => own.kernel(device, &node),
             None => device.compile(cx),
         },
     )?;

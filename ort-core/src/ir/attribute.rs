@@ -1,8 +1,9 @@
 //! Typed node attributes, checked against the operator's record when the node is built.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
-use crate::custom::CustomNode;
 use crate::spec::{AttrDefault, AttrKind, OpSpec};
 use crate::tensor::{SparseTensor, Tensor};
 use crate::{Result, advise, ensure, error};
@@ -54,12 +55,25 @@ impl Attribute {
     }
 }
 
+/// Attributes that no record declares.
+struct FreeAttributes {
+    given: Vec<(String, Attribute)>,
+    /// What the node brings along. Its type is known above this layer.
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for FreeAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.given).finish()
+    }
+}
+
 /// The attributes of a node, with defaults filled in.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes {
     known: Vec<(&'static str, Attribute)>,
-    /// The operator and the attributes of a node whose operator is the caller's.
-    custom: Option<Arc<CustomNode>>,
+    /// The attributes of a node that brings its kernels along.
+    free: Option<Arc<FreeAttributes>>,
 }
 
 /// Defines the accessors for one kind of attribute: one that fails if it is absent, and an optional
@@ -149,24 +163,25 @@ impl Attributes {
                 }
             }
         }
-        Ok(Attributes { known: attributes, custom: None })
+        Ok(Attributes { known: attributes, free: None })
     }
 
-    /// The attributes of a node whose operator is the caller's.
-    pub(crate) fn of_custom(custom: CustomNode) -> Attributes {
-        Attributes { known: Vec::new(), custom: Some(Arc::new(custom)) }
+    /// The attributes of a node that brings its kernels along, in their owner.
+    pub(crate) fn owned(given: Vec<(String, Attribute)>, owner: impl Any + Send + Sync) -> Attributes {
+        let free = FreeAttributes { given, owner: Box::new(owner) };
+        Attributes { known: Vec::new(), free: Some(Arc::new(free)) }
     }
 
-    /// What the node has if its operator is the caller's.
-    pub(crate) fn custom(&self) -> Option<&CustomNode> {
-        self.custom.as_deref()
+    /// The owner of the attributes, if the node brings its kernels along.
+    pub(crate) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.free.as_deref().map(|free| &*free.owner)
     }
 
     /// Returns the attribute of this name, given or by default.
     pub fn get(&self, name: &str) -> Option<&Attribute> {
-        match &self.custom {
+        match &self.free {
             None => self.known.iter().find(|(known, _)| *known == name).map(|(_, value)| value),
-            Some(custom) => custom.given.iter().find(|(known, _)| known == name).map(|(_, value)| value),
+            Some(free) => free.given.iter().find(|(known, _)| known == name).map(|(_, value)| value),
         }
     }
 
@@ -177,7 +192,7 @@ impl Attributes {
 
     /// Returns all attributes with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Attribute)> {
-        let given = self.custom.iter().flat_map(|custom| &custom.given);
+        let given = self.free.iter().flat_map(|free| &free.given);
         let given = given.map(|(name, value)| (name.as_str(), value));
         let known = self.known.iter().map(|(name, value)| -> (&str, &Attribute) { (name, value) });
         known.chain(given)

@@ -11,7 +11,6 @@ use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use super::warnings::WarningKind;
-use crate::custom::CustomNode;
 use crate::dim::Dim;
 use crate::ir::{
     Attribute, Attributes, Node, Subgraph, ValueId, ValueIds, mismatched_attribute, unknown_attribute,
@@ -192,7 +191,7 @@ impl<'m> Loader<'m> {
             let value = value.within(|| format!("attribute '{attr_name}'"))?;
             attributes.push((attr_name.to_owned(), value));
         }
-        let attrs = Attributes::of_custom(CustomNode { overloads: found.overloads, given: attributes });
+        let attrs = Attributes::owned(attributes, found.owner);
         let node = Node { name, spec: found.spec, inputs, outputs, attrs, subgraphs: Vec::new() };
         node.spec.check_arity(&node)?;
         self.top().graph.nodes.push(node);

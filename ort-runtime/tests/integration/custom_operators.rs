@@ -1,4 +1,4 @@
-//! Operators of the caller: schemas, inference, kernels, plans, and what the optimizer leaves alone.
+//! Custom operators: schemas, inference, kernels, plans, and what the optimizer leaves alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
