@@ -21,7 +21,7 @@ macro_rules! signatures {
 
 signatures! {
     () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G) (A B C D E F G H)
-    (A B C D E F G H I) (A B C D E F G H I J)
+    (A B C D E F G H I) (A B C D E F G H I J) (A B C D E F G H I J K) (A B C D E F G H I J K L)
 }
 
 #[allow(clippy::indexing_slicing, reason = "the compiler evaluates it, and the loop checks the place")]

@@ -11,7 +11,7 @@ use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtKeyValuePairs, OrtMemoryInfo};
 use crate::entry::{In, Object, Out, entries, guarded_value};
 use crate::key_values::KeyValues;
 use crate::memory_info::{HOST, MemoryInfo};
-use crate::status::{Failure, Outcome, code, failure_of, invalid};
+use crate::status::{Failure, Outcome, code, invalid, of_client};
 
 /// A cache line, and an AVX-512 register.
 const ALIGNMENT: usize = 64;
@@ -124,6 +124,11 @@ unsafe impl Sync for Allocator {}
 impl Allocator {
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
+    }
+
+    /// An allocator of this library.
+    pub(crate) fn of(allocator: *mut OrtAllocator) -> Allocator {
+        Allocator(allocator)
     }
 
     fn table(&self) -> Outcome<&OrtAllocator> {
@@ -246,7 +251,7 @@ entries! {
         let mut pairs = null_mut();
         // SAFETY: the caller's function gets the caller's object, and a place for its answer.
         let status = unsafe { stats(allocator.0, &raw mut pairs) };
-        failure_of(status).map_or(Ok(()), Err)?;
+        of_client(status)?;
         out.put(pairs);
         Ok(())
     }

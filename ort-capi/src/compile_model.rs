@@ -16,7 +16,7 @@ use crate::external_info::ExternalInfo;
 use crate::model_proto::DeclaredModel;
 use crate::session::{builder, copy, load_named, open};
 use crate::session_edit::declared_source;
-use crate::status::{Failure, Outcome, code, fail, failure_of, invalid};
+use crate::status::{Failure, Outcome, code, fail, invalid, of_client};
 use crate::value::Value;
 
 /// Data in a file begins at multiples of this, as in the files that sessions save.
@@ -201,7 +201,7 @@ fn move_to_location(tensor: &mut TensorProto, locate: LocationFunction, state: *
     // SAFETY: the function gets its state, a text and a value that live longer than the call, and a
     // place for its answer.
     let status = unsafe { locate(state, name.as_ptr(), value.address(), std::ptr::null(), &mut info) };
-    failure_of(status).map_or(Ok(()), Err)?;
+    of_client(status)?;
     if info.is_null() {
         return Ok(());
     }
@@ -228,7 +228,7 @@ fn write_out(options: &CompileOptions, bytes: Vec<u8>) -> Outcome {
         Some(Output::Function { write, state }) => {
             // SAFETY: the function gets its state, and bytes that live longer than the call.
             let status = unsafe { write(*state, bytes.as_ptr().cast(), bytes.len()) };
-            failure_of(status).map_or(Ok(()), Err)
+            of_client(status)
         }
         _ => Ok(()),
     }

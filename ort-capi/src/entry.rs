@@ -181,6 +181,13 @@ impl<T: Kind> In<T> {
 #[repr(transparent)]
 pub(crate) struct InMut<T>(*mut Object<T>);
 
+impl<T> InMut<T> {
+    /// The pointer, for functions of the client.
+    pub(crate) fn pointer(&self) -> *mut Object<T> {
+        self.0
+    }
+}
+
 impl<T: Kind> InMut<T> {
     pub(crate) fn address(&self) -> *const Object<T> {
         self.0
@@ -319,7 +326,7 @@ impl<T> Place<'_, T> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// A text in a struct of the caller.
+    /// A text of a caller.
     pub(crate) fn of(text: *const c_char) -> Text {
         Text(text)
     }
@@ -385,7 +392,7 @@ impl PathText {
 pub(crate) struct Array<T>(*const T);
 
 impl<T> Array<T> {
-    /// An array of a type that the caller says by a number.
+    /// An array of a caller.
     pub(crate) fn of(elements: *const T) -> Array<T> {
         Array(elements)
     }

@@ -94,7 +94,7 @@ pub(crate) fn install() {
     INSTALLED.call_once(|| log::install(send, &[]));
 }
 
-fn send(line: &Line) {
+pub(crate) fn send(line: &Line) {
     // Copied out: a caller's function may call back into the library.
     let session = SESSION.with_borrow(Clone::clone);
     let (own, id) = session.as_ref().map_or((None, ""), |log| (log.sink, log.id.as_str()));

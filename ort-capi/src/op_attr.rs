@@ -4,9 +4,10 @@ use std::ffi::{CStr, CString, c_char, c_void};
 
 use bytes::Bytes;
 use ort_runtime::Tensor;
+use ort_runtime::ir::Attribute;
 use ort_runtime::onnx::proto::AttributeProto;
 use ort_runtime::onnx::proto::attribute_proto::AttributeType;
-use ort_runtime::onnx::{ExternalData, tensor_from_proto};
+use ort_runtime::onnx::{ExternalData, tensor_from_proto, tensor_to_proto};
 
 use crate::allocator::default_handle;
 use crate::entry::{Array, ArrayMut, In, Object, Out, Released, Text, entries, kinds};
@@ -30,6 +31,26 @@ impl OpAttr {
         OpAttr { proto, name }
     }
 
+    /// Makes an attribute of an operator of the engine.
+    pub(crate) fn of(name: &str, value: &Attribute) -> Outcome<OpAttr> {
+        let mut proto = AttributeProto { name: Some(name.to_owned()), ..AttributeProto::default() };
+        match value {
+            Attribute::Int(number) => proto.i = Some(*number),
+            Attribute::Ints(numbers) => proto.ints.clone_from(numbers),
+            Attribute::Float(number) => proto.f = Some(*number),
+            Attribute::Floats(numbers) => proto.floats.clone_from(numbers),
+            Attribute::String(text) => proto.s = Some(text.clone().into()),
+            Attribute::Bytes(text) => proto.s = Some(text.clone().into()),
+            Attribute::Strings(texts) => {
+                proto.strings = texts.iter().map(|text| text.clone().into()).collect();
+            }
+            Attribute::Tensor(tensor) => proto.t = Some(Box::new(tensor_to_proto("", tensor)?)),
+            Attribute::Sparse(_) | Attribute::Type(_) | Attribute::Tensors(_) => {}
+        }
+        proto.r#type = Some(type_of_attribute(value) as i32);
+        Ok(OpAttr::new(proto))
+    }
+
     pub(crate) fn proto(&self) -> &AttributeProto {
         &self.proto
     }
@@ -43,6 +64,20 @@ impl OpAttr {
             Some(tensor) => Ok(tensor_from_proto((**tensor).clone(), &mut ExternalData::unavailable())?),
             None => invalid("This OrtOpAttr instance is not a 'TENSOR' attribute"),
         }
+    }
+}
+
+/// Returns the ONNX type of an attribute. C has no others, so they are undefined there.
+fn type_of_attribute(value: &Attribute) -> AttributeType {
+    match value {
+        Attribute::Int(_) => AttributeType::Int,
+        Attribute::Ints(_) => AttributeType::Ints,
+        Attribute::Float(_) => AttributeType::Float,
+        Attribute::Floats(_) => AttributeType::Floats,
+        Attribute::String(_) | Attribute::Bytes(_) => AttributeType::String,
+        Attribute::Strings(_) => AttributeType::Strings,
+        Attribute::Tensor(_) => AttributeType::Tensor,
+        Attribute::Sparse(_) | Attribute::Type(_) | Attribute::Tensors(_) => AttributeType::Undefined,
     }
 }
 

@@ -41,8 +41,8 @@ macro_rules! ignored {
 }
 
 ignored! {
-    ReleaseCustomOpDomain ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions ReleaseOp
-    ReleaseKernelInfo ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
+    ReleaseTensorRTProviderOptions ReleaseCUDAProviderOptions
+    ReleaseCANNProviderOptions ReleaseDnnlProviderOptions ReleaseROCMProviderOptions
     ReleaseSyncStream ReleaseDeviceEpIncompatibilityDetails
 }
 

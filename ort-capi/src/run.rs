@@ -269,16 +269,16 @@ fn run_bound(
 }
 
 /// What a run reads and writes, as the caller passes it.
-struct Request<'a> {
-    session: &'a Session,
-    options: Option<&'a RunOptions>,
-    input_names: &'a [Text],
-    inputs: &'a [In<Value>],
-    output_names: &'a [Text],
-    outputs: &'a mut [*mut Object<Value>],
+pub(crate) struct Request<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) options: Option<&'a RunOptions>,
+    pub(crate) input_names: &'a [Text],
+    pub(crate) inputs: &'a [In<Value>],
+    pub(crate) output_names: &'a [Text],
+    pub(crate) outputs: &'a mut [*mut Object<Value>],
 }
 
-fn run(request: Request<'_>) -> Outcome {
+pub(crate) fn run(request: Request<'_>) -> Outcome {
     let own = request.options.and_then(RunOptions::start_profile);
     let done = run_profiled(request, own.as_ref());
     own.map_or(Ok(()), |own| own.finish().map(drop))?;

@@ -11,11 +11,13 @@ use ort_runtime::ir::ValueType;
 use ort_runtime::onnx::{DeclaredShapes, FileAccess, Source, Weights};
 use ort_runtime::onnxruntime::{load_failed, status_code, working_folder};
 use ort_runtime::{
-    Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, SessionBuilder, ValueSpec,
+    CustomOperators, Error, ErrorKind, IdleMemory, LoadOptions, Model, Session as Engine, SessionBuilder,
+    ValueSpec,
 };
 
 use crate::allocator::Allocator;
 use crate::bindings::Bindings;
+use crate::custom_domain;
 use crate::entry::{Array, ArrayMut, In, Object, Out, PathText, Released, entries, kinds};
 use crate::env::{Env, registered_arena};
 use crate::log::{Scope, SessionLog};
@@ -272,10 +274,11 @@ fn is_ort_file(path: &Path) -> bool {
 /// Loads a model, and says which one if that fails.
 pub(crate) fn load_named(options: &SessionOptions, source: Source) -> Outcome<Model> {
     let path = source.path().map(Path::to_path_buf);
-    load(options, source).map_err(|error| load_failure(path.as_deref(), &error))
+    let operators = custom_domain::operators(options)?;
+    load(options, operators, source).map_err(|error| load_failure(path.as_deref(), &error))
 }
 
-fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> {
+fn load(options: &SessionOptions, operators: CustomOperators, source: Source) -> ort_runtime::Result<Model> {
     let files = options.external_files.iter().map(|file| (file.name.clone(), file.content()));
     let changes = LoadOptions {
         free_dimensions: options.free_dimensions.clone(),
@@ -283,6 +286,7 @@ fn load(options: &SessionOptions, source: Source) -> ort_runtime::Result<Model> 
         initializers: options.initializers.clone(),
         external_initializers: options.external_initializers.clone(),
         external_files: files.collect(),
+        operators,
     };
     Model::from_source_with(source, &changes)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ort_runtime::ep::CancelToken;
@@ -11,6 +12,8 @@ use ort_runtime::{ExecutionMode, ProviderRequest, SessionOptions as EngineOption
 use ort_sys::OrtLoggingFunction;
 
 use crate::config_keys;
+use crate::custom_domain::Domain;
+use crate::custom_library::Library;
 use crate::entry::{Array, In, InMut, Object, Out, PathText, Released, Text, entries, kinds};
 use crate::key_values::KeyValues;
 use crate::log::Sink;
@@ -42,6 +45,9 @@ pub(crate) struct SessionOptions {
     pub(crate) providers: Vec<ProviderRequest>,
     pub(crate) cancel: CancelToken,
     pub(crate) is_cancelled: bool,
+    /// Custom operators, and the libraries that they lie in.
+    pub(crate) domains: Vec<Domain>,
+    pub(crate) libraries: Vec<Arc<Library>>,
 }
 
 kinds! {

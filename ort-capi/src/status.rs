@@ -98,12 +98,15 @@ fn status_of<'a>(status: *const OrtStatus) -> Option<&'a Status> {
     (!status.is_null()).then(|| unsafe { Status::cast_from_sys(status) })
 }
 
-/// The failure that a function of a caller returned, which this takes over; `None` for success.
-pub(crate) fn failure_of(status: OrtStatusPtr) -> Option<Failure> {
-    let given = status_of(status.0)?;
-    let failure = Failure::new(given.code as i32, given.message());
-    ReleaseStatus(status.0);
-    Some(failure)
+/// Takes over a status that a client's function returned.
+pub(crate) fn of_client(status: OrtStatusPtr) -> Outcome {
+    if status.0.is_null() {
+        return Ok(());
+    }
+    // SAFETY: clients make statuses by `CreateStatus` or get them from other functions of this
+    // library, and hand them over by returning them.
+    let status = unsafe { Status::consume_sys(status.0) };
+    fail(status.code as i32, status.message().to_owned())
 }
 
 entries! {

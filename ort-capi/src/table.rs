@@ -66,10 +66,10 @@ table! {
     SetSessionGraphOptimizationLevel session_options
     SetIntraOpNumThreads session_options
     SetInterOpNumThreads session_options
-    CreateCustomOpDomain -
-    CustomOpDomain_Add -
-    AddCustomOpDomain -
-    RegisterCustomOpsLibrary -
+    CreateCustomOpDomain custom_domain
+    CustomOpDomain_Add custom_domain
+    AddCustomOpDomain custom_domain
+    RegisterCustomOpsLibrary custom_library
     SessionGetInputCount session
     SessionGetOutputCount session
     SessionGetOverridableInitializerCount session
@@ -125,13 +125,13 @@ table! {
     CreateValue containers
     CreateOpaqueValue others
     GetOpaqueValue others
-    KernelInfoGetAttribute_float -
-    KernelInfoGetAttribute_int64 -
-    KernelInfoGetAttribute_string -
-    KernelContext_GetInputCount -
-    KernelContext_GetOutputCount -
-    KernelContext_GetInput -
-    KernelContext_GetOutput -
+    KernelInfoGetAttribute_float kernel_info
+    KernelInfoGetAttribute_int64 kernel_info
+    KernelInfoGetAttribute_string kernel_info
+    KernelContext_GetInputCount kernel_context
+    KernelContext_GetOutputCount kernel_context
+    KernelContext_GetInput kernel_context
+    KernelContext_GetOutput kernel_context
     ReleaseEnv env
     ReleaseStatus status
     ReleaseMemoryInfo memory_info
@@ -141,7 +141,7 @@ table! {
     ReleaseTypeInfo type_info
     ReleaseTensorTypeAndShapeInfo type_info
     ReleaseSessionOptions session_options
-    ReleaseCustomOpDomain others
+    ReleaseCustomOpDomain custom_domain
     GetDenotationFromTypeInfo type_info
     CastTypeInfoToMapTypeInfo type_info
     CastTypeInfoToSequenceTypeInfo type_info
@@ -202,8 +202,8 @@ table! {
     SessionOptionsAppendExecutionProvider_TensorRT providers
     SetCurrentGpuDeviceId vendor_options
     GetCurrentGpuDeviceId vendor_options
-    KernelInfoGetAttributeArray_float -
-    KernelInfoGetAttributeArray_int64 -
+    KernelInfoGetAttributeArray_float kernel_info
+    KernelInfoGetAttributeArray_int64 kernel_info
     CreateArenaCfgV2 arena
     AddRunConfigEntry run_options
     CreatePrepackedWeightsContainer session
@@ -215,7 +215,7 @@ table! {
     UpdateTensorRTProviderOptions vendor_options
     GetTensorRTProviderOptionsAsString vendor_options
     ReleaseTensorRTProviderOptions others
-    EnableOrtCustomOps -
+    EnableOrtCustomOps custom_library
     RegisterAllocator env
     UnregisterAllocator env
     IsSparseTensor value
@@ -233,7 +233,7 @@ table! {
     GetSparseTensorIndicesTypeShape sparse
     GetSparseTensorIndices sparse
     HasValue value
-    KernelContext_GetGPUComputeStream -
+    KernelContext_GetGPUComputeStream kernel_context
     GetTensorMemoryInfo value
     GetExecutionProviderApi providers
     SessionOptionsSetCustomCreateThreadFn session_options
@@ -253,12 +253,12 @@ table! {
     AddExternalInitializers session_options
     CreateOpAttr op_attr
     ReleaseOpAttr op_attr
-    CreateOp -
-    InvokeOp -
-    ReleaseOp others
+    CreateOp standalone
+    InvokeOp standalone
+    ReleaseOp standalone
     SessionOptionsAppendExecutionProvider providers
-    CopyKernelInfo -
-    ReleaseKernelInfo others
+    CopyKernelInfo kernel_info
+    ReleaseKernelInfo kernel_info
     GetTrainingApi others
     SessionOptionsAppendExecutionProvider_CANN vendor_options
     CreateCANNProviderOptions vendor_options
@@ -268,15 +268,15 @@ table! {
     MemoryInfoGetDeviceType memory_info
     UpdateEnvWithCustomLogLevel env
     SetGlobalIntraOpThreadAffinity arena
-    RegisterCustomOpsLibrary_V2 -
-    RegisterCustomOpsUsingFunction -
-    KernelInfo_GetInputCount -
-    KernelInfo_GetOutputCount -
-    KernelInfo_GetInputName -
-    KernelInfo_GetOutputName -
-    KernelInfo_GetInputTypeInfo -
-    KernelInfo_GetOutputTypeInfo -
-    KernelInfoGetAttribute_tensor -
+    RegisterCustomOpsLibrary_V2 custom_library
+    RegisterCustomOpsUsingFunction custom_library
+    KernelInfo_GetInputCount kernel_info
+    KernelInfo_GetOutputCount kernel_info
+    KernelInfo_GetInputName kernel_info
+    KernelInfo_GetOutputName kernel_info
+    KernelInfo_GetInputTypeInfo kernel_info
+    KernelInfo_GetOutputTypeInfo kernel_info
+    KernelInfoGetAttribute_tensor kernel_info
     HasSessionConfigEntry session_options
     GetSessionConfigEntry session_options
     SessionOptionsAppendExecutionProvider_Dnnl vendor_options
@@ -284,16 +284,16 @@ table! {
     UpdateDnnlProviderOptions vendor_options
     GetDnnlProviderOptionsAsString vendor_options
     ReleaseDnnlProviderOptions others
-    KernelInfo_GetNodeName -
-    KernelInfo_GetLogger -
-    KernelContext_GetLogger -
-    Logger_LogMessage -
-    Logger_GetLoggingSeverityLevel -
-    KernelInfoGetConstantInput_tensor -
+    KernelInfo_GetNodeName kernel_info
+    KernelInfo_GetLogger kernel_info
+    KernelContext_GetLogger kernel_context
+    Logger_LogMessage logger
+    Logger_GetLoggingSeverityLevel logger
+    KernelInfoGetConstantInput_tensor kernel_info
     CastTypeInfoToOptionalTypeInfo type_info
     GetOptionalContainedTypeInfo type_info
     GetResizedStringTensorElementBuffer strings
-    KernelContext_GetAllocator -
+    KernelContext_GetAllocator kernel_context
     GetBuildInfoString env
     CreateROCMProviderOptions vendor_options
     UpdateROCMProviderOptions vendor_options
@@ -305,20 +305,20 @@ table! {
     GetTensorRTProviderOptionsByName vendor_options
     UpdateCUDAProviderOptionsWithValue vendor_options
     GetCUDAProviderOptionsByName vendor_options
-    KernelContext_GetResource -
+    KernelContext_GetResource kernel_context
     SetUserLoggingFunction session_options
-    ShapeInferContext_GetInputCount -
-    ShapeInferContext_GetInputTypeShape -
-    ShapeInferContext_GetAttribute -
-    ShapeInferContext_SetOutputTypeShape -
+    ShapeInferContext_GetInputCount shape_context
+    ShapeInferContext_GetInputTypeShape shape_context
+    ShapeInferContext_GetAttribute shape_context
+    ShapeInferContext_SetOutputTypeShape shape_context
     SetSymbolicDimensions type_info
     ReadOpAttr op_attr
     SetDeterministicCompute session_options
-    KernelContext_ParallelFor -
+    KernelContext_ParallelFor kernel_context
     SessionOptionsAppendExecutionProvider_OpenVINO_V2 providers
     SessionOptionsAppendExecutionProvider_VitisAI vendor_options
-    KernelContext_GetScratchBuffer -
-    KernelInfoGetAllocator -
+    KernelContext_GetScratchBuffer kernel_context
+    KernelInfoGetAllocator kernel_info
     AddExternalInitializersFromMemory session_options
     CreateLoraAdapter lora
     CreateLoraAdapterFromArray lora
@@ -431,10 +431,10 @@ table! {
     GetModelCompatibilityForEpDevices provider_library
     CreateExternalInitializerInfo external_info
     TensorTypeAndShape_HasShape type_info
-    KernelInfo_GetConfigEntries -
-    KernelInfo_GetOperatorDomain -
-    KernelInfo_GetOperatorType -
-    KernelInfo_GetOperatorSinceVersion -
+    KernelInfo_GetConfigEntries kernel_info
+    KernelInfo_GetOperatorDomain kernel_info
+    KernelInfo_GetOperatorType kernel_info
+    KernelInfo_GetOperatorSinceVersion kernel_info
     GetInteropApi others
     SessionGetEpDeviceForOutputs devices
     GetNumHardwareDevices devices
@@ -457,15 +457,15 @@ table! {
     GetTensorElementTypeAndShapeDataReference value
     RunOptionsEnableProfiling run_options
     RunOptionsDisableProfiling run_options
-    KernelInfoGetAttributeArray_string -
+    KernelInfoGetAttributeArray_string kernel_info
     SetPerSessionThreadPoolCallbacks env
     GetMemPatternEnabled session_options
     GetSessionExecutionMode session_options
     SessionReleaseCapturedGraph others
     GetExperimentalFunction others
-    KernelContext_GetSyncStream -
+    KernelContext_GetSyncStream kernel_context
     SessionOptionsSetWeightlessSourceModelBuffer session_options
-    KernelContext_GetPreallocatedOutput -
+    KernelContext_GetPreallocatedOutput kernel_context
     SessionOptionsSetEpContextDataReadFunc session_options
     GetModelPackageApi others
 }

@@ -79,6 +79,15 @@ impl TensorInfo {
         TensorInfo { element_type, dims: sizes.to_vec(), names, has_shape: true }
     }
 
+    /// Each size with its name.
+    pub(crate) fn named_dims(&self) -> impl Iterator<Item = (i64, &CString)> {
+        self.dims.iter().copied().zip(&self.names)
+    }
+
+    pub(crate) fn set_name(&mut self, index: usize, name: CString) {
+        self.names.iter_mut().skip(index).take(1).for_each(|to| *to = name.clone());
+    }
+
     fn of_type(ty: &TensorType, shape: &ShapeSource<'_>) -> TensorInfo {
         let mut info = TensorInfo { element_type: number_of(ty.dtype), ..TensorInfo::default() };
         let inferred = ty.shape.as_deref();

@@ -99,6 +99,26 @@ impl Numbers {
         })
     }
 
+    /// A tensor in memory that its owner lends, to be written.
+    ///
+    /// # Safety
+    ///
+    /// The owner keeps the bytes, and leaves them alone, for the life of the value.
+    pub(crate) unsafe fn of_bytes(dtype: DType, sizes: &[usize], bytes: &mut [u8]) -> Outcome<Numbers> {
+        // SAFETY: the slice has the bytes; the rest is up to the caller.
+        unsafe { Numbers::in_memory(dtype, sizes, bytes.as_mut_ptr(), ()) }
+    }
+
+    /// A tensor in memory that its owner lends, to be read.
+    ///
+    /// # Safety
+    ///
+    /// The owner keeps the bytes for the life of the value, and no one writes them.
+    pub(crate) unsafe fn of_lent(dtype: DType, sizes: &[usize], bytes: &[u8]) -> Outcome<Numbers> {
+        // SAFETY: as above.
+        unsafe { Numbers::in_memory(dtype, sizes, bytes.as_ptr().cast_mut(), ()) }
+    }
+
     /// A tensor of zeros in memory of an allocator.
     pub(crate) fn allocated(dtype: DType, sizes: &[usize], allocator: Allocator) -> Outcome<Numbers> {
         let len = byte_count(dtype, sizes)?;
@@ -207,6 +227,19 @@ impl Value {
             EngineValue::Sparse(sparse) => Ok(Value::Sparse(Box::new(Sparse::of_engine(&sparse)?))),
             other => Ok(Value::Engine(other)),
         }
+    }
+
+    /// A value that shares the memory of a constant, to be read. Numbers that are not aligned are
+    /// copied.
+    pub(crate) fn of_constant(tensor: &Tensor) -> Outcome<Value> {
+        if tensor.dtype() == DType::String {
+            return Ok(Value::Strings(Strings::of_tensor(tensor.clone())));
+        }
+        let tensor = if tensor.is_aligned() { tensor.clone() } else { tensor.to_owned_copy()? };
+        let Some(bytes) = tensor.bytes() else { return invalid("the tensor is not in host memory") };
+        let (data, dims) = (bytes.as_ptr().cast_mut(), dims_of(tensor.shape()));
+        let (is_lent, has_own_allocator) = (false, false);
+        Ok(Value::Numbers(Numbers { tensor, data, dims, info: None, is_lent, has_own_allocator }))
     }
 
     /// What a run reads.

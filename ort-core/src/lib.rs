@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod cache;
+pub mod custom;
 pub mod dim;
 pub mod dtype;
 pub mod ep;

@@ -128,6 +128,7 @@ pub(crate) fn load(options: &Bound<'_, PyAny>, source: Source) -> PyResult<Model
         initializers: items(options, "_initializers", weight)?,
         external_initializers: items(options, "_external_initializers", weight)?,
         external_files: items(options, "_external_files", file)?,
+        ..LoadOptions::default()
     };
     let path = source.path().map(Path::to_path_buf);
     detached(py, || Model::from_source_with(source, &changes))

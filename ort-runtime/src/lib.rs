@@ -47,6 +47,7 @@ pub use ort_alloc::{
     Stats as AllocatorStats, dlpack, exact_bytes, fail_writes_beyond_file_size_limit, fork,
     host_memory_bytes, human_bytes, open_regular,
 };
+pub use ort_core::custom::{self, CustomOperator, CustomOperators, CustomParam, CustomSchema};
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::onnx::LoadOptions;
 pub use ort_core::session::{

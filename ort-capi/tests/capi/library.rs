@@ -51,8 +51,11 @@ pub(crate) fn json(name: &str) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(data(name)).unwrap()).unwrap()
 }
 
-/// The path of the library, which cargo builds beside the test.
+/// The path of the library. Cargo builds it beside the test; the environment may name another one.
 pub(crate) fn path() -> PathBuf {
+    if let Some(path) = std::env::var_os("ORT_CAPI_LIBRARY") {
+        return PathBuf::from(path);
+    }
     let test = std::env::current_exe().unwrap();
     test.with_file_name(libloading::library_filename("onnxruntime"))
 }

@@ -2,8 +2,10 @@
 //!
 //! What ONNX Runtime says and computes is in `tests/data`, recorded by `record.py`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests may panic")]
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 
 mod compile;
+mod custom;
 mod editor;
 mod errors;
 mod layout;

@@ -14,6 +14,7 @@ use smallvec::smallvec;
 
 use super::compile::{Account, CompileSettings, Packing};
 use super::interrupt::{Interrupted, current};
+use super::own_kernels::own_kernels;
 use super::run::DeviceCopies;
 use super::{
     Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
@@ -50,10 +51,16 @@ pub(crate) fn open(provider: &dyn ExecutionProvider, options: &ProviderOptions) 
     call(|| format!("provider {}: opening a device", provider.name()), || provider.open(0, options))
 }
 
-/// [`Device::claim`]. A device that panics does not claim the node.
+/// [`Device::claim`], or the claim of the node's own kernels. A device that panics does not claim
+/// the node.
 pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
     let place = || at_node(device, "claiming", node);
-    let claimed = call(place, || Ok(device.claim(node)));
+    let claimed = call(place, || {
+        Ok(match own_kernels(&node.node.attrs) {
+            Some(own) => own.claim(device, node),
+            None => device.claim(node),
+        })
+    });
     claimed.unwrap_or_else(|problem| Err(problem.to_string()))
 }
 
@@ -88,10 +95,16 @@ impl<'a> CompileCx<'a> {
     }
 }
 
-/// [`Device::compile`]. The kernel's own calls are guarded as well.
+/// [`Device::compile`], or the node's own kernel. The kernel's calls are guarded as well.
 pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let node = cx.node;
-    let kernel = call(|| at_node(device, "compiling", &node), || device.compile(cx))?;
+    let kernel = call(
+        || at_node(device, "compiling", &node),
+        || match own_kernels(&node.node.attrs) {
+            Some(own) => own.kernel(device, &node),
+            None => device.compile(cx),
+        },
+    )?;
     Ok(Box::new(Guarded { provider: device.info().provider, kernel }))
 }
 

@@ -1,5 +1,9 @@
 //! Typed node attributes, checked against the operator's record when the node is built.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
 use crate::spec::{AttrDefault, AttrKind, OpSpec};
 use crate::tensor::{SparseTensor, Tensor};
 use crate::{Result, advise, ensure, error};
@@ -15,6 +19,8 @@ pub enum Attribute {
     Float(f32),
     /// `STRING`
     String(String),
+    /// `STRING` that is not UTF-8. Only custom operators have such attributes.
+    Bytes(Vec<u8>),
     /// `TENSOR`
     Tensor(Tensor),
     /// `SPARSE_TENSOR`
@@ -37,7 +43,7 @@ impl Attribute {
         match self {
             Attribute::Int(_) => AttrKind::Int,
             Attribute::Float(_) => AttrKind::Float,
-            Attribute::String(_) => AttrKind::String,
+            Attribute::String(_) | Attribute::Bytes(_) => AttrKind::String,
             Attribute::Tensor(_) => AttrKind::Tensor,
             Attribute::Sparse(_) => AttrKind::Sparse,
             Attribute::Type(_) => AttrKind::Type,
@@ -49,9 +55,26 @@ impl Attribute {
     }
 }
 
+/// Attributes that no record declares.
+struct FreeAttributes {
+    given: Vec<(String, Attribute)>,
+    /// What the node brings along. Its type is known above this layer.
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for FreeAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.given).finish()
+    }
+}
+
 /// The attributes of a node, with defaults filled in.
 #[derive(Clone, Debug, Default)]
-pub struct Attributes(Vec<(&'static str, Attribute)>);
+pub struct Attributes {
+    known: Vec<(&'static str, Attribute)>,
+    /// The attributes of a node that brings its kernels along.
+    free: Option<Arc<FreeAttributes>>,
+}
 
 /// Defines the accessors for one kind of attribute: one that fails if it is absent, and an optional
 /// one.
@@ -140,17 +163,39 @@ impl Attributes {
                 }
             }
         }
-        Ok(Attributes(attributes))
+        Ok(Attributes { known: attributes, free: None })
+    }
+
+    /// The attributes of a node that brings its kernels along, in their owner.
+    pub(crate) fn owned(given: Vec<(String, Attribute)>, owner: impl Any + Send + Sync) -> Attributes {
+        let free = FreeAttributes { given, owner: Box::new(owner) };
+        Attributes { known: Vec::new(), free: Some(Arc::new(free)) }
+    }
+
+    /// The owner of the attributes, if the node brings its kernels along.
+    pub(crate) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.free.as_deref().map(|free| &*free.owner)
     }
 
     /// Returns the attribute of this name, given or by default.
     pub fn get(&self, name: &str) -> Option<&Attribute> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+        match &self.free {
+            None => self.known.iter().find(|(known, _)| *known == name).map(|(_, value)| value),
+            Some(free) => free.given.iter().find(|(known, _)| known == name).map(|(_, value)| value),
+        }
+    }
+
+    /// Returns the attributes that the record declares, with their names.
+    pub(crate) fn declared(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
+        self.known.iter().map(|(name, value)| (*name, value))
     }
 
     /// Returns all attributes with their names.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
-        self.0.iter().map(|(name, value)| (*name, value))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Attribute)> {
+        let given = self.free.iter().flat_map(|free| &free.given);
+        let given = given.map(|(name, value)| (name.as_str(), value));
+        let known = self.known.iter().map(|(name, value)| -> (&str, &Attribute) { (name, value) });
+        known.chain(given)
     }
 
     accessors!(/// Returns an integer; an error if the attribute is absent.

@@ -57,6 +57,7 @@ fn short(value: &Attribute) -> String {
         Attribute::Floats(value) => format!("{value:?}"),
         Attribute::Strings(value) => format!("{value:?}"),
         Attribute::Tensor(value) => format!("{}{:?}", value.dtype().name(), value.shape()),
+        Attribute::Bytes(value) => format!("{} bytes", value.len()),
         Attribute::Tensors(value) => format!("{} tensors", value.len()),
         Attribute::Sparse(value) => format!("sparse{:?}", value.shape),
         Attribute::Type(value) => value.to_string(),

@@ -16,6 +16,7 @@ use super::proto::{
 };
 use super::types::type_from_proto;
 use super::warnings::Warnings;
+use crate::custom::CustomOperators;
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
 use crate::limits::{NODES_PER_DEADLINE_CHECK, at_most, check_deadline};
@@ -109,6 +110,7 @@ pub(super) struct Scope<'m> {
 /// Builds graphs from messages.
 pub(super) struct Loader<'m> {
     pub(super) registry: &'static Registry,
+    pub(super) operators: CustomOperators,
     pub(super) functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
     pub(super) external: ExternalData,
     /// The values that take the place of initializers.
@@ -137,6 +139,7 @@ impl<'m> Loader<'m> {
     ) -> Result<Loader<'m>> {
         Ok(Loader {
             registry: Registry::global()?,
+            operators: CustomOperators::default(),
             functions,
             external,
             given,

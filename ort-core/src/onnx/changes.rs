@@ -17,6 +17,7 @@ use super::proto::{GraphProto, TensorShapeProto, ValueInfoProto};
 use super::types::dtype_from_code;
 use super::warnings::{WarningKind, Warnings};
 use crate::cache::{Content, Identity};
+use crate::custom::CustomOperators;
 use crate::dim::{Bindings, Dim, Symbol};
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
@@ -58,6 +59,9 @@ pub struct LoadOptions {
     pub external_initializers: Vec<(String, Tensor)>,
     /// The content of external data files, by the `location` that the model has for them.
     pub external_files: Vec<(String, Bytes)>,
+    /// Operators that the model may use besides those of this build. They take precedence over
+    /// operators of the same name.
+    pub operators: CustomOperators,
 }
 
 /// Fixes the dimensions that the options name. Returns what was fixed in the form that the compiled

@@ -26,6 +26,7 @@ use super::proto::{
 use super::source::Source;
 use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
+use crate::custom::CustomOperators;
 use crate::ir::Graph;
 use crate::spec::{MICROSOFT, RUNTIME, Registry};
 use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
@@ -293,8 +294,7 @@ impl UnknownOperator {
         let known = self.domain.is_empty() || of_domain().next().is_some();
         Ok(match nearest(&self.domain, domains).filter(|_| !known) {
             Some(domain) => format!("did you mean domain '{domain}'?"),
-            None => "export the model without it; a Rust program can register the operator and a kernel"
-                .to_string(),
+            None => "export the model without it, or give it as a custom operator".to_string(),
         })
     }
 }
@@ -350,7 +350,7 @@ fn load_within(
     warnings: &mut Warnings,
 ) -> Result<LoadedModel> {
     let info = ModelInfo::of(&model);
-    let unknown = unknown_operators(&model)?;
+    let unknown = unknown_besides(&model, &options.operators)?;
     if let Some(first) = unknown.first() {
         let (kind, _) = first.in_onnx_runtime();
         return Err(Error::new(kind, describe(&unknown)).help(first.advice()?));
@@ -375,17 +375,19 @@ fn load_within(
     let graph = model.graph.as_mut().ok_or_else(|| error!(InvalidArgument, "{NO_GRAPH}"))?;
     let dimensions = fix_dimensions(options, graph, warnings)?;
     let given = GivenValues::new(options, &info.initializers, warnings)?;
-    let changes = given.contents().into_iter().chain(dimensions).collect();
+    let changes = given.contents().into_iter().chain(dimensions).chain(options.operators.content());
+    let changes = changes.collect();
     give_files(options, &mut external)?;
     // Take the initializers by value, so that typed data becomes weight memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
     let sparse = std::mem::take(&mut graph.sparse_initializer);
-    let functions = functions_of(&model)?;
+    let functions = functions_of(&model, &options.operators)?;
     for (domain, name, _) in functions.hidden {
         let text = format!("function '{name}' is ignored: domain '{domain}' has an operator of that name");
         warnings.add(WarningKind::Function, String::new, text)?;
     }
     let mut loader = Loader::new(functions.called, info.ir_version, external, given, *limits, warnings)?;
+    loader.operators = options.operators.clone();
     let graph = model.graph.as_ref().ok_or_else(|| error!(InvalidArgument, "{NO_GRAPH}"))?;
     let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
     graph.verify()?;
@@ -445,12 +447,13 @@ struct Functions<'m> {
     hidden: Vec<FunctionKey<'m>>,
 }
 
-fn functions_of(model: &ModelProto) -> Result<Functions<'_>> {
+fn functions_of<'m>(model: &'m ModelProto, operators: &CustomOperators) -> Result<Functions<'m>> {
     let registry = Registry::global()?;
     let mut functions = Functions { called: HashMap::new(), hidden: Vec::new() };
     for function in &model.functions {
         let key = (canonical_domain(function.domain()), function.name(), function.overload());
-        if is_operator(registry, &model.opset_import, key) {
+        let is_custom = operators.has(key.0, key.1) && key.2.is_empty();
+        if is_custom || is_operator(registry, &model.opset_import, key) {
             functions.hidden.push(key);
             continue;
         }
@@ -483,9 +486,15 @@ fn is_operator(
 /// Lists the operators of the model that have no record. Subgraphs and called functions are
 /// included.
 pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
+    unknown_besides(model, &CustomOperators::default())
+}
+
+/// The same for a model that may use custom operators.
+fn unknown_besides(model: &ModelProto, operators: &CustomOperators) -> Result<Vec<UnknownOperator>> {
     let mut survey = Survey {
         registry: Registry::global()?,
-        functions: functions_of(model)?.called,
+        operators,
+        functions: functions_of(model, operators)?.called,
         seen: HashSet::new(),
         unknown: IndexMap::new(),
     };
@@ -497,6 +506,7 @@ pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
 
 struct Survey<'m> {
     registry: &'static Registry,
+    operators: &'m CustomOperators,
     functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
     seen: HashSet<FunctionKey<'m>>,
     unknown: IndexMap<(&'m str, &'m str), UnknownOperator>,
@@ -528,7 +538,8 @@ impl<'m> Survey<'m> {
 
     fn operator(&mut self, node: &'m NodeProto, index: usize, imports: &[OperatorSetIdProto]) {
         let (domain, op, _) = function_key(node);
-        if self.registry.find(domain, op).is_some() || (domain, op) == ("", "Constant") {
+        let is_known = self.registry.find(domain, op).is_some() || self.operators.has(domain, op);
+        if is_known || (domain, op) == ("", "Constant") {
             return;
         }
         let import = imports.iter().rfind(|import| canonical_domain(import.domain()) == domain);

@@ -111,6 +111,9 @@ impl<'m> Loader<'m> {
         (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
     ) -> Result<()> {
         let (domain, op, _) = function_key(node);
+        if self.operators.has(domain, op) {
+            return self.custom_operator((domain, op), name, (inputs, outputs, given));
+        }
         let spec = self.registry.operator(domain, op)?;
         let version = self.version_of(domain, &name)?;
         if version < spec.first && spec.upgrades.is_empty() {
@@ -166,6 +169,32 @@ impl<'m> Loader<'m> {
         // An upgrade may have left out an input that its new form requires.
         nodes.iter().try_for_each(|node| node.spec.check_arity(node))?;
         self.top().graph.nodes.extend(nodes);
+        Ok(())
+    }
+
+    /// Builds a node of a custom operator, whose attributes are not declared.
+    fn custom_operator(
+        &mut self,
+        (domain, op): (&str, &str),
+        name: Arc<str>,
+        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
+    ) -> Result<()> {
+        let version = self.version_of(domain, &name)?;
+        let found = self.operators.find(domain, op, version)?;
+        let mut attributes = Vec::with_capacity(given.len());
+        for (attr_name, attribute) in given {
+            let ty = attribute_type(attribute, None)?;
+            let value = match (ty, std::str::from_utf8(attribute.s())) {
+                (AttributeType::String, Err(_)) => Ok(Attribute::Bytes(attribute.s().to_vec())),
+                _ => self.attribute(attribute, ty),
+            };
+            let value = value.within(|| format!("attribute '{attr_name}'"))?;
+            attributes.push((attr_name.to_owned(), value));
+        }
+        let attrs = Attributes::owned(attributes, found.owner);
+        let node = Node { name, spec: found.spec, inputs, outputs, attrs, subgraphs: Vec::new() };
+        node.spec.check_arity(&node)?;
+        self.top().graph.nodes.push(node);
         Ok(())
     }
 

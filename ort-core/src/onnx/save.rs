@@ -502,6 +502,9 @@ impl Writer<'_> {
             Attribute::String(value) => {
                 AttributeProto { s: Some(text(value)), ..typed(name, AttributeType::String) }
             }
+            Attribute::Bytes(value) => {
+                AttributeProto { s: Some(Bytes::from(value.clone())), ..typed(name, AttributeType::String) }
+            }
             Attribute::Tensor(value) => {
                 let tensor = self.tensor("", value)?;
                 AttributeProto { t: Some(Box::new(tensor)), ..typed(name, AttributeType::Tensor) }

@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::ep::OutputsFrom;
 use crate::ir::Graph;
 use crate::program::{Origin, Program, SlotId, Step};
-use crate::spec::SymTensor;
+use crate::spec::{SymTensor, Traits};
 use crate::tensor::{Shape, Tensor, byte_count};
 use crate::{Error, Result};
 
@@ -332,13 +332,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Marks the steps that must run: those with a wanted output that does not exist before the
-    /// run. This is a backward liveness pass.
+    /// Marks the steps that must run: those with effects, and those with a wanted output that does
+    /// not exist before the run. This is a backward liveness pass.
     pub(super) fn find_needed(&mut self) {
         let mut wanted = self.is_output.clone();
         for (index, step) in self.schedule.iter().enumerate().rev() {
             let mut outputs = step.outputs.iter().flatten();
-            let needed = outputs.any(|slot| wanted[slot.index()] && !self.exists_before_run(*slot));
+            let needed = has_effects(self.program, step)
+                || outputs.any(|slot| wanted[slot.index()] && !self.exists_before_run(*slot));
             self.needed[index] = needed;
             if needed {
                 for read in step.reads() {
@@ -477,6 +478,12 @@ impl<'a> Planner<'a> {
         };
         crate::spec::known_ints(Some(tensor.view()))
     }
+}
+
+/// Whether a step does more than compute its outputs.
+fn has_effects(program: &Program, step: &Step) -> bool {
+    let node = step.node.and_then(|node| program.graph.nodes.get(node));
+    node.is_some_and(|node| node.spec.traits.has(Traits::EFFECTS))
 }
 
 /// Collects the memories in which a program and its subgraphs have values.

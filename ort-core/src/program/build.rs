@@ -16,7 +16,7 @@ use super::{
     Step, StreamedKernel, Work,
 };
 use crate::cache::{Role, Store, tag};
-use crate::ep::{Claim, Device, Executable, NodeView, OutputsFrom, Packing, guard};
+use crate::ep::{Claim, Device, Executable, NodeView, OutputsFrom, Packing, guard, own_kernels};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
@@ -466,7 +466,9 @@ struct Counted {
 fn counted(view: NodeView<'_>, device: &Arc<dyn Device>, cx: &BuildCx<'_>) -> Option<Counted> {
     // Weights are packed by runs on the host only. In device memory, constants are streamed
     // (`Origin::Streamed`).
-    if !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
+    // The kernel of a custom operator packs nothing here, and making it may have effects.
+    let is_own = own_kernels(&view.node.attrs).is_none();
+    if !is_own || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
         return None;
     }
     let weights = (0..view.node.inputs.len()).filter_map(|index| view.constant(index));

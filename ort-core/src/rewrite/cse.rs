@@ -125,9 +125,11 @@ fn key(node: &Node, constants: &Same) -> Option<u64> {
             Attribute::Ints(value) => value.hash(&mut hasher),
             Attribute::Floats(value) => value.iter().for_each(|value| value.to_bits().hash(&mut hasher)),
             Attribute::Strings(value) => value.hash(&mut hasher),
-            Attribute::Tensor(_) | Attribute::Tensors(_) | Attribute::Sparse(_) | Attribute::Type(_) => {
-                return None;
-            }
+            Attribute::Bytes(_)
+            | Attribute::Tensor(_)
+            | Attribute::Tensors(_)
+            | Attribute::Sparse(_)
+            | Attribute::Type(_) => return None,
         }
     }
     Some(hasher.finish())

@@ -2,8 +2,10 @@
 
 use super::report::Report;
 use crate::ir::Graph;
+use crate::spec::Traits;
 
-/// Removes nodes without any output that is read, and constants that are not read.
+/// Removes nodes without any output that is read and without other effects. Also removes constants
+/// that are not read.
 pub(super) fn remove_dead(graph: &mut Graph, report: &mut Report) {
     let mut needed = vec![false; graph.value_count()];
     let mut need = |id: crate::ir::ValueId| {
@@ -15,7 +17,8 @@ pub(super) fn remove_dead(graph: &mut Graph, report: &mut Report) {
     let mut living = vec![false; graph.nodes.len()];
     // In reverse topological order, all readers of a node are decided before it.
     for (node, living) in graph.nodes.iter().zip(&mut living).rev() {
-        *living = node.outputs.iter().flatten().any(|id| needed.get(id.index()).copied().unwrap_or(true));
+        let is_read = |id: &crate::ir::ValueId| needed.get(id.index()).copied().unwrap_or(true);
+        *living = node.spec.traits.has(Traits::EFFECTS) || node.outputs.iter().flatten().any(is_read);
         if *living {
             node.reads().for_each(|id| {
                 if let Some(needed) = needed.get_mut(id.index()) {

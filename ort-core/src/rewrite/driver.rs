@@ -23,7 +23,7 @@ use crate::Result;
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
 use crate::limits::{NODES_PER_DEADLINE_CHECK, check_deadline};
-use crate::spec::{OpSpec, infer_at};
+use crate::spec::{OpSpec, Traits, infer_at};
 
 /// Maximum number of sweeps over one graph. A rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
@@ -464,7 +464,9 @@ impl<'g> Sweep<'g> {
                 // `reads` also counts graph outputs, so their producers stay.
                 let needed = self.graph.nodes.get(producer.index()).is_none_or(|node| {
                     let mut outputs = node.outputs.iter().flatten();
-                    outputs.any(|output| self.reads.get(output.index()).is_none_or(|&reads| reads > 0))
+                    let has_effects = node.spec.traits.has(Traits::EFFECTS);
+                    has_effects
+                        || outputs.any(|output| self.reads.get(output.index()).is_none_or(|&reads| reads > 0))
                 });
                 if !needed {
                     doomed.push(producer);

@@ -124,7 +124,9 @@ impl<'g> Patch<'g> {
     /// Returns the attributes of the matched node `name`; none if there is no such node.
     pub fn attrs(&self, name: &str) -> Vec<(&'static str, Attribute)> {
         let node = self.found().node(name);
-        node.map_or(Vec::new(), |node| node.attrs.iter().map(|(name, value)| (name, value.clone())).collect())
+        node.map_or(Vec::new(), |node| {
+            node.attrs.declared().map(|(name, value)| (name, value.clone())).collect()
+        })
     }
 
     /// Adds a node with one output; its operator may be of any domain.

@@ -37,6 +37,11 @@ pub fn set_severity(severity: i32) {
     SEVERITY.store(severity, Ordering::Relaxed);
 }
 
+/// Returns the lowest severity of lines.
+pub fn severity() -> i32 {
+    SEVERITY.load(Ordering::Relaxed)
+}
+
 thread_local! {
     /// The lowest severity for this thread, if it has one of its own.
     static OWN_SEVERITY: Cell<Option<i32>> = const { Cell::new(None) };

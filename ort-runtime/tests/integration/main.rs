@@ -24,6 +24,7 @@ mod constant_folding;
 mod control_flow;
 mod conv_gradients;
 mod counter_dropout;
+mod custom_operators;
 mod data_dependent_memory;
 mod deferred_weights;
 mod dynamic_memory;

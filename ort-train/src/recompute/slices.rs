@@ -168,6 +168,6 @@ impl Update {
 }
 
 /// The attributes of a node.
-fn given(node: &Node) -> Vec<(&'static str, Attribute)> {
+fn given(node: &Node) -> Vec<(&str, Attribute)> {
     node.attrs.iter().map(|(name, value)| (name, value.clone())).collect()
 }

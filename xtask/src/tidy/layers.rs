@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["ir", "spec"],
     &["cache", "ops"],
     &["pass"],
-    &["ep", "onnx"],
+    &["custom", "ep", "onnx"],
     &["rewrite", "rules"],
     &["program"],
     &["placement", "plan"],

@@ -62,6 +62,8 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cuda/tests/streams.rs",
     "ort-ep-wgpu/src/driver_cache.rs",
     "ort-testkit/cuda-emulator/",
+    // It is a client of the C API.
+    "ort-testkit/custom-ops/",
     // It includes files of the crates above.
     "ort-loom/src/lib.rs",
     // Memory that numpy and Python's bytes own.

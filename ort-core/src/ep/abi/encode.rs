@@ -191,7 +191,7 @@ impl Held {
                 self.tensors.push(value);
                 OrtProviderAttribute { kind: ORT_PROVIDER_ATTRIBUTE_TENSOR, tensor, ..none }
             }
-            Attribute::Sparse(_) | Attribute::Type(_) | Attribute::Tensors(_) => {
+            Attribute::Bytes(_) | Attribute::Sparse(_) | Attribute::Type(_) | Attribute::Tensors(_) => {
                 return Err(format!(
                     "provider libraries do not support attributes of kind {:?}",
                     value.kind()

@@ -46,7 +46,7 @@ impl GradCx<'_> {
 
     /// Returns a copy of the node's attributes, for a node like it.
     pub fn attr_list(&self) -> Vec<(&'static str, Attribute)> {
-        self.attrs().iter().map(|(name, value)| (name, value.clone())).collect()
+        self.attrs().declared().map(|(name, value)| (name, value.clone())).collect()
     }
 
     /// Adds a tensor filled with one number, of the shape and type of `like`.

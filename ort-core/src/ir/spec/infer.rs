@@ -225,6 +225,11 @@ impl<'a> InferCx<'a> {
         }
     }
 
+    /// Whether the output at `index` has no type yet.
+    pub(crate) fn is_open(&self, index: usize) -> bool {
+        self.outputs.get(index).is_some_and(|(ty, _)| *ty == ValueType::Unknown)
+    }
+
     /// Returns the shape that an output was set to, if its rank is known.
     pub fn output_shape(&self, index: usize) -> Option<&[Dim]> {
         self.outputs.get(index).and_then(|(ty, _)| ty.shape())

@@ -353,6 +353,8 @@ impl Traits {
     /// The result is divided by a norm or a deviation of the first input, so that factors of that
     /// input vanish.
     pub const NORMALIZES: Traits = Traits(64);
+    /// A run does more than compute the outputs: the node stays even if nothing reads them.
+    pub const EFFECTS: Traits = Traits(128);
 
     /// Returns the union of two sets.
     pub const fn with(self, other: Traits) -> Traits {
