@@ -1,10 +1,10 @@
 //! Compiling a model: load, rewrite, and write to a file, to memory or to a function.
 
 use std::ffi::{CString, c_void};
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use ort_runtime::files::{Complete, NewFile};
 use ort_runtime::onnx::proto::{ModelProto, TensorProto};
 use ort_runtime::onnx::{ExternalData, Weights, refer_to, tensor_from_proto, to_proto};
 use ort_runtime::{Model, SessionBuilder};
@@ -141,7 +141,11 @@ fn write_file(options: &CompileOptions, builder: SessionBuilder, model: &Model, 
         }
         Some(Storage::Function { .. }) => {
             let bytes = encoded(options, builder, model)?;
-            return std::fs::write(path, bytes).map_err(|problem| cannot_write(path, &problem));
+            let written = NewFile::create(path).and_then(|mut file| {
+                file.write_all(&bytes)?;
+                file.complete()?.publish()
+            });
+            return written.map_err(|problem| cannot_write(path, &problem));
         }
     };
     builder.save_optimized(path, &weights)?;
@@ -179,7 +183,7 @@ fn move_to_file(proto: &mut ModelProto, path: &Path, least: usize) -> Outcome {
     }
     let failed = |problem: std::io::Error| cannot_write(path, &problem);
     let location = path.to_string_lossy();
-    let mut file = std::io::BufWriter::new(File::create(path).map_err(failed)?);
+    let mut file = NewFile::create(path).map_err(failed)?;
     let mut end = 0u64;
     for tensor in proto.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
         let Some(raw) = tensor.raw_data.take_if(|raw| raw.len() >= least.max(1)) else { continue };
@@ -189,13 +193,17 @@ fn move_to_file(proto: &mut ModelProto, path: &Path, least: usize) -> Outcome {
         end = offset + raw.len() as u64;
         refer_to(tensor, &location, offset, raw.len() as u64);
     }
-    file.flush().map_err(failed)
+    file.complete().and_then(Complete::publish).map_err(failed)
 }
 
 /// Asks the caller where an initializer goes. The caller stores it there itself.
 fn move_to_location(tensor: &mut TensorProto, locate: LocationFunction, state: *mut c_void) -> Outcome {
+    // Strings and lists of numbers stay in the model: external data are bytes.
+    if tensor.raw_data.is_none() {
+        return Ok(());
+    }
     let content = tensor_from_proto(tensor.clone(), &mut ExternalData::unavailable())?;
-    let value = Owned::new(Value::borrowed(content)?);
+    let value = Owned::new(Value::of_constant(&content)?);
     let name = CString::new(tensor.name()).unwrap_or_default();
     let mut info: *mut Object<ExternalInfo> = std::ptr::null_mut();
     // SAFETY: the function gets its state, a text and a value that live longer than the call, and a

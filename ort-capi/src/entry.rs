@@ -10,7 +10,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ort_sys::{OrtStatusPtr, os_char};
 
@@ -96,12 +96,14 @@ pub(crate) use kinds;
 pub(crate) struct Object<T> {
     /// [`Kind::TAG`], or 0 once the object is released.
     tag: AtomicU64,
+    /// Whether another object owns this one: C may read it, and neither release nor give it away.
+    is_owned: AtomicBool,
     pub(crate) inner: T,
 }
 
 impl<T: Kind> Object<T> {
     pub(crate) const fn new(inner: T) -> Object<T> {
-        Object { tag: AtomicU64::new(T::TAG), inner }
+        Object { tag: AtomicU64::new(T::TAG), is_owned: AtomicBool::new(false), inner }
     }
 
     /// Moves a value to memory that C owns from now on.
@@ -226,9 +228,22 @@ impl<T: Kind> Released<T> {
         self.0
     }
 
+    /// Whether another object owns this one.
+    pub(crate) fn is_owned(&self) -> bool {
+        // SAFETY: as in `In::get`.
+        checked(self.0).is_ok() && unsafe { &(*self.0).is_owned }.load(Ordering::Acquire)
+    }
+
     /// Takes the object over. C keeps the pointer, which stays valid for as long as the owner.
     pub(crate) fn take(&mut self) -> Result<Owned<T>, Failure> {
         checked(self.0)?;
+        // SAFETY: as in `In::get`.
+        if unsafe { &(*self.0).is_owned }.swap(true, Ordering::AcqRel) {
+            return fail(
+                code::INVALID_ARGUMENT,
+                format!("the {} belongs to another object already", T::NAME),
+            );
+        }
         Ok(Owned(std::mem::replace(&mut self.0, std::ptr::null_mut())))
     }
 
@@ -236,10 +251,10 @@ impl<T: Kind> Released<T> {
         self.0.cast_const() == object
     }
 
-    /// Drops the object. What is none, or was released before, is left alone: there is no status
-    /// to say so.
+    /// Drops the object. What is none, was released before, or belongs to another object is left
+    /// alone: there is no status to say so.
     pub(crate) fn release(self) {
-        if checked(self.0).is_ok() {
+        if checked(self.0).is_ok() && !self.is_owned() {
             // SAFETY: the tag is that of `T`, so `give` made it; the caller gives it back once.
             let object = unsafe { Box::from_raw(self.0) };
             object.tag.store(0, Ordering::Relaxed);
@@ -257,7 +272,8 @@ unsafe impl<T: Sync> Sync for Owned<T> {}
 
 impl<T: Kind> Owned<T> {
     pub(crate) fn new(inner: T) -> Owned<T> {
-        Owned(Object::give(inner))
+        let object = Object { is_owned: AtomicBool::new(true), ..Object::new(inner) };
+        Owned(Box::into_raw(Box::new(object)))
     }
 
     pub(crate) fn address(&self) -> *const Object<T> {

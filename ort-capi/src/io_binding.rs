@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::allocator::Allocator;
 use crate::entry::{In, Object, Out, Released, Text, entries, kinds};
 use crate::memory_info::MemoryInfo;
-use crate::run::{Control, fill, input_value, target_problem};
+use crate::run::{Control, fill, finish_profile, input_value, target_problem};
 use crate::run_options::RunOptions;
 use crate::session::{Port, Session};
 use crate::status::{Failure, Outcome, code, fail, invalid};
@@ -184,7 +184,7 @@ entries! {
         let _scope = session.log_scope(options);
         let own = options.and_then(RunOptions::start_profile);
         let done = binding.state.lock().run(session, &Control::of(session, options, own.as_ref()));
-        own.map_or(Ok(()), |own| own.finish().map(drop))?;
+        finish_profile(own);
         done
     }
 

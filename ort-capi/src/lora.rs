@@ -33,7 +33,7 @@ fn adapter(bytes: Bytes, allocator: Allocator) -> Outcome<LoraAdapter> {
         };
     }
     let parameter = |(name, tensor): (String, ort_runtime::Tensor)| {
-        Ok(Parameter { name, value: Owned::new(Value::borrowed(tensor)?) })
+        Ok(Parameter { name, value: Owned::new(Value::of_constant(&tensor)?) })
     };
     let parameters: Outcome<Vec<Parameter>> = read_adapter(bytes)?.into_iter().map(parameter).collect();
     Ok(LoraAdapter(Arc::new(parameters?)))

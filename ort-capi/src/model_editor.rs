@@ -115,6 +115,20 @@ fn take_infos(
     Ok(taken)
 }
 
+/// Refuses attributes that a node cannot take over: nothing is taken if one of them is wrong.
+fn check_attributes(attributes: &[Released<OpAttr>]) -> Outcome {
+    for (place, attribute) in attributes.iter().enumerate() {
+        attribute.get()?;
+        let is_repeated = attributes.iter().take(place).any(|other| other.is(attribute.address()));
+        if is_repeated || attribute.is_owned() {
+            return invalid(format!(
+                "attribute {place} of the node is used twice; each OrtOpAttr belongs to one node"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a value that cannot be an initializer.
 fn check_initializer(graph: &Graph, name: &CString, value: &Released<Value>, is_external: bool) -> Outcome {
     let tensor = value.get()?;
@@ -124,7 +138,7 @@ fn check_initializer(graph: &Graph, name: &CString, value: &Released<Value>, is_
     if graph.initializer(name).is_some() {
         return invalid("An initializer with this name has already been added to the graph.");
     }
-    if graph.initializers.iter().any(|known| known.value.address() == value.address()) {
+    if value.is_owned() {
         return invalid(
             "This OrtValue pointer has already been added to the graph. Each OrtValue must only be added once.",
         );
@@ -211,8 +225,7 @@ entries! {
         };
         if !attributes.is_null() {
             let attributes = attributes.get(attribute_count, "the attributes of the node")?;
-            // Nothing is taken if one of them is wrong.
-            attributes.iter().try_for_each(|attribute| attribute.get().map(drop))?;
+            check_attributes(attributes)?;
             node.attributes = attributes.iter_mut().map(Released::take).collect::<Outcome<_>>()?;
         }
         out.put(Object::give(node));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
+use ort_runtime::onnxruntime::log::Line;
 use ort_runtime::onnxruntime::{TERMINATED, fit, of_tensor};
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOptions, Value as EngineValue};
@@ -13,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::bindings::{self, LentMemory};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
+use crate::log::send;
 use crate::lora::Parameter;
 use crate::profile::Profiling;
 use crate::run_options::RunOptions;
@@ -281,8 +283,16 @@ pub(crate) struct Request<'a> {
 pub(crate) fn run(request: Request<'_>) -> Outcome {
     let own = request.options.and_then(RunOptions::start_profile);
     let done = run_profiled(request, own.as_ref());
-    own.map_or(Ok(()), |own| own.finish().map(drop))?;
+    finish_profile(own);
     done
+}
+
+/// Writes the profile of a run. The run itself is done, so a failure is a line of the log.
+pub(crate) fn finish_profile(profile: Option<Profiling>) {
+    if let Some(Err(failure)) = profile.map(|profile| profile.finish()) {
+        let place = "run.rs finish_profile".to_owned();
+        send(&Line { severity: 2, place, message: format!("the profile of the run: {}", failure.message) });
+    }
 }
 
 fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {

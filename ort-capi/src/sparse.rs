@@ -9,7 +9,7 @@ use crate::allocator::{Allocator, default_handle};
 use crate::element_type::{known, number_of};
 use crate::entry::{Array, In, InMut, Object, Out, Text, entries};
 use crate::memory_info::MemoryInfo;
-use crate::status::{Outcome, code, fail, invalid};
+use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::strings::Strings;
 use crate::type_info::TensorInfo;
 use crate::value::{Dims, Lent, Numbers, Value, sizes_of};
@@ -304,9 +304,16 @@ fn coordinates(inner: &Tensor, outer: &Tensor) -> Outcome<Tensor> {
     let (inner, outer) = (inner.view().to_ints()?, outer.view().to_ints()?);
     let mut places = Vec::with_capacity(inner.len().saturating_mul(2));
     for (row, (start, end)) in outer.iter().zip(outer.iter().skip(1)).enumerate() {
-        for at in *start..*end {
-            let column = usize::try_from(at).ok().and_then(|at| inner.get(at));
-            places.extend([i64::try_from(row).unwrap_or(i64::MAX), column.copied().unwrap_or_default()]);
+        // The caller may have changed lent indices since they were checked.
+        let range = usize::try_from(*start).ok().zip(usize::try_from(*end).ok());
+        let columns = range.and_then(|(start, end)| inner.get(start..end)).ok_or_else(|| {
+            Failure::invalid(format!(
+                "CSR outer indices {start} and {end} are not those of {} values",
+                inner.len()
+            ))
+        })?;
+        for column in columns {
+            places.extend([i64::try_from(row).unwrap_or(i64::MAX), *column]);
         }
     }
     Ok(Tensor::from_vec(&[inner.len(), 2], places)?)
@@ -331,8 +338,9 @@ impl GivenValues<'_> {
         let count = element_count(&sizes)?;
         if dtype == DType::String {
             let texts = Array::<Text>::of(self.data.cast());
+            let texts = texts.get(count, "the array of strings")?;
             let strings = Strings::empty(&sizes)?;
-            strings.set(texts.get(count, "the array of strings")?)?;
+            strings.set(texts)?;
             return Ok(Value::Strings(strings));
         }
         let len = ort_runtime::tensor::byte_count(dtype, &sizes)?;

@@ -205,14 +205,6 @@ impl Numbers {
 }
 
 impl Value {
-    /// A value with a tensor whose memory something else reads, too. Callers only read it.
-    pub(crate) fn borrowed(tensor: Tensor) -> Outcome<Value> {
-        let Some(bytes) = tensor.bytes() else { return Value::of_result(tensor.into()) };
-        let (data, dims) = (bytes.as_ptr().cast_mut(), dims_of(tensor.shape()));
-        let (is_lent, has_own_allocator) = (false, false);
-        Ok(Value::Numbers(Numbers { tensor, data, dims, info: None, is_lent, has_own_allocator }))
-    }
-
     /// A value with the content of a result. The content of an optional stands for itself.
     pub(crate) fn of_result(value: EngineValue) -> Outcome<Value> {
         match value {
@@ -350,7 +342,8 @@ entries! {
         allocator.info()?;
         let given = Lent { data, len, dims: dims.get(rank, "the shape")?, number };
         given.check()?;
-        let numbers = given.numbers(Allocated { bytes: data.cast(), allocator })?;
+        let mut numbers = given.numbers(Allocated { bytes: data.cast(), allocator })?;
+        numbers.has_own_allocator = allocator != default_handle();
         out.put(Object::give(Value::Numbers(numbers)));
         Ok(())
     }

@@ -89,13 +89,14 @@ impl Generator {
         self.scheduler.reset_timing();
         let mut answers = Vec::with_capacity(prompts.len());
         let mut ids = Vec::with_capacity(prompts.len());
-        for (index, prompt) in prompts.iter().enumerate() {
+        let submitted = prompts.iter().enumerate().try_for_each(|(index, prompt)| {
             let options =
                 GenerateOptions { seed: options.seed.wrapping_add(index as u64), ..options.clone() };
             ids.push(self.scheduler.submit(prompt.clone(), &options, constraint(index)?)?);
             answers.push(Generated { tokens: Vec::new(), reason: EndReason::Stopped });
-        }
-        let done = self.run(&ids, &mut answers, on_token);
+            Ok(())
+        });
+        let done = submitted.and_then(|()| self.run(&ids, &mut answers, on_token));
         if done.is_err() {
             ids.iter().for_each(|id| self.scheduler.cancel(*id));
         }

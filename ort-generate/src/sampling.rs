@@ -87,12 +87,13 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// No logit is a number.
+    /// No logit is a number, or a constraint allows no token.
     pub fn choose(&mut self, logits: &mut [f32], seen: &[u32]) -> Result<u32> {
         self.penalize(logits, seen);
         if self.sampling.temperature == 0.0 {
             return most_likely(logits);
         }
+        most_likely(logits)?;
         self.weigh(logits)?;
         let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
         let mut left = self.random.random::<f64>() * total;
@@ -175,8 +176,8 @@ impl Sampler {
             }
             self.candidates.truncate(kept.max(1));
         }
-        // The most likely token has the weight 1.
-        self.candidates.retain(|candidate| candidate.weight >= min_p);
+        // The most likely token has the weight 1. A masked one has none.
+        self.candidates.retain(|candidate| candidate.weight > 0.0 && candidate.weight >= min_p);
         // One order for all ways here, so that a seed gives the same text on any machine.
         self.candidates.sort_unstable_by(descending);
         Ok(())
@@ -191,8 +192,11 @@ fn most_likely(logits: &[f32]) -> Result<u32> {
             best = Some((token, *logit));
         }
     }
-    best.map(|(token, _)| token).ok_or_else(|| {
-        ort_core::error!(RuntimeException, "all logits of the next token are NaN")
-            .help("the model overflows; try one in float32 or bfloat16")
-    })
+    match best {
+        Some((_, f32::NEG_INFINITY)) => Err(ort_core::error!(RuntimeException, "no token may follow")
+            .help("the constraint allows none; let it allow a token that ends the text")),
+        Some((token, _)) => Ok(token),
+        None => Err(ort_core::error!(RuntimeException, "all logits of the next token are NaN")
+            .help("the model overflows; try one in float32 or bfloat16")),
+    }
 }

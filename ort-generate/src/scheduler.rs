@@ -482,8 +482,11 @@ impl Scheduler {
             return Ok(());
         }
         for (index, tokens) in ended {
-            if self.has_room_to_keep(batch.lengths.len(), tokens.len())? {
-                let copy = self.decoder.batcher().copy(&mut batch, index, tokens.len(), tokens.len())?;
+            if !self.has_room_to_keep(&batch, tokens.len())? {
+                continue;
+            }
+            // Without memory for it, a text is not kept.
+            if let Ok(copy) = self.decoder.batcher().copy(&mut batch, index, tokens.len(), tokens.len()) {
                 self.keep(KeptText { tokens, batch: copy });
             }
         }
@@ -501,14 +504,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether the caches of a text may stay beside all requests, at their longest.
-    fn has_room_to_keep(&self, requests: usize, length: usize) -> Result<bool> {
+    /// Whether the caches of a text of a batch may stay beside all requests, at their longest.
+    fn has_room_to_keep(&self, batch: &Batch, length: usize) -> Result<bool> {
         if self.options.kept_texts == 0 {
             return Ok(false);
         }
         let prefill = self.prefill.iter().map(|prefill| prefill.text.context);
-        let context = prefill.chain([self.context(), length, 1]).max().unwrap_or(1);
-        let requests = requests + usize::from(self.prefill.is_some());
+        let context = prefill.chain([self.context(), batch.rows, length, 1]).max().unwrap_or(1);
+        let requests = batch.lengths.len() + usize::from(self.prefill.is_some());
         let planned = self.decoder.memory_of(context, requests)?.total();
         let layout = self.decoder.layout();
         let kept = self.kept.iter().map(|kept| layout.cache_bytes(1, kept.batch.rows));

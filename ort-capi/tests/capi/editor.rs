@@ -494,3 +494,45 @@ fn a_made_graph_can_be_read() {
     raw!(ReleaseGraph(view));
     raw!(ReleaseModel(model));
 }
+
+#[test]
+fn an_object_has_one_owner() {
+    let axis = attribute("axis", &[1i64], OrtOpAttrType::ORT_OP_ATTR_INT);
+    let refused = |attributes: &mut [*mut OrtOpAttr]| {
+        let mut node = null_mut();
+        let (names, count) = (null::<*const c_char>(), attributes.len());
+        let (code, text) = edit!(CreateNode(
+            c"Softmax".as_ptr(),
+            c"".as_ptr(),
+            c"node".as_ptr(),
+            names,
+            0,
+            names,
+            0,
+            attributes.as_mut_ptr(),
+            count,
+            &mut node
+        ))
+        .unwrap();
+        assert!(code == 2 && text.contains("belongs to one node") && node.is_null(), "{code} {text}");
+    };
+    refused(&mut [axis, axis]);
+    let owner =
+        node(&Call { operator: "Softmax", inputs: &["x"], outputs: &["y"], attribute: axis, domain: "" });
+    refused(&mut [axis]);
+    // The node still has it afterwards.
+    raw!(ReleaseOpAttr(axis));
+    let mut name = null();
+    call!(OpAttr_GetName(axis, &mut name));
+    raw!(ReleaseNode(owner));
+
+    let (weight, graph, other) = (small(), empty_graph(), empty_graph());
+    done(edit!(AddInitializerToGraph(graph, c"w".as_ptr(), weight, false)));
+    assert!(edit!(AddInitializerToGraph(other, c"w".as_ptr(), weight, false)).is_some());
+    raw!(ReleaseValue(weight));
+    let mut is_tensor = 0;
+    call!(IsTensor(weight, &mut is_tensor));
+    assert_eq!(is_tensor, 1);
+    raw!(ReleaseGraph(graph));
+    raw!(ReleaseGraph(other));
+}

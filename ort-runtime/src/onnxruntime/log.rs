@@ -37,9 +37,9 @@ pub fn set_severity(severity: i32) {
     SEVERITY.store(severity, Ordering::Relaxed);
 }
 
-/// Returns the lowest severity of lines.
+/// Returns the lowest severity of lines of this thread.
 pub fn severity() -> i32 {
-    SEVERITY.load(Ordering::Relaxed)
+    OWN_SEVERITY.get().unwrap_or_else(|| SEVERITY.load(Ordering::Relaxed))
 }
 
 thread_local! {
@@ -83,9 +83,7 @@ struct Lines {
 impl Subscriber for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Other crates log what no program of ONNX Runtime expects to read.
-        metadata.target().starts_with("ort_")
-            && severity_of(*metadata.level())
-                >= OWN_SEVERITY.get().unwrap_or_else(|| SEVERITY.load(Ordering::Relaxed))
+        metadata.target().starts_with("ort_") && severity_of(*metadata.level()) >= severity()
     }
 
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
