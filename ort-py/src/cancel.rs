@@ -179,36 +179,20 @@ struct Away;
 
 impl Away {
     fn go() -> Away {
-        go_away();
+        count_out();
+        park_at_exit();
         Away
     }
 }
 
 impl Drop for Away {
     fn drop(&mut self) {
-        come_back();
-    }
-}
-
-/// Calls Python's code from inside of [`detached`]. Returns `None` if the interpreter has ended.
-pub(crate) fn attached<T>(call: impl FnOnce(Python<'_>) -> T) -> Option<T> {
-    come_back();
-    let done = Python::try_attach(call);
-    go_away();
-    done
-}
-
-fn go_away() {
-    count_out();
-    park_at_exit();
-}
-
-fn come_back() {
-    // Counted before it looks: either it sees the end, or `leave` sees it.
-    count_in();
-    if ends_with_interpreter() {
-        count_out();
-        park_at_exit();
+        // Counted before it looks: either it sees the end, or `leave` sees it.
+        count_in();
+        if ends_with_interpreter() {
+            count_out();
+            park_at_exit();
+        }
     }
 }
 

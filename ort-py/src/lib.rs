@@ -16,7 +16,6 @@ mod device;
 mod dlpack;
 mod dtypes;
 mod error;
-mod generate;
 mod log;
 mod metadata;
 mod ort_value;
@@ -43,8 +42,6 @@ mod onnxruntime_pybind11_state {
     use super::calibrate::{Calibration, ChannelCalibration, HessianCalibration, quantize_blocks};
     #[pymodule_export]
     use super::cancel::CancelToken;
-    #[pymodule_export]
-    use super::generate::TextGenerator;
     #[pymodule_export]
     use super::ort_value::OrtValue;
     #[pymodule_export]
