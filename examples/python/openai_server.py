@@ -1,13 +1,15 @@
 """A server of the OpenAI chat protocol on `ort_runtime.generate`.
 
     pip install 'ort-runtime[generate]' starlette uvicorn
+    pip install 'ort-runtime[constraints]'         # for response_format
     python openai_server.py llama --memory-limit 2GiB --port 8000
 
     curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{
         "model": "llama", "stream": true, "messages": [{"role": "user", "content": "Hello!"}]}'
 
 All requests run in one batch. Those that do not fit the memory limit beside the others wait, and
-beyond `--max-waiting` they get the status 429. A client that goes away ends its request.
+beyond `--max-waiting` they get the status 429. A client that goes away ends its request. Requests
+that can never run get the status 400, and errors of the engine the status 500.
 """
 
 from __future__ import annotations
@@ -23,12 +25,22 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from ort_runtime.capi.onnxruntime_pybind11_state import OutOfMemory
 from ort_runtime.generate import Answer, Model, Sampling, Stream
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+# What a body raises that is no JSON, or has values of a wrong type.
+BODY_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    ClientDisconnect,
+)
 REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
@@ -90,6 +102,14 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def usage_is_wanted(body: dict[str, Any]) -> bool:
+    """Whether a stream ends with the count of its tokens."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise ValueError(f"stream_options is {options!r}, expected an object")
+    return bool(options.get("include_usage"))
+
+
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
@@ -126,19 +146,33 @@ class Server:
             if body.get("model", self.name) != self.name:
                 return error(404, f"there is no model {body['model']!r}; it is {self.name!r}")
             messages, options = messages_of(body), options_of(body)
+            usage = usage_is_wanted(body)
+        except BODY_ERRORS as problem:
+            return error(400, str(problem))
+        try:
             # In a thread: it waits for the step that runs.
             stream = await asyncio.to_thread(self.model.stream, messages, **options)
-        except Exception as problem:
-            if "may wait" in str(problem):
+        except OutOfMemory as problem:
+            if await asyncio.to_thread(self.fits_alone, messages, options["max_tokens"]):
                 return error(429, str(problem), "rate_limit_error")
             return error(400, str(problem))
+        except (ValueError, TypeError) as problem:  # also the engine's InvalidArgument
+            return error(400, str(problem))
+        except Exception as problem:
+            return error(500, str(problem), "server_error")
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         if body.get("stream"):
-            usage = bool((body.get("stream_options") or {}).get("include_usage"))
             return StreamingResponse(
                 self.events(stream, answer_id, usage), media_type="text/event-stream"
             )
         return await self.whole(request, stream, answer_id)
+
+    def fits_alone(self, messages: list[dict[str, Any]], max_tokens: int) -> bool:
+        """Whether the memory suffices once no other request runs."""
+        # The last token of an answer is not fed.
+        needed = len(self.model.tokens(messages)) + max(max_tokens - 1, 0)
+        context = min(needed, self.model.context_length or needed)
+        return self.model.largest_requests(context, 1) > 0
 
     async def whole(self, request: Request, stream: Stream, answer_id: str) -> Response:
         answering = asyncio.create_task(stream.aanswer())

@@ -1,4 +1,4 @@
-"""Text generation: the answers of other runtimes, in any company, within limits."""
+"""Text generation: the answers of other runtimes, in any batch, within limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +97,113 @@ def test_streams_are_asynchronous(llama):
     assert asyncio.run(ask_all()) == [expected for _, expected in cases]
 
 
+class _Slow:
+    """A constraint that allows all tokens, after some time."""
+
+    def __init__(self, seconds=0.1):
+        self.seconds = seconds
+        self.begun = threading.Event()
+
+    def mask(self):
+        self.begun.set()
+        time.sleep(self.seconds)
+        return b"\xff" * 40
+
+    def accept(self, token):
+        pass
+
+
+def wait_until_idle(model, seconds=10):
+    """Waits for the end of all requests, in less time than a whole answer of `_Slow` takes."""
+    last = time.monotonic() + seconds
+    while model.counts != (0, 0):
+        assert time.monotonic() < last, "a request still runs"
+        time.sleep(0.01)
+
+
+SLOW = {"max_tokens": 200, "ignore_end": True}
+
+
 def test_a_cancelled_task_ends_its_request(llama):
     async def run():
-        stream = llama.stream("The quick", max_tokens=200, ignore_end=True)
+        slow = _Slow()
+        stream = llama.stream("The quick", constraint=slow, **SLOW)
 
         async def read():
             async for _ in stream:
-                await asyncio.sleep(0)
+                pass
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(slow.begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    wait_until_idle(llama)
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_a_cancelled_agenerate_ends_its_request(llama, has_started):
+    async def run():
+        first, second = _Slow(0.3), _Slow()
+        stream = llama.stream("The quick", constraint=first, **SLOW)
+        await asyncio.to_thread(first.begun.wait)
+        task = asyncio.create_task(llama.agenerate("The quick", constraint=second, **SLOW))
+        # Without its start, the task is cancelled while it waits for a step of the first.
+        await (asyncio.to_thread(second.begun.wait) if has_started else asyncio.sleep(0.05))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         stream.cancel()
-        return await llama.agenerate("The quick", max_tokens=4, ignore_end=True)
 
-    assert len(asyncio.run(run()).tokens) == 4
+    asyncio.run(run())
+    wait_until_idle(llama)
+
+
+def test_agenerate_does_not_block_the_event_loop(llama):
+    async def run():
+        slow = _Slow(0.5)
+        stream = llama.stream("The quick", constraint=slow, **SLOW)
+        await asyncio.to_thread(slow.begun.wait)
+        begin = time.monotonic()
+        task = asyncio.create_task(llama.agenerate("The quick", max_tokens=1, ignore_end=True))
+        longest = 0.0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            longest, begin = max(longest, time.monotonic() - begin), time.monotonic()
+        begin = time.monotonic()
+        stream.cancel()
+        longest = max(longest, time.monotonic() - begin)
+        return longest, len((await task).tokens)
+
+    longest, count = asyncio.run(run())
+    assert longest < 0.3 and count == 1
+    wait_until_idle(llama)
+
+
+def test_a_stream_has_several_asynchronous_readers(llama):
+    async def run():
+        stream = llama.stream("The quick", max_tokens=40, ignore_end=True, constraint=_Slow(0.01))
+
+        async def read():
+            return [piece async for piece in stream]
+
+        ends = asyncio.gather(read(), read(), stream.aanswer(), stream.aanswer())
+        one, other, answer, same = await asyncio.wait_for(ends, timeout=60)
+        assert answer == same
+        assert sorted([*one, *other]) == sorted(stream._text)
+
+    asyncio.run(run())
+
+
+def test_aanswer_leaves_the_pieces_to_others(llama):
+    async def run():
+        stream = llama.stream("The quick", max_tokens=20, ignore_end=True)
+        answer = await stream.aanswer()
+        assert "".join([piece async for piece in stream]) == answer.text != ""
+
+    asyncio.run(run())
 
 
 def test_a_cancelled_stream_keeps_its_text(llama):
@@ -257,13 +348,19 @@ def test_a_constraint_limits_the_tokens(llama):
     assert set(answer.tokens) == {7, 100}
 
 
-def test_a_constraint_that_fails_ends_its_request(llama):
+def test_a_constraint_that_fails_ends_the_requests_that_run(llama):
     class Fails(_Only):
         def accept(self, token):
             raise KeyError("no such state")
 
+    slow = _Slow()
+    other = llama.stream("The quick", constraint=slow, **SLOW)
+    assert slow.begun.wait(60)
     with pytest.raises(Exception, match="no such state"):
         llama.generate("The quick", max_tokens=9, constraint=Fails([7]))
+    with pytest.raises(Exception, match="no such state"):
+        other.answer()
+    wait_until_idle(llama)
     assert len(llama.generate("The quick", max_tokens=3, ignore_end=True).tokens) == 3
 
 
@@ -320,24 +417,85 @@ def test_bad_requests_say_what_is_wrong(llama, tmp_path):
         model.generate("x")
 
 
-def test_a_missing_package_is_named():
+@pytest.mark.parametrize(
+    ("package", "extra"), [("tokenizers", "generate"), ("llguidance", "constraints")]
+)
+def test_a_missing_package_is_named(package, extra):
     code = (
-        "import sys; sys.modules['tokenizers'] = None\n"
-        "from ort_runtime.generate import TextCodec\n"
-        f"TextCodec(__import__('pathlib').Path({str(DATA / 'llama')!r}))"
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from ort_runtime.generate import Model\n"
+        f"Model({str(DATA / 'llama')!r}).generate('x', regex='a')"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "install ort-runtime[generate]" in done.stderr
+    assert f"install ort-runtime[{extra}]" in done.stderr
 
 
-def test_a_program_may_end_in_the_middle_of_an_answer():
+# weakref's exit hook is then older than that of the native module, and runs after it.
+FINALIZER = "import tempfile; folder = tempfile.TemporaryDirectory()\n"
+SLEEPER = """
+import time
+class Sleeper:
+    def mask(self):
+        time.sleep(3600)
+    def accept(self, token):
+        pass
+model.stream('The quick', constraint=Sleeper())
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("before", ["", FINALIZER])
+@pytest.mark.parametrize(
+    "after",
+    ["print(next(model.stream('The quick', max_tokens=200, ignore_end=True)))", SLEEPER],
+    ids=["answer", "step"],
+)
+def test_a_program_may_end_in_the_middle_of_an_answer(before, after):
     code = (
-        "from ort_runtime.generate import Model\n"
-        f"model = Model({str(DATA / 'llama')!r})\n"
-        "print(next(model.stream('The quick', max_tokens=200, ignore_end=True)))"
+        f"{before}from ort_runtime.generate import Model\n"
+        f"model = Model({str(DATA / 'llama')!r})\n{after}"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+class _Panic(BaseException):
+    """A panic of the native module is no `Exception`, either."""
+
+
+class _Panics:
+    """A generator whose steps panic."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __getattr__(self, name):
+        return getattr(self.generator, name)
+
+    def step(self):
+        raise _Panic("index out of bounds")
+
+
+def test_a_panic_closes_the_model():
+    with Model(DATA / "llama") as model:
+        model._runner._generator = _Panics(model._runner.generator)
+        with pytest.raises(RuntimeError, match="_Panic: index out of bounds"):
+            model.generate("The quick", max_tokens=4)
+        with pytest.raises(RuntimeError, match="closed, because it failed"):
+            model.generate("The quick", max_tokens=4)
+
+
+def test_a_closed_model_refuses_requests_and_plans():
+    model = Model(DATA / "llama")
+    slow = _Slow()
+    stream = model.stream("The quick", constraint=slow, **SLOW)
+    assert slow.begun.wait(60)
+    model.close()
+    assert stream.answer().finish_reason == "cancelled"
+    for call in (lambda: model.generate("x"), lambda: model.plan(8), lambda: model.counts):
+        with pytest.raises(ValueError, match="the model is closed"):
+            call()
+    model.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import importlib.util
 import json
 import socket
 import subprocess
@@ -26,15 +28,48 @@ from ort_runtime.generate import Model  # noqa: E402
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "ort-generate/tests/data/llama"
 HELLO = [{"role": "user", "content": "Hello"}]
+SERVER = ROOT / "examples/python/openai_server.py"
+
+# The server, with a tenth of a second for each token of an answer of 100 tokens or more.
+SLOW_SERVER = f"""
+import sys, time
+sys.path.insert(0, {str(SERVER.parent)!r})
+import openai_server
+
+class Slow:
+    def mask(self):
+        time.sleep(0.1)
+        return b"\\xff" * 40
+
+    def accept(self, token):
+        pass
+
+class SlowModel(openai_server.Model):
+    def stream(self, prompt, **options):
+        constraint = Slow() if options["max_tokens"] >= 100 else None
+        return super().stream(prompt, ignore_end=True, constraint=constraint, **options)
+
+openai_server.Model = SlowModel
+openai_server.main()
+"""
 
 
 @pytest.fixture(scope="module")
 def url():
+    yield from serve([str(SERVER)], "--memory-limit", "64MiB")
+
+
+@pytest.fixture
+def slow_url():
+    yield from serve(["-c", SLOW_SERVER], "--max-requests", "1", "--max-waiting", "0")
+
+
+def serve(program, *options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "examples/python/openai_server.py"), str(LLAMA)]
-    server = subprocess.Popen([*command, "--port", str(port), "--memory-limit", "64MiB"])
+    command = [sys.executable, *program, str(LLAMA), "--port", str(port), *options]
+    server = subprocess.Popen(command)
     address = f"http://127.0.0.1:{port}/v1"
     try:
         for _ in range(300):
@@ -115,11 +150,23 @@ def test_many_clients_get_their_answers(url, expected):
             )
 
 
-def test_a_client_may_go_away(url):
-    body = {"messages": HELLO, "max_tokens": 100, "stream": True}
-    with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
-    assert ask(url).status_code == 200
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_may_go_away(slow_url, is_streamed):
+    body = {"messages": HELLO, "max_tokens": 200, "stream": is_streamed}
+    address = f"{slow_url}/chat/completions"
+    if is_streamed:
+        with httpx.stream("POST", address, json=body, timeout=60) as response:
+            lines = response.iter_lines()  # the response ends with it
+            next(lines)
+            assert ask(slow_url).status_code == 429
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(address, json=body, timeout=1)
+    # The whole answer would take 20 s, and no other request runs or waits meanwhile.
+    last = time.monotonic() + 10
+    while (status := ask(slow_url).status_code) == 429 and time.monotonic() < last:
+        time.sleep(0.05)
+    assert status == 200
 
 
 def test_answers_match_a_schema(url):
@@ -145,12 +192,62 @@ def test_answers_match_a_schema(url):
             "the context of the model 256",
         ),
         ({"response_format": {"type": "xml"}}, 400, "response_format is 'xml'"),
+        ({"response_format": "json"}, 400, "has no attribute"),
+        ({"stream": True, "stream_options": 5}, 400, "stream_options is 5"),
+        ({"max_tokens": "many"}, 400, "invalid type"),
+        ({"stop": 5}, 400, "not iterable"),
     ],
 )
 def test_bad_requests_say_what_is_wrong(url, options, status, expected):
     response = ask(url, **options)
     assert response.status_code == status
     assert expected in response.json()["error"]["message"]
+
+
+def ask_in_process(model, **options):
+    """A response of the server in this process."""
+    spec = importlib.util.spec_from_file_location("openai_server", SERVER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    async def post():
+        transport = httpx.ASGITransport(app=module.Server(model, "llama").app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
+            return await client.post("/v1/chat/completions", json={"messages": HELLO, **options})
+
+    return asyncio.run(post())
+
+
+def test_a_request_that_never_fits_is_a_bad_one():
+    for limit in range(80 << 10, 1 << 20, 8 << 10):
+        try:
+            model = Model(LLAMA, memory_limit=limit)
+        except Exception:  # not even the weights fit
+            continue
+        with model:
+            if (model.largest_context() or 0) < 100:
+                continue
+            response = ask_in_process(model, max_tokens=256)
+            assert response.status_code == 400
+            assert "ask for a context of at most" in response.json()["error"]["message"]
+            assert ask_in_process(model, max_tokens=2).status_code == 200
+            return
+    raise AssertionError("no limit leaves room for a part of the context")
+
+
+def test_errors_of_the_engine_are_errors_of_the_server(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a kernel failed")
+
+    with Model(LLAMA) as model:
+        monkeypatch.setattr(model, "stream", fail)
+        response = ask_in_process(model)
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "a kernel failed",
+        "type": "server_error",
+        "code": None,
+    }
 
 
 def test_the_client_of_openai_works(url, expected):

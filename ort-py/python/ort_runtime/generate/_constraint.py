@@ -23,7 +23,7 @@ class GrammarTokens:
     """The tokens of a model for grammars. It is made once for each model."""
 
     def __init__(self, codec: TextCodec, vocabulary: int, end_token: int) -> None:
-        llguidance = imported("llguidance")
+        llguidance = imported("llguidance", "constraints")
         self.tokenizer = llguidance.LLTokenizer(
             codec.source, n_vocab=vocabulary, eos_token=end_token
         )
@@ -33,7 +33,7 @@ class GrammarConstraint:
     """A constraint by a grammar of llguidance."""
 
     def __init__(self, tokens: GrammarTokens, grammar: str) -> None:
-        llguidance = imported("llguidance")
+        llguidance = imported("llguidance", "constraints")
         self._matcher = llguidance.LLMatcher(tokens.tokenizer, grammar)
         self._check("the grammar")
 
@@ -64,7 +64,7 @@ def grammar_of(
         raise ValueError(f"{' and '.join(given)} were given, expected one of them")
     if not given:
         return None
-    matcher = imported("llguidance").LLMatcher
+    matcher = imported("llguidance", "constraints").LLMatcher
     if json_schema is not None:
         schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
         text: str = matcher.grammar_from_json_schema(schema)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,80 +85,176 @@ class _Runner:
     """The requests of a model, and the thread that runs them."""
 
     def __init__(self, generator: TextGenerator) -> None:
-        self.generator = generator
+        self._generator: TextGenerator | None = generator
         self._condition = threading.Condition()
         self._streams: dict[int, Stream] = {}
+        # They end before the next step: `cancel` does not wait for the one that runs.
+        self._cancelled: deque[int] = deque()
         self._is_closed = False
+        self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
+        _runners.add(self)
+
+    @property
+    def generator(self) -> TextGenerator:
+        generator = self._generator
+        if generator is None:
+            raise self._refusal()
+        return generator
+
+    def _refusal(self) -> Exception:
+        if self._problem is not None:
+            return RuntimeError(f"the model is closed, because it failed: {self._problem}")
+        return ValueError("the model is closed")
 
     def submit(
         self, tokens: list[int], options: str, constraint: Constraint | None, stream: Stream
     ) -> None:
         with self._condition:
             if self._is_closed:
-                raise ValueError("the model is closed")
-            number = self.generator.submit(tokens, options, constraint)
+                raise self._refusal()
+            generator = self.generator
+            # They would count as requests that wait.
+            self._end_cancelled(generator)
+            number = generator.submit(tokens, options, constraint)
+            stream.number = number
             self._streams[number] = stream
             if self._thread is None:
-                # It ends with the program, in the middle of an answer.
+                # A daemon: the program may end in the middle of an answer.
                 self._thread = threading.Thread(target=self._run, name="ort-generate", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
 
     def cancel(self, stream: Stream) -> None:
-        with self._condition:
-            for number in [number for number, other in self._streams.items() if other is stream]:
-                self.generator.cancel(number)
-                self._streams.pop(number)._finish("cancelled")
+        if stream._finish("cancelled") and stream.number is not None:
+            self._cancelled.append(stream.number)
 
     def close(self) -> None:
-        with self._condition:
-            self._is_closed = True
-            for stream in list(self._streams.values()):
-                self.cancel(stream)
+        """Ends all requests, waits for the step that runs, and frees the model."""
+        self.stop()
+        self.join()
+        self._generator = None
+
+    def stop(self, patience: float = -1) -> None:
+        """Ends all requests. Waits for the lock for `patience` seconds, without a bound if -1."""
+        self._is_closed = True
+        if not self._condition.acquire(timeout=patience):
+            return
+        try:
+            for stream in self._streams.values():
+                stream._finish("cancelled")
+            self._streams.clear()
+            self._cancelled.clear()
             self._condition.notify_all()
+        finally:
+            self._condition.release()
+
+    def join(self, patience: float | None = None) -> None:
+        """Waits for the step that runs."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(patience)
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._streams and not self._is_closed:
-                    self._condition.wait()
-                if self._is_closed:
-                    return
-            try:
-                events = self.generator.step()
-            except Exception as problem:
-                self._fail(problem)
-                continue
-            with self._condition:
-                for number, token, reason in events:
-                    self._handle(number, token, reason)
+        try:
+            while self._step():
+                pass
+        except BaseException as problem:
+            # A panic of the native module is no Exception. The engine's state is unknown after it.
+            self._abort(problem)
 
-    def _handle(self, number: int, token: int | None, reason: str | None) -> None:
-        # A request that was canceled meanwhile has no stream.
+    def _step(self) -> bool:
+        """Runs one step. Returns whether there may be another one."""
+        with self._condition:
+            while not self._streams and not self._is_closed:
+                self._condition.wait()
+            if self._is_closed:
+                return False
+            generator = self.generator
+            self._end_cancelled(generator)
+            if not self._streams:
+                return True
+        try:
+            events = generator.step()
+        except Exception as problem:
+            self._fail(generator, problem)
+            return True
+        with self._condition:
+            for number, token, reason in events:
+                self._handle(generator, number, token, reason)
+        return True
+
+    def _end_cancelled(self, generator: TextGenerator) -> None:
+        while self._cancelled:
+            number = self._cancelled.popleft()
+            if self._streams.pop(number, None) is not None:
+                generator.cancel(number)
+
+    def _handle(
+        self, generator: TextGenerator, number: int, token: int | None, reason: str | None
+    ) -> None:
+        # `cancel` or `close` may have ended the request during the step.
         stream = self._streams.get(number)
         if stream is None:
             return
         try:
             if token is not None and stream._push(token):
-                self.generator.cancel(number)
+                generator.cancel(number)
                 reason = "stop"
-        except Exception as problem:
-            self.generator.cancel(number)
-            self._streams.pop(number)._fail(problem)
+        except BaseException as problem:  # the tokenizer is a native module, which may panic
+            generator.cancel(number)
+            self._streams.pop(number)._fail(_as_exception(problem))
             return
         if reason is not None:
             self._streams.pop(number)._finish(reason)
 
-    def _fail(self, problem: Exception) -> None:
+    def _fail(self, generator: TextGenerator, problem: Exception) -> None:
         """Ends the requests that ran in a step which failed. Those that wait go on."""
         with self._condition:
             for number in list(self._streams):
-                if not self.generator.contains(number):
+                if not generator.contains(number):
                     self._streams.pop(number)._fail(problem)
+
+    def _abort(self, problem: BaseException) -> None:
+        """Ends all requests, and refuses further ones."""
+        with self._condition:
+            self._problem = _as_exception(problem)
+            self._is_closed = True
+            for stream in self._streams.values():
+                stream._fail(self._problem)
+            self._streams.clear()
+            self._cancelled.clear()
+            self._generator = None
+
+
+def _as_exception(problem: BaseException) -> Exception:
+    """An exception that `except Exception` catches, for a panic."""
+    if isinstance(problem, Exception):
+        return problem
+    wrapped = RuntimeError(f"{type(problem).__name__}: {problem}")
+    # The frames of the traceback would keep the generator.
+    wrapped.__cause__ = problem.with_traceback(None)
+    return wrapped
+
+
+#: The seconds for which a program that ends waits for the steps that run.
+_EXIT_PATIENCE = 2.0
+
+_runners: weakref.WeakSet[_Runner] = weakref.WeakSet()
+
+
+def _stop_runners() -> None:
+    deadline = time.monotonic() + _EXIT_PATIENCE
+    runners = list(_runners)
+    for runner in runners:
+        runner.stop(max(deadline - time.monotonic(), 0.0))
+    for runner in runners:
+        runner.join(max(deadline - time.monotonic(), 0.0))
+
+
+# Exit hooks run in reverse order. The one of the native module, registered by the import above,
+# parks the threads that return from native code: they must be joined before it.
+atexit.register(_stop_runners)
 
 
 class Model:
@@ -181,8 +281,8 @@ class Model:
 
         `memory_limit` bounds packed weights, caches, prefill, logits and the sampler: a number of
         bytes, or a text such as "2GiB". Weights that are read from the mapped file do not count.
-        `max_requests` run at once, `max_waiting` may wait; further ones are refused. The caches of
-        `kept_texts` answers stay in memory, as long as there is room, for prompts that begin alike.
+        `max_requests` run at once, `max_waiting` may wait; further ones are refused. The prefix
+        cache has the caches of `kept_texts` answers, as long as there is room.
         """
         self.folder = Path(folder)
         options = {
@@ -198,6 +298,8 @@ class Model:
         generator = TextGenerator(str(self.folder), json.dumps(options))
         self._runner = _Runner(generator)
         self._finalizer = weakref.finalize(self, _Runner.close, self._runner)
+        # weakref's exit hook may be older than the native module's, and would run after it.
+        self._finalizer.atexit = False
         self._codec: TextCodec | None = None
         self._grammar_tokens: GrammarTokens | None = None
         self._lock = threading.Lock()
@@ -313,8 +415,25 @@ class Model:
             raise
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
-        """Answers a prompt without blocking the event loop."""
-        return await self.stream(prompt, **options).aanswer()
+        """Answers a prompt without blocking the event loop. A cancelled task ends its request."""
+        started: list[Stream] = []
+        is_cancelled = threading.Event()
+
+        def start() -> None:
+            started.append(self.stream(prompt, **options))
+            if is_cancelled.is_set():
+                started[0].cancel()
+
+        try:
+            # In a thread: it encodes the prompt, and waits for the step that runs.
+            await asyncio.to_thread(start)
+        except asyncio.CancelledError:
+            # The thread goes on. Either it sees the event, or its stream is here already.
+            is_cancelled.set()
+            for stream in started:
+                stream.cancel()
+            raise
+        return await started[0].aanswer()
 
     def _cancel(self, stream: Stream) -> None:
         # A method of the model, so that a stream keeps its model open.
@@ -335,7 +454,7 @@ class Model:
             return self._grammar_tokens
 
     def close(self) -> None:
-        """Cancels all requests and frees the model."""
+        """Cancels all requests and frees the model. Later requests and plans are refused."""
         self._finalizer()
 
     def __enter__(self) -> Self:

@@ -25,7 +25,10 @@ class Answer:
 
 
 class Stream:
-    """An iterator, also asynchronous, over the pieces of one answer."""
+    """An iterator, also asynchronous, over the pieces of one answer.
+
+    Each piece goes to one reader. Cancelling a task that waits for the stream ends the answer.
+    """
 
     def __init__(
         self, pieces: TextPieces, prompt_tokens: int, cancel: Callable[[Stream], None]
@@ -33,9 +36,11 @@ class Stream:
         self._pieces = pieces
         self._prompt_tokens = prompt_tokens
         self._cancel = cancel
+        #: The number of the request, once it is submitted.
+        self.number: int | None = None
         self._condition = threading.Condition()
         self._ready: deque[str] = deque()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._reason: str | None = None
@@ -45,26 +50,29 @@ class Stream:
 
     def _push(self, token: int) -> bool:
         """Takes a token. Returns whether a stop string ends the answer."""
-        self._tokens.append(token)
-        piece = self._pieces.push(token)
-        if piece:
-            self._add(piece)
-        return self._pieces.is_stopped
+        with self._condition:
+            if self._reason is not None:
+                return False
+            self._tokens.append(token)
+            if piece := self._pieces.push(token):
+                self._add(piece)
+                self._wake()
+            return self._pieces.is_stopped
 
     def _add(self, piece: str) -> None:
-        with self._condition:
-            self._text.append(piece)
-            self._ready.append(piece)
-            self._wake()
+        self._text.append(piece)
+        self._ready.append(piece)
 
-    def _finish(self, reason: str) -> None:
-        rest = self._pieces.finish()
-        if rest:
-            self._add(rest)
+    def _finish(self, reason: str) -> bool:
+        """Ends the answer. Returns whether it was not complete yet."""
         with self._condition:
-            if self._reason is None:
-                self._reason = reason
+            if self._reason is not None:
+                return False
+            if rest := self._pieces.finish():
+                self._add(rest)
+            self._reason = reason
             self._wake()
+            return True
 
     def _fail(self, problem: BaseException) -> None:
         with self._condition:
@@ -74,9 +82,8 @@ class Stream:
 
     def _wake(self) -> None:
         self._condition.notify_all()
-        if self._waiter is not None:
-            loop, future = self._waiter
-            self._waiter = None
+        waiters, self._waiters = self._waiters, []
+        for loop, future in waiters:
             try:
                 loop.call_soon_threadsafe(_resolve, future)
             except RuntimeError:
@@ -102,10 +109,13 @@ class Stream:
         return self._answer()
 
     async def aanswer(self) -> Answer:
-        """Waits for the end of the answer."""
-        async for _ in self:
-            pass
-        return self._answer()
+        """Waits for the end of the answer, whose pieces stay for other readers."""
+        while True:
+            with self._condition:
+                if self._reason is not None:
+                    return self._answer()
+                future = self._waiting()
+            await self._wait(future)
 
     def _answer(self) -> Answer:
         if self._problem is not None:
@@ -142,15 +152,22 @@ class Stream:
                     return piece
                 if self._reason is not None:
                     raise StopAsyncIteration
-                loop = asyncio.get_running_loop()
-                future: asyncio.Future[None] = loop.create_future()
-                self._waiter = (loop, future)
-            try:
-                await future
-            except asyncio.CancelledError:
-                # No one reads the rest.
-                self.cancel()
-                raise
+                future = self._waiting()
+            await self._wait(future)
+
+    def _waiting(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiters.append((loop, future))
+        return future
+
+    async def _wait(self, future: asyncio.Future[None]) -> None:
+        try:
+            await future
+        except asyncio.CancelledError:
+            # No one reads the rest.
+            self.cancel()
+            raise
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -17,8 +17,8 @@ _MOST_BYTES = 256 << 20
 Message = Mapping[str, Any]
 
 
-def imported(name: str) -> Any:
-    """Imports a package of the extra `generate`."""
+def imported(name: str, extra: str = "generate") -> Any:
+    """Imports a package of an extra."""
     import importlib
 
     try:
@@ -27,7 +27,7 @@ def imported(name: str) -> Any:
         package = name.partition(".")[0]
         raise ImportError(
             f"ort_runtime.generate needs the package {package} ({problem}); "
-            "install ort-runtime[generate]"
+            f"install ort-runtime[{extra}]"
         ) from problem
 
 
@@ -82,12 +82,12 @@ class TextCodec:
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to the begin of the next answer."""
+        """The tokens of a conversation, up to the start of the next answer."""
         # The template writes the special tokens itself.
         return self.encode(self.render(messages), special=False)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text of a conversation, up to the begin of the next answer."""
+        """The text of a conversation, up to the start of the next answer."""
         if self._render is None:
             raise ValueError(
                 f"'{self._folder}' has no chat template: give a prompt, or copy "
@@ -157,7 +157,7 @@ def _token(value: Any) -> str:
 class TextPieces:
     """Text as tokens arrive, up to a stop string.
 
-    A piece is withheld while it may be the begin of a stop string, or of a character of several
+    A piece is withheld while it may be the start of a stop string, or of a character of several
     tokens.
     """
 
