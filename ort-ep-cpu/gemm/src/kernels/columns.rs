@@ -123,7 +123,8 @@ pub(super) unsafe fn beside<S: Simd, const ROWS: usize, const VECTORS: usize>(
     tile: &mut Tile,
     column: &mut Tile,
 ) {
-    const { assert!(ROWS <= S::LANES) };
+    // The read of the last step but one ends inside the panel.
+    const { assert!(ROWS <= S::LANES && S::LANES <= 2 * ROWS) };
     let k = tile.k;
     // In B, each value of the column is in a cache line of its own, and they would not stay in L1.
     let mut factors = [0.0; STEPS];
