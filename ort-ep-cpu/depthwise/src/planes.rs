@@ -65,7 +65,9 @@ impl DepthwisePlan {
         // need less than two thirds of the vectors.
         let pays = |at_once: usize| at_once * 3 < by_rows * 2;
         let is_square = match (kernel, strides) {
-            ([3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2]) | ([3, 3] | [5, 5], [2, 1]) => dilations == [1, 1],
+            ([3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2]) | ([3, 3] | [5, 5], [2, 1]) => {
+                isa != Isa::Scalar && dilations == [1, 1]
+            }
             _ => false,
         };
         // If half a vector holds a row, vectors of that width beat all others.
@@ -119,9 +121,37 @@ impl DepthwisePlan {
             (_, Some(Unary::Silu)) => (Epilogue::Silu, None),
             (clamp, rest) => (Epilogue::Clamp(clamp), rest),
         };
-        dispatch(self.isa, DepthwisePlanes { plan: self, epilogue, planes, to: &mut *to, scratch });
+        match self.way {
+            Way::Square => self.square(epilogue, planes, to),
+            _ => dispatch(self.isa, OneByOne { plan: self, epilogue, planes, to: &mut *to, scratch }),
+        }
         if let Some(function) = rest {
             unary_in_place(self.isa, function, to);
+        }
+    }
+
+    /// Convolves planes under a square kernel.
+    fn square(&self, epilogue: Epilogue, planes: Planes<'_>, to: &mut [f32]) {
+        let (isa, window) = (self.isa, &self.window);
+        macro_rules! squares {
+            ($epilogue:expr; $(($k:literal, $sy:literal, $sx:literal))+) => {
+                match (window.kernel[0], window.strides) {
+                    $(($k, [$sy, $sx]) => {
+                        let epilogue = $epilogue;
+                        dispatch(isa, Square::<_, $k, $sy, $sx> { window, epilogue, planes, to });
+                    })+
+                    _ => {}
+                }
+            };
+        }
+        match epilogue {
+            // Bounds alone leave the registers to the weights. With a choice of functions at each
+            // vector, AVX2 takes up to a quarter longer.
+            Epilogue::Clamp(clamp) if window.kernel[0] == 3 => squares!(clamp; (3, 1, 1)(3, 2, 2)(3, 2, 1)),
+            epilogue => squares!(
+                epilogue;
+                (3, 1, 1)(3, 2, 2)(3, 2, 1)(5, 1, 1)(5, 2, 2)(5, 2, 1)(7, 1, 1)(7, 2, 2)
+            ),
         }
     }
 }
@@ -167,6 +197,15 @@ impl UnaryOp for Epilogue {
             Epilogue::Silu => Silu.apply(s, x),
         }
     }
+
+    #[inline(always)]
+    fn apply_each<S: Simd, const V: usize>(self, s: S, x: [S::F32; V]) -> [S::F32; V] {
+        match self {
+            Epilogue::Clamp(clamp) => clamp.apply_each(s, x),
+            Epilogue::HardSwish => HardSwish.apply_each(s, x),
+            Epilogue::Silu => Silu.apply_each(s, x),
+        }
+    }
 }
 
 /// `x * clip(x / 6 + 1/2, 0, 1)`.
@@ -188,12 +227,18 @@ pub(crate) struct Silu;
 impl UnaryOp for Silu {
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        let [result] = math::silu(s, [x]);
+        result
+    }
+
+    #[inline(always)]
+    fn apply_each<S: Simd, const V: usize>(self, s: S, x: [S::F32; V]) -> [S::F32; V] {
         math::silu(s, x)
     }
 }
 
-/// Planes, for dispatch to SIMD code.
-struct DepthwisePlanes<'a> {
+/// Planes that are convolved one by one, for dispatch to SIMD code.
+struct OneByOne<'a> {
     plan: &'a DepthwisePlan,
     epilogue: Epilogue,
     planes: Planes<'a>,
@@ -201,38 +246,13 @@ struct DepthwisePlanes<'a> {
     scratch: &'a mut [f32],
 }
 
-impl SimdOp for DepthwisePlanes<'_> {
+impl SimdOp for OneByOne<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let DepthwisePlanes { plan, epilogue, planes, to, scratch } = self;
-        let window = &plan.window;
-        let Window { input, output, kernel, .. } = *window;
-        // Kernel and strides are constants here, so that the compiler keeps all weights in
-        // registers.
-        macro_rules! squares {
-            ($epilogue:expr; $(($k:literal, $sy:literal, $sx:literal))+) => {
-                match (kernel[0], window.strides) {
-                    $(($k, [$sy, $sx]) => square::<S, _, $k, $sy, $sx>(s, window, planes, $epilogue, to),)+
-                    _ => {}
-                }
-            };
-        }
-        match (&plan.way, epilogue) {
-            // Bounds alone leave the registers to the weights. With a choice of functions at each
-            // vector, AVX2 takes up to a quarter longer.
-            (Way::Square, Epilogue::Clamp(clamp)) if kernel[0] == 3 => {
-                return squares!(clamp; (3, 1, 1)(3, 2, 2)(3, 2, 1));
-            }
-            (Way::Square, epilogue) => {
-                return squares!(
-                    epilogue;
-                    (3, 1, 1)(3, 2, 2)(3, 2, 1)(5, 1, 1)(5, 2, 2)(5, 2, 1)(7, 1, 1)(7, 2, 2)
-                );
-            }
-            _ => {}
-        }
+        let OneByOne { plan, epilogue, planes, to, scratch } = self;
+        let Window { input, output, kernel, .. } = plan.window;
         for (index, to) in to.chunks_exact_mut(output[0] * output[1]).enumerate() {
             let (from, filter) = planes.plane(index, input[0] * input[1], kernel[0] * kernel[1]);
             match &plan.way {
@@ -240,6 +260,27 @@ impl SimdOp for DepthwisePlanes<'_> {
                 Way::Padded(phases) => padded(s, plan, phases, Plane { from, filter, to }, epilogue, scratch),
                 Way::Square => {}
             }
+        }
+    }
+}
+
+/// Planes under a square kernel, for dispatch to SIMD code. Kernel and strides are constants, so
+/// that the compiler keeps all weights in registers.
+struct Square<'a, E, const K: usize, const SY: usize, const SX: usize> {
+    window: &'a Window,
+    epilogue: E,
+    planes: Planes<'a>,
+    to: &'a mut [f32],
+}
+
+impl<E: UnaryOp, const K: usize, const SY: usize, const SX: usize> SimdOp for Square<'_, E, K, SY, SX> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // Without registers, its long code would only take long to compile.
+        if const { S::IN_REGISTERS } {
+            square::<S, _, K, SY, SX>(s, self.window, self.planes, self.epilogue, self.to);
         }
     }
 }
@@ -420,10 +461,11 @@ mod tests {
             }
         }
         type Case = (Activation, fn(f64) -> f64);
-        let activations: [Case; 4] = [
+        let activations: [Case; 5] = [
             (Activation::None, |x| x),
             (Activation::Clip { min: 0.0, max: 0.5 }, |x| x.clamp(0.0, 0.5)),
             (Activation::Unary(Unary::HardSwish), |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+            (Activation::Unary(Unary::Silu), |x| x / (1.0 + (-x).exp())),
             (Activation::Unary(Unary::Tanh), f64::tanh),
         ];
         for isa in Isa::available() {

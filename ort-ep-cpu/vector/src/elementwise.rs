@@ -10,9 +10,13 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
 pub use crate::simd::slices::{Operand, RowNumbers};
 
-/// Generates [`Unary`], a type for each of its rows, and the dispatch between them.
+/// Generates [`Unary`], a type for each of its rows, and the dispatch between them. `x` is one
+/// vector, or after `each` several.
 macro_rules! unary_functions {
-    ($($(#[$doc:meta])* $name:ident $({ $($field:ident),+ })? => |$s:ident, $x:ident| $formula:expr;)+) => {
+    (
+        $($(#[$doc:meta])*
+        $name:ident $({ $($field:ident),+ })? => $($each:ident)? |$s:ident, $x:ident| $formula:expr;)+
+    ) => {
         /// A function of one value. Parameters are named as the attributes of the ONNX operator.
         #[derive(Debug, Clone, Copy, PartialEq)]
         pub enum Unary {
@@ -35,7 +39,7 @@ macro_rules! unary_functions {
             $(
                 #[derive(Clone, Copy)]
                 pub(super) struct $name { $($(pub(super) $field: f32),+)? }
-                unary_functions!(@item $name $({ $($field),+ })? => |$s, $x| $formula);
+                unary_functions!(@item $name $({ $($field),+ })? => $($each)? |$s, $x| $formula);
             )+
         }
     };
@@ -43,6 +47,21 @@ macro_rules! unary_functions {
         impl UnaryOp for $name {
             #[inline(always)]
             fn apply<S: Simd>(self, $s: S, $x: S::F32) -> S::F32 {
+                $(let $name { $($field),+ } = self; $(let $field = $s.splat($field);)+)?
+                $formula
+            }
+        }
+    };
+    (@item $name:ident $({ $($field:ident),+ })? => each |$s:ident, $x:ident| $formula:expr) => {
+        impl UnaryOp for $name {
+            #[inline(always)]
+            fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+                let [result] = self.apply_each(s, [x]);
+                result
+            }
+
+            #[inline(always)]
+            fn apply_each<S: Simd, const V: usize>(self, $s: S, $x: [S::F32; V]) -> [S::F32; V] {
                 $(let $name { $($field),+ } = self; $(let $field = $s.splat($field);)+)?
                 $formula
             }
@@ -132,15 +151,15 @@ unary_functions! {
         s.mul(x, s.min_or_second(s.splat(1.0), s.max_or_second(s.splat(0.0), line)))
     };
     /// `x * sigmoid(x)`.
-    Silu => |s, x| math::silu(s, x);
+    Silu => each |s, x| math::silu(s, x);
     /// `x * sigmoid(alpha * x)`.
-    Swish { alpha } => |s, x| s.mul(x, math::gate(s, s.mul(alpha, x)));
+    Swish { alpha } => each |s, x| math::swish(s, x, alpha);
     /// `x * tanh(softplus(x))`.
     Mish => |s, x| s.mul(x, math::tanh(s, math::softplus(s, x)));
     /// `x / 2 * (1 + erf(x / sqrt(2)))`.
-    Gelu => |s, x| math::gelu(s, x);
+    Gelu => each |s, x| math::gelu(s, x);
     /// The approximation of `Gelu` by `tanh`.
-    GeluTanh => |s, x| math::gelu_tanh(s, x);
+    GeluTanh => each |s, x| math::gelu_tanh(s, x);
     /// `scale * x + shift`.
     Affine { scale, shift } => |s, x| s.mul_add(scale, x, shift);
 }

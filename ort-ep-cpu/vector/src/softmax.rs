@@ -45,7 +45,7 @@ impl SimdOp for ExpSum<'_, '_> {
                 let count = (len - at).min(S::LANES);
                 // Lanes past the row add exp(-inf) = 0, or NaN to a row whose sum is NaN anyway.
                 let x = self.places.load(s, at, count, f32::NEG_INFINITY);
-                let power = math::exp(s, s.sub(x, max));
+                let power = math::exp_nonpositive(s, s.sub(x, max));
                 sum = s.add(sum, power);
                 if self.kind == Softmax::Linear {
                     self.places.store(s, at, count, power);
@@ -164,7 +164,7 @@ impl Columns<'_> {
             for start in starts(band) {
                 for part in 0..N {
                     let x = self.places.load(s, place(start, part), count, 0.0);
-                    let power = math::exp(s, s.sub(x, max[part]));
+                    let power = math::exp_nonpositive(s, s.sub(x, max[part]));
                     sum[part] = s.add(sum[part], power);
                     if self.kind == Softmax::Linear {
                         self.places.store(s, place(start, part), count, power);

@@ -188,9 +188,9 @@ impl<'a, S: Simd, const K: usize> Rows<'a, S, K> {
                         false => self.sums::<SY, SX, R, false>(s, row, column),
                         true => self.sums::<SY, SX, R, true>(s, row, column),
                     };
-                    for (index, sum) in sums.into_iter().enumerate() {
+                    for (index, result) in epilogue.apply_each(s, sums).into_iter().enumerate() {
                         let start = (row + index) * width + column.at;
-                        store_in_order(s, to, len, start, width - column.at, epilogue.apply(s, sum));
+                        store_in_order(s, to, len, start, width - column.at, result);
                     }
                 }
             }

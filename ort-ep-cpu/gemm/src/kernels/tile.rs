@@ -318,8 +318,12 @@ pub(super) fn end<S: Simd, const ROWS: usize, const VECTORS: usize>(
             // A loop through memory, whose length the compiler does not know: unrolled over the
             // tile, the function would be longer than the rest of the kernel.
             let mut values = *sums;
-            for value in values.as_flattened_mut().iter_mut().take(std::hint::black_box(ROWS * VECTORS)) {
-                *value = math::silu(s, *value);
+            let (pairs, rest) = values.as_flattened_mut().as_chunks_mut();
+            for pair in pairs.iter_mut().take(std::hint::black_box(ROWS * VECTORS / 2)) {
+                *pair = math::silu::<_, 2>(s, *pair);
+            }
+            for value in rest {
+                [*value] = math::silu(s, [*value]);
             }
             *sums = values;
         }

@@ -372,24 +372,28 @@ impl Weigh<'_> {
         }
         let (mut sums, ones) = ([s.splat(0.0); N], t.join([s.splat(1.0); 2]));
         for (row, key) in (0..self.keys).step_by(T::TERMS).enumerate() {
-            for vector in 0..N {
-                // SAFETY: the rows are below `keys`, which `weigh` checked against the scores. A
-                // row is read before it is overwritten, because `row <= key`.
-                unsafe {
-                    let first = weight(s, scores.add(place(key, vector)), shift[vector]);
-                    let second: Elements<T> = match T::TERMS == 2 && key + 1 < self.keys {
-                        true => weight(s, scores.add(place(key + 1, vector)), shift[vector]),
-                        false => s.splat(0.0),
-                    };
-                    let weights = t.join([first, second]);
+            // SAFETY: the rows are below `keys`, which `weigh` checked against the scores. A row is
+            // read before it is overwritten, because `row <= key`.
+            unsafe {
+                let first: [Elements<T>; N] = weights(s, scores.add(place(key, 0)), shift);
+                let second = match T::TERMS == 2 && key + 1 < self.keys {
+                    true => weights(s, scores.add(place(key + 1, 0)), shift),
+                    false => [s.splat(0.0); N],
+                };
+                for vector in 0..N {
+                    let weights = t.join([first[vector], second[vector]]);
                     sums[vector] = t.accumulate(ones, weights, sums[vector]);
                     s.store_ptr(scores.add(place(row, vector)), weights);
                 }
             }
         }
+        for (before, shift) in before.iter_mut().zip(shift) {
+            *before = s.sub(*before, shift);
+        }
+        let factors = math::exp_shifted(s, before);
         for vector in 0..N {
             let at = column + vector * T::Base::LANES;
-            let factor = math::exp_shifted(s, s.sub(before[vector], shift[vector]));
+            let factor = factors[vector];
             let sum = s.mul_add(s.load(&self.seen.sum, at), factor, sums[vector]);
             s.store(&mut self.seen.greatest, at, greatest[vector]);
             s.store(&mut self.seen.sum, at, sum);
@@ -398,14 +402,18 @@ impl Weigh<'_> {
     }
 }
 
-/// Returns the weights of a vector of scores: `exp(score - shift)`.
+/// Returns the weights of vectors of scores: `exp(score - shift)`.
 ///
 /// # Safety
-/// A vector of scores can be read.
+/// `N` vectors of scores can be read.
 #[inline(always)]
-unsafe fn weight<S: Simd>(s: S, score: *const f32, shift: S::F32) -> S::F32 {
-    // SAFETY: the caller guarantees a readable vector.
-    math::exp_shifted(s, s.sub(unsafe { s.load_ptr(score) }, shift))
+unsafe fn weights<S: Simd, const N: usize>(s: S, scores: *const f32, shift: [S::F32; N]) -> [S::F32; N] {
+    let mut differences = shift;
+    for (vector, difference) in differences.iter_mut().enumerate() {
+        // SAFETY: the caller guarantees readable vectors.
+        *difference = s.sub(unsafe { s.load_ptr(scores.add(vector * S::LANES)) }, *difference);
+    }
+    math::exp_shifted(s, differences)
 }
 
 /// [`weigh`] for one query. Returns the rescaling factor for everything before.
@@ -436,12 +444,12 @@ impl SimdOp for WeighRow<'_> {
         for at in (0..len).step_by(S::LANES) {
             let count = (len - at).min(S::LANES);
             let scores = s.load_partial(self.scores, at, count, hidden);
-            let weights = math::exp_shifted(s, s.sub(scores, s.splat(shift)));
+            let [weights] = math::exp_shifted(s, [s.sub(scores, s.splat(shift))]);
             sums = s.add(sums, weights);
             s.store_partial(self.scores, at, count, weights);
         }
-        let lanes = s.to_array(math::exp_shifted(s, s.splat(before - shift)));
-        let factor = lanes[0];
+        let [factor] = math::exp_shifted(s, [s.splat(before - shift)]);
+        let factor = s.to_array(factor)[0];
         *self.greatest = greatest;
         *self.sum = self.sum.mul_add(factor, s.horizontal_sum(sums));
         factor

@@ -196,6 +196,10 @@ impl Simd for Avx512 {
         self.scale_by_power_of_two(a, n)
     }
     #[inline(always)]
+    fn scale_or_zero(self, a: Self::F32, n: Self::F32) -> Self::F32 {
+        self.scale_by_power_of_two(a, n)
+    }
+    #[inline(always)]
     fn lt(self, a: Self::F32, b: Self::F32) -> Self::Mask {
         intrinsic!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
     }

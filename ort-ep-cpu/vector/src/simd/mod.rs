@@ -70,6 +70,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// The number of vector registers, which bounds register tiles.
     const REGISTERS: usize;
+    /// Whether vectors are registers. Those of the portable implementation are arrays.
+    const IN_REGISTERS: bool = true;
 
     /// Broadcasts `value` to all lanes.
     fn splat(self, value: f32) -> Self::F32;
@@ -166,6 +168,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn scale_to_normal(self, a: Self::F32, n: Self::F32) -> Self::F32 {
         self.from_bits(self.add_i32(self.to_bits(a), self.shl_i32::<23>(self.to_i32(n))))
+    }
+    /// `a * 2^n` for `a` from 1/2 to 2 and whole `n` up to 126. Results that are not normal numbers
+    /// may be 0 instead.
+    #[inline(always)]
+    fn scale_or_zero(self, a: Self::F32, n: Self::F32) -> Self::F32 {
+        self.select(self.lt(n, self.splat(-125.0)), self.splat(0.0), self.scale_to_normal(a, n))
     }
 
     /// `a < b`.

@@ -36,6 +36,7 @@ impl Simd for Portable {
     type Mask = [bool; LANES];
     const LANES: usize = LANES;
     const REGISTERS: usize = 16;
+    const IN_REGISTERS: bool = false;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {

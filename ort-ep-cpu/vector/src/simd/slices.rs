@@ -9,6 +9,16 @@ use ort_cpu_threads::interrupt::{PIECE, pieces_mut};
 pub trait UnaryOp: Copy {
     /// Applies the function.
     fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32;
+
+    /// Applies the function to several vectors. A long function does so step by step, as the CPU
+    /// does not look far enough ahead to work on the next vector while it waits for a step.
+    #[inline(always)]
+    fn apply_each<S: Simd, const V: usize>(self, s: S, mut x: [S::F32; V]) -> [S::F32; V] {
+        for x in &mut x {
+            *x = self.apply(s, *x);
+        }
+        x
+    }
 }
 
 /// A binary function, applied to all lanes at once.
@@ -93,10 +103,20 @@ impl<O: UnaryOp> SimdOp for MapLoop<O> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut at = 0;
-        while at + S::LANES <= self.len {
-            // SAFETY: `map` and `map_in_place` pass two slices of `len` values, and `at + LANES` is
-            // within `len`. `from` may be `to`: each vector is read before it is written. No other
-            // overlap occurs.
+        while at + 2 * S::LANES <= self.len {
+            // SAFETY: `map` and `map_in_place` pass two slices of `len` values, and both vectors
+            // are within `len`. `from` may be `to`: vectors are read before they are written. No
+            // other overlap occurs.
+            unsafe {
+                let (from, to) = (self.from.add(at), self.to.add(at));
+                let [a, b] = self.op.apply_each(s, [s.load_ptr(from), s.load_ptr(from.add(S::LANES))]);
+                s.store_ptr(to, a);
+                s.store_ptr(to.add(S::LANES), b);
+            }
+            at += 2 * S::LANES;
+        }
+        if at + S::LANES <= self.len {
+            // SAFETY: as above, for one vector.
             unsafe {
                 let x = s.load_ptr(self.from.add(at));
                 s.store_ptr(self.to.add(at), self.op.apply(s, x));
