@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use ort_core::{ErrorKind, Result};
 use ort_ep_cpu as _;
 use ort_generate::{
-    ChatTemplate, Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator,
-    Message, ModelFolder, RequestId, Sampler, Sampling, Scheduler, SchedulerOptions, TextCodec, TextStream,
+    Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator, ModelFolder,
+    RequestId, Sampler, Sampling, Scheduler, SchedulerOptions,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -393,64 +393,6 @@ fn the_longest_context_is_the_last_that_fits() -> Result<()> {
 }
 
 #[test]
-fn texts_are_encoded_as_by_tokenizers() -> Result<()> {
-    let text = TextCodec::open(&ModelFolder::open(data("llama"), None)?)?;
-    for case in json(&data("text.json"))["encoded"].as_array().unwrap() {
-        let given = case["text"].as_str().unwrap();
-        assert_eq!(text.encode(given, false)?, ids(&case["plain"]), "{given:?}");
-        assert_eq!(text.encode(given, true)?, ids(&case["special"]), "{given:?}");
-        let expected = case["decoded"].as_str().unwrap();
-        assert_eq!(text.decode(&ids(&case["special"]))?, expected, "{given:?}");
-        let mut stream = TextStream::new(&text, &[]);
-        let mut pieces = String::new();
-        for token in ids(&case["special"]) {
-            pieces.push_str(&stream.push(token)?);
-        }
-        assert_eq!(pieces + &stream.finish(), expected, "{given:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn a_stop_string_ends_the_text_before_it() -> Result<()> {
-    let text = TextCodec::open(&ModelFolder::open(data("llama"), None)?)?;
-    let given = "Memory is planned before it is used: 512 bytes";
-    for (stops, expected) in [
-        (vec!["before"], "Memory is planned "),
-        (vec!["used: 5", "planned b"], "Memory is "),
-        (vec!["nowhere", ""], given),
-        (vec!["bytes!"], given),
-    ] {
-        let stops: Vec<String> = stops.into_iter().map(str::to_owned).collect();
-        let mut stream = TextStream::new(&text, &stops);
-        let mut pieces = String::new();
-        for token in text.encode(given, false)? {
-            pieces.push_str(&stream.push(token)?);
-            assert!(stops.iter().all(|stop| stop.is_empty() || !pieces.contains(stop.as_str())));
-        }
-        let is_stopped = stream.is_stopped();
-        assert_eq!(pieces + &stream.finish(), expected, "{stops:?}");
-        assert_eq!(is_stopped, expected != given, "{stops:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn conversations_are_rendered_as_by_transformers() -> Result<()> {
-    for case in json(&data("text.json"))["chats"].as_array().unwrap() {
-        let template = case["template"].as_str().unwrap();
-        let message = |message: &Value| Message {
-            role: message["role"].as_str().unwrap().to_owned(),
-            content: message["content"].as_str().unwrap().to_owned(),
-        };
-        let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
-        let text = ChatTemplate::new(template, "<|begin|>", "<|end|>")?.render(&messages)?;
-        assert_eq!(text, case["text"].as_str().unwrap(), "{template}");
-    }
-    Ok(())
-}
-
-#[test]
 fn probabilities_are_those_of_transformers() -> Result<()> {
     let sampling = &json(&data("text.json"))["sampling"];
     let numbers = |value: &Value| -> Vec<f32> {
@@ -527,7 +469,7 @@ fn changed(name: &str, file: &str, change: Option<&dyn Fn(String) -> String>) ->
 #[test]
 fn bad_folders_say_what_is_wrong() {
     type Change = Option<&'static dyn Fn(String) -> String>;
-    let cases: [(&str, &str, Change, &str); 15] = [
+    let cases: [(&str, &str, Change, &str); 11] = [
         ("llama", "genai_config.json", None, "neither genai_config.json nor config.json"),
         ("llama", "genai_config.json", Some(&|_| "{".to_owned()), "not valid JSON"),
         ("llama", "genai_config.json", Some(&|_| "[]".to_owned()), "no object 'model'"),
@@ -568,10 +510,6 @@ fn bad_folders_say_what_is_wrong() {
             "head size of the cache",
         ),
         ("llama", "model.onnx", None, "no model file"),
-        ("llama", "tokenizer.json", None, "tokenizer.json'"),
-        ("llama", "tokenizer.json", Some(&|text| text[..200].to_owned()), "the tokenizer"),
-        ("llama", "tokenizer_config.json", Some(&|_| "nonsense".to_owned()), "not valid JSON"),
-        ("llama", "chat_template.jinja", Some(&|_| "{% for %}".to_owned()), "chat template"),
         (
             "gpt2",
             "config.json",
@@ -581,10 +519,8 @@ fn bad_folders_say_what_is_wrong() {
     ];
     for (name, file, change, expected) in cases {
         let folder = changed(name, file, change);
-        let opened = ModelFolder::open(folder.path(), None).and_then(|folder| {
-            TextCodec::open(&folder)?;
-            Decoder::open(&folder, &DecoderOptions::default()).map(drop)
-        });
+        let opened = ModelFolder::open(folder.path(), None)
+            .and_then(|folder| Decoder::open(&folder, &DecoderOptions::default()).map(drop));
         let problem = opened.expect_err(file).to_string();
         assert!(problem.contains(expected), "{file}: {problem}");
     }
@@ -620,9 +556,5 @@ fn bad_requests_say_what_is_wrong() -> Result<()> {
     assert_eq!(tokens(&mut generator, &[prompt], 10)?[0], expected[..10]);
     let zero = DecoderOptions { prefill_chunk: Some(0), ..DecoderOptions::default() };
     assert!(open(&data("llama"), &zero).is_err_and(|problem| problem.to_string().contains("chunk is 0")));
-    let text =
-        TextCodec::open(&ModelFolder::open(changed("llama", "chat_template.jinja", None).path(), None)?)?;
-    let problem = text.encode_chat(&[]).unwrap_err().to_string();
-    assert!(problem.contains("no chat template"), "{problem}");
     Ok(())
 }

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::generate::{
-    DecoderOptions, GenerateOptions, Message, ModelFolder, Sampling, SchedulerOptions, TextCodec,
-};
+use ort_runtime::generate::{DecoderOptions, GenerateOptions, ModelFolder, Sampling, SchedulerOptions};
+use ort_runtime::text::{Message, TextCodec};
 
 use super::planning::{PlanRequest, plan_folder};
 use super::prompts::{is_interactive, message, read_prompt};
