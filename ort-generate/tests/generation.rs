@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use ort_core::{ErrorKind, Result};
 use ort_ep_cpu as _;
 use ort_generate::{
-    Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator, ModelFolder,
-    RequestId, Sampler, Sampling, Scheduler, SchedulerOptions,
+    Constraint, Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator,
+    ModelFolder, RequestId, Sampler, Sampling, Scheduler, SchedulerOptions,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -147,6 +147,7 @@ fn requests_in_any_company_give_the_tokens_that_they_give_alone() -> Result<()> 
                         }
                     }
                     Event::End { request, reason } => answers.get_mut(&request).unwrap().1 = Some(reason),
+                    Event::Failed { problem, .. } => return Err(problem),
                 }
             }
         }
@@ -203,6 +204,85 @@ fn requests_beyond_the_limit_wait_or_are_refused() -> Result<()> {
         assert!(answers.len() == 6 && answers.values().all(|tokens| *tokens == expected), "{name}");
         assert_eq!(scheduler.timing().most_requests, 2, "{name}");
         assert!(scheduler.decoder().peak_bytes() <= limit, "{name}");
+    }
+    Ok(())
+}
+
+/// A constraint that allows everything, up to an error.
+struct Failing {
+    /// Tokens until `accept` fails, or until `mask` allows none.
+    left: usize,
+    in_accept: bool,
+}
+
+impl Constraint for Failing {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        if self.left == 0 && !self.in_accept {
+            logits.fill(f32::NEG_INFINITY);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<()> {
+        ort_core::ensure!(self.left > 0, Fail, "the grammar ends here");
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_constraint_that_fails_ends_its_request_alone() -> Result<()> {
+    for name in FOLDERS {
+        for (left, in_accept, expected) in [
+            (0, true, "the grammar ends here"),
+            (0, false, "no token may follow"),
+            (3, true, "the grammar ends here"),
+            (3, false, "no token may follow"),
+        ] {
+            let decoder = Decoder::open(&ModelFolder::open(data(name), None)?, &DecoderOptions::default())?;
+            let mut scheduler = Scheduler::new(decoder, SchedulerOptions::default());
+            let cases = references(name);
+            let options = GenerateOptions { max_tokens: cases[0].1.len(), ..GenerateOptions::default() };
+            let first = scheduler.submit(cases[0].0.clone(), &options, None)?;
+            let failing = Box::new(Failing { left, in_accept });
+            let failing = scheduler.submit(cases[1].0.clone(), &options, Some(failing))?;
+            let last = scheduler.submit(cases[2].0.clone(), &options, None)?;
+            let mut answers: HashMap<RequestId, Vec<u32>> = HashMap::new();
+            let mut problems = Vec::new();
+            while !scheduler.is_idle() {
+                for event in scheduler.step()? {
+                    match event {
+                        Event::Token { request, token } => answers.entry(request).or_default().push(token),
+                        Event::End { request, .. } => assert_ne!(request, failing, "{name}"),
+                        Event::Failed { request, problem } => problems.push((request, problem.to_string())),
+                    }
+                }
+            }
+            assert!(
+                matches!(&problems[..], [(request, text)] if *request == failing && text.contains(expected)),
+                "{name}: {problems:?}"
+            );
+            assert_eq!(answers.get(&failing).map_or(0, Vec::len), left, "{name}");
+            for (request, (_, expected)) in [(first, &cases[0]), (last, &cases[2])] {
+                assert_eq!(answers[&request], without_end(expected), "{name}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_text_that_is_kept_holds_its_caches_alone() -> Result<()> {
+    for name in FOLDERS.into_iter().filter(|name| *name != "gpt2") {
+        let mut generator = open(&data(name), &DecoderOptions::default())?;
+        // One page of the cache.
+        let options = GenerateOptions { max_tokens: 8, context: Some(64), ..GenerateOptions::default() };
+        let prompt = references(name).swap_remove(0).0;
+        generator.generate(&[prompt], &options, &mut |_, _| Ok(ControlFlow::Continue(())))?;
+        let decoder = generator.decoder();
+        decoder.session().trim();
+        let held = decoder.session().memory().activations;
+        assert_eq!(held, decoder.plan(64, 1)?.memory.caches, "{name}");
     }
     Ok(())
 }
