@@ -7,7 +7,7 @@ use ort_core::session::{IoBinding, OutputTarget, Session};
 use ort_core::tensor::{Tensor, TensorBuffer, TensorView, Value};
 use ort_core::{ErrorKind, Result, error};
 
-use crate::layout::{CacheSpec, Layout};
+use crate::layout::{CacheSpec, Layout, Role};
 
 /// Buffers grow by this many tokens.
 const PAGE: usize = 64;
@@ -144,6 +144,29 @@ impl Batcher<'_> {
         }
         binding.bind_output(&self.layout.logits, DeviceId::HOST)?;
         Ok(Batch { binding, lengths: vec![length], rows })
+    }
+
+    /// Frees what a batch holds beside its caches: inputs and logits, which the next run allocates
+    /// again.
+    pub(crate) fn strip(&self, batch: &mut Batch) -> Result<()> {
+        for input in &self.layout.inputs {
+            if !matches!(input.role, Role::Cache(_)) {
+                batch.binding.unbind_input(&input.name)?;
+            }
+        }
+        // Without its logits a run's other outputs are gone, too. Concatenated caches are such.
+        if self.layout.in_place {
+            batch.binding.unbind_output(&self.layout.logits)?;
+            batch.binding.bind_output(&self.layout.logits, DeviceId::HOST)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a text that is kept: its caches, and logits that [`Self::strip`] leaves.
+    pub(crate) fn kept_bytes(&self, batch: &Batch) -> usize {
+        let has_logits = batch.binding.output(&self.layout.logits).is_ok();
+        let logits = if has_logits { self.layout.logits_bytes(1) } else { 0 };
+        self.layout.cache_bytes(1, batch.rows).saturating_add(logits)
     }
 
     /// Makes the presents of the last run the pasts of the next, if they are not one buffer.

@@ -125,12 +125,14 @@ impl Decoder {
     }
 
     /// Returns the bytes of requests with `context` tokens each, and the longest context that fits.
-    /// Nothing is allocated.
+    /// Nothing is allocated. Requests of a graph that cannot mix lengths run one at a time: their
+    /// plan is that of one.
     ///
     /// # Errors
     ///
     /// The model does not go that far, or a size is 0.
     pub fn plan(&self, context: usize, requests: usize) -> Result<ContextPlan> {
+        let requests = if self.layout.mixes_lengths { requests } else { requests.min(1) };
         let (memory, model) = (self.memory_of(context, requests)?, self.memory_model());
         let most = self.longest.unwrap_or(context.max(1 << 20));
         let [weights_mapped, weights_in_memory] = self.weights;
@@ -306,6 +308,28 @@ impl Decoder {
             }
             _ => to.extend_from_slice(view.as_slice::<f32>()?.get(range).ok_or_else(short)?),
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use ort_core::Result;
+    use ort_ep_cpu as _;
+
+    use super::{Decoder, DecoderOptions, ModelFolder};
+
+    #[test]
+    fn requests_that_run_one_at_a_time_have_the_plan_of_one() -> Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gpt2");
+        let mut decoder = Decoder::open(&ModelFolder::open(folder, None)?, &DecoderOptions::default())?;
+        let one = decoder.plan(100, 1)?;
+        assert!(decoder.plan(100, 4)?.memory.caches >= 4 * one.memory.caches);
+        decoder.layout.mixes_lengths = false;
+        assert_eq!(decoder.plan(100, 4)?, one);
+        assert_eq!(decoder.most_requests(100, 4)?, 1);
         Ok(())
     }
 }

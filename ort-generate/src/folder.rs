@@ -103,6 +103,26 @@ impl ModelFolder {
             .map_err(|problem| problem.within(format!("'{}'", transformers.display())))
     }
 
+    /// Reads a file of the folder as text; `None` if there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is too large, or is not UTF-8.
+    pub fn read(&self, name: &str) -> Result<Option<String>> {
+        let path = self.folder.join(name);
+        path.is_file().then(|| text_of(&path)).transpose()
+    }
+
+    /// Reads a file of the folder as JSON; `None` if there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`], or the file is not valid JSON.
+    pub fn read_json(&self, name: &str) -> Result<Option<Value>> {
+        let path = self.folder.join(name);
+        path.is_file().then(|| json_of(&path)).transpose()
+    }
+
     fn of_genai(folder: &Path, config: &Value, file: Option<&Path>) -> Result<ModelFolder> {
         let model = field(config, "model")?;
         for part in ["encoder", "vision", "speech", "embedding"] {
@@ -255,7 +275,7 @@ fn tokens(value: Option<&Value>) -> Vec<u32> {
 }
 
 /// Reads a file of bounded length.
-pub(crate) fn text_of(path: &Path) -> Result<String> {
+fn text_of(path: &Path) -> Result<String> {
     let failed = |problem: std::io::Error| {
         let kind = match problem.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
@@ -278,7 +298,7 @@ pub(crate) fn text_of(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-pub(crate) fn json_of(path: &Path) -> Result<Value> {
+fn json_of(path: &Path) -> Result<Value> {
     serde_json::from_str(&text_of(path)?).map_err(|problem| {
         error!(InvalidArgument, "'{}' is not valid JSON: {problem}", path.display())
             .help("download or write the folder again")

@@ -69,7 +69,7 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// As [`Self::generate`]. Errors of the constraints.
+    /// As [`Self::generate`]. Errors of the constraints; one ends all answers.
     pub fn generate_within(
         &mut self,
         prompts: &[Vec<u32>],
@@ -130,6 +130,7 @@ impl Generator {
                         let answer = answers.get_mut(index).filter(|_| is_stopped.get(index) == Some(&false));
                         answer.into_iter().for_each(|answer| answer.reason = reason);
                     }
+                    Event::Failed { problem, .. } => return Err(problem),
                 }
             }
         }

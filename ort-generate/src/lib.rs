@@ -1,24 +1,22 @@
 //! Text generation with decoder models, within a memory budget that is known before loading.
 //!
-//! A [`ModelFolder`] is what onnxruntime-genai, optimum and Transformers.js write. A [`TextCodec`]
-//! has its tokenizer and its chat template. A [`Decoder`] runs the model over KV caches and knows
-//! the bytes of a context before it allocates them. A [`Scheduler`] runs requests on it that join
-//! and leave one batch; a [`Generator`] answers prompts with it. Without the feature `text` there
-//! is no [`TextCodec`]: prompts and answers are tokens.
+//! A [`ModelFolder`] is what onnxruntime-genai, optimum and Transformers.js write. A [`Decoder`]
+//! runs the model over KV caches and knows the bytes of a context before it allocates them. A
+//! [`Scheduler`] runs requests on it that join and leave one batch; a [`Generator`] answers prompts
+//! with it. Prompts and answers are tokens: the crate `ort-text` has tokenizers and chat templates.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
-//! use ort_generate::{Decoder, DecoderOptions, GenerateOptions, Generator, ModelFolder, TextCodec};
+//! use ort_generate::{Decoder, DecoderOptions, GenerateOptions, Generator, ModelFolder};
 //!
 //! let folder = ModelFolder::open("model", None)?;
-//! let text = TextCodec::open(&folder)?;
 //! let options = DecoderOptions { memory_limit: Some(2 << 30), ..DecoderOptions::default() };
 //! let mut generator = Generator::new(Decoder::open(&folder, &options)?);
-//! let prompt = text.encode("Once upon a time", true)?;
+//! let prompt = vec![1, 529, 310];
 //! let options = GenerateOptions::default();
 //! let answers = generator.generate(&[prompt], &options, &mut |_, _| Ok(ControlFlow::Continue(())))?;
 //! for answer in answers {
-//!     println!("{}", text.decode(&answer.tokens)?);
+//!     println!("{:?}", answer.tokens);
 //! }
 //! # Ok::<(), ort_core::Error>(())
 //! ```
@@ -34,8 +32,6 @@
 #![forbid(unsafe_code)]
 
 mod batch;
-#[cfg(feature = "text")]
-mod chat;
 mod decoder;
 mod folder;
 mod generate;
@@ -45,13 +41,7 @@ mod memory;
 mod request;
 mod sampling;
 mod scheduler;
-#[cfg(feature = "text")]
-mod stream;
-#[cfg(feature = "text")]
-mod text;
 
-#[cfg(feature = "text")]
-pub use chat::{ChatTemplate, Message};
 pub use decoder::{Decoder, DecoderOptions};
 pub use folder::{FolderFormat, ModelFolder};
 pub use generate::{Generated, Generator, MakeConstraint, OnToken};
@@ -59,7 +49,3 @@ pub use memory::{ContextMemory, ContextPlan};
 pub use request::{Constraint, EndReason, Event, GenerateOptions, RequestId};
 pub use sampling::{Sampler, Sampling};
 pub use scheduler::{Scheduler, SchedulerOptions, Timing};
-#[cfg(feature = "text")]
-pub use stream::TextStream;
-#[cfg(feature = "text")]
-pub use text::TextCodec;

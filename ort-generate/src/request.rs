@@ -1,6 +1,6 @@
 //! Requests: a prompt with the settings of its answer, and how the answer ends.
 
-use ort_core::{Result, ensure};
+use ort_core::{Error, Result, ensure};
 
 use crate::sampling::{Sampler, Sampling};
 
@@ -65,7 +65,7 @@ pub trait Constraint: Send {
 pub struct RequestId(pub u64);
 
 /// What happened to a request in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Event {
     /// It has another token.
     Token {
@@ -80,6 +80,13 @@ pub enum Event {
         request: RequestId,
         /// Why.
         reason: EndReason,
+    },
+    /// Its constraint or its sampler failed, and it is over. The others go on.
+    Failed {
+        /// The request.
+        request: RequestId,
+        /// The error.
+        problem: Error,
     },
 }
 

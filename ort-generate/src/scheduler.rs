@@ -227,8 +227,8 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// Errors of a run, of a sampler or of a constraint. The requests that ran are over then; those
-    /// that wait are not.
+    /// Errors of a run. The requests that ran are over then; those that wait are not. An error of a
+    /// sampler or of a constraint is an [`Event::Failed`] of its request.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         match self.try_step(&mut events) {
@@ -281,7 +281,7 @@ impl Scheduler {
         if let Some((PrefixSource::Kept(index), length)) = found {
             own = self.kept.remove(index).map(|kept| (kept, length));
         }
-        let bytes = |batch: &Batch| self.decoder.layout().cache_bytes(1, batch.rows);
+        let bytes = |batch: &Batch| self.decoder.batcher().kept_bytes(batch);
         let mut held: usize = self.kept.iter().map(|kept| bytes(&kept.batch)).sum();
         let mut gone = 0;
         for kept in &self.kept {
@@ -430,6 +430,26 @@ impl Scheduler {
         events: &mut Vec<Event>,
     ) -> Result<()> {
         self.decoder.logits(batch, index, &mut self.logits)?;
+        let request = text.id;
+        let end = match self.next_token(text) {
+            Ok(Some(token)) => {
+                text.answer.push(token);
+                events.push(Event::Token { request, token });
+                let fed = batch.lengths.get(index).copied().unwrap_or(0);
+                let is_full = text.answer.len() >= text.max_tokens || fed >= text.context;
+                is_full.then_some(Event::End { request, reason: EndReason::MaxTokens })
+            }
+            Ok(None) => Some(Event::End { request, reason: EndReason::EndToken }),
+            Err(problem) => Some(Event::Failed { request, problem }),
+        };
+        text.is_over |= end.is_some();
+        events.extend(end);
+        Ok(())
+    }
+
+    /// The token that the constraint and the sampler of a text choose from its logits; `None` if it
+    /// ends the text.
+    fn next_token(&mut self, text: &mut Text) -> Result<Option<u32>> {
         if let Some(constraint) = &mut text.constraint {
             constraint.mask(&mut self.logits)?;
         }
@@ -437,23 +457,14 @@ impl Scheduler {
         text.sampler.swap_candidates(&mut self.candidates);
         let token = text.sampler.choose(&mut self.logits, &seen);
         text.sampler.swap_candidates(&mut self.candidates);
-        let (token, request) = (token?, text.id);
+        let token = token?;
         if !text.ignore_end && self.decoder.end_tokens().contains(&token) {
-            text.is_over = true;
-            events.push(Event::End { request, reason: EndReason::EndToken });
-            return Ok(());
+            return Ok(None);
         }
         if let Some(constraint) = &mut text.constraint {
             constraint.accept(token)?;
         }
-        text.answer.push(token);
-        events.push(Event::Token { request, token });
-        let fed = batch.lengths.get(index).copied().unwrap_or(0);
-        if text.answer.len() >= text.max_tokens || fed >= text.context {
-            text.is_over = true;
-            events.push(Event::End { request, reason: EndReason::MaxTokens });
-        }
-        Ok(())
+        Ok(Some(token))
     }
 
     /// Removes the texts that are over from the batch, and keeps their caches if there is room.
@@ -478,6 +489,7 @@ impl Scheduler {
         self.running = left;
         if let ([], [(_, tokens)]) = (texts.as_slice(), ended.as_mut_slice()) {
             let tokens = std::mem::take(tokens);
+            self.decoder.batcher().strip(&mut batch)?;
             self.keep(KeptText { tokens, batch });
             return Ok(());
         }
@@ -513,9 +525,9 @@ impl Scheduler {
         let context = prefill.chain([self.context(), batch.rows, length, 1]).max().unwrap_or(1);
         let requests = batch.lengths.len() + usize::from(self.prefill.is_some());
         let planned = self.decoder.memory_of(context, requests)?.total();
-        let layout = self.decoder.layout();
-        let kept = self.kept.iter().map(|kept| layout.cache_bytes(1, kept.batch.rows));
-        let kept = kept.fold(layout.cache_bytes(1, length), usize::saturating_add);
+        let batcher = self.decoder.batcher();
+        let kept = self.kept.iter().map(|kept| batcher.kept_bytes(&kept.batch));
+        let kept = kept.fold(self.decoder.layout().cache_bytes(1, length), usize::saturating_add);
         Ok(planned.saturating_add(kept) <= self.decoder.room())
     }
 }

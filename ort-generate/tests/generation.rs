@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use ort_core::{ErrorKind, Result};
 use ort_ep_cpu as _;
 use ort_generate::{
-    ChatTemplate, Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator,
-    Message, ModelFolder, RequestId, Sampler, Sampling, Scheduler, SchedulerOptions, TextCodec, TextStream,
+    Constraint, Decoder, DecoderOptions, EndReason, Event, FolderFormat, GenerateOptions, Generator,
+    ModelFolder, RequestId, Sampler, Sampling, Scheduler, SchedulerOptions,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -147,6 +147,7 @@ fn requests_in_any_company_give_the_tokens_that_they_give_alone() -> Result<()> 
                         }
                     }
                     Event::End { request, reason } => answers.get_mut(&request).unwrap().1 = Some(reason),
+                    Event::Failed { problem, .. } => return Err(problem),
                 }
             }
         }
@@ -203,6 +204,85 @@ fn requests_beyond_the_limit_wait_or_are_refused() -> Result<()> {
         assert!(answers.len() == 6 && answers.values().all(|tokens| *tokens == expected), "{name}");
         assert_eq!(scheduler.timing().most_requests, 2, "{name}");
         assert!(scheduler.decoder().peak_bytes() <= limit, "{name}");
+    }
+    Ok(())
+}
+
+/// A constraint that allows everything, up to an error.
+struct Failing {
+    /// Tokens until `accept` fails, or until `mask` allows none.
+    left: usize,
+    in_accept: bool,
+}
+
+impl Constraint for Failing {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        if self.left == 0 && !self.in_accept {
+            logits.fill(f32::NEG_INFINITY);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<()> {
+        ort_core::ensure!(self.left > 0, Fail, "the grammar ends here");
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_constraint_that_fails_ends_its_request_alone() -> Result<()> {
+    for name in FOLDERS {
+        for (left, in_accept, expected) in [
+            (0, true, "the grammar ends here"),
+            (0, false, "no token may follow"),
+            (3, true, "the grammar ends here"),
+            (3, false, "no token may follow"),
+        ] {
+            let decoder = Decoder::open(&ModelFolder::open(data(name), None)?, &DecoderOptions::default())?;
+            let mut scheduler = Scheduler::new(decoder, SchedulerOptions::default());
+            let cases = references(name);
+            let options = GenerateOptions { max_tokens: cases[0].1.len(), ..GenerateOptions::default() };
+            let first = scheduler.submit(cases[0].0.clone(), &options, None)?;
+            let failing = Box::new(Failing { left, in_accept });
+            let failing = scheduler.submit(cases[1].0.clone(), &options, Some(failing))?;
+            let last = scheduler.submit(cases[2].0.clone(), &options, None)?;
+            let mut answers: HashMap<RequestId, Vec<u32>> = HashMap::new();
+            let mut problems = Vec::new();
+            while !scheduler.is_idle() {
+                for event in scheduler.step()? {
+                    match event {
+                        Event::Token { request, token } => answers.entry(request).or_default().push(token),
+                        Event::End { request, .. } => assert_ne!(request, failing, "{name}"),
+                        Event::Failed { request, problem } => problems.push((request, problem.to_string())),
+                    }
+                }
+            }
+            assert!(
+                matches!(&problems[..], [(request, text)] if *request == failing && text.contains(expected)),
+                "{name}: {problems:?}"
+            );
+            assert_eq!(answers.get(&failing).map_or(0, Vec::len), left, "{name}");
+            for (request, (_, expected)) in [(first, &cases[0]), (last, &cases[2])] {
+                assert_eq!(answers[&request], without_end(expected), "{name}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_text_that_is_kept_holds_its_caches_alone() -> Result<()> {
+    for name in FOLDERS.into_iter().filter(|name| *name != "gpt2") {
+        let mut generator = open(&data(name), &DecoderOptions::default())?;
+        // One page of the cache.
+        let options = GenerateOptions { max_tokens: 8, context: Some(64), ..GenerateOptions::default() };
+        let prompt = references(name).swap_remove(0).0;
+        generator.generate(&[prompt], &options, &mut |_, _| Ok(ControlFlow::Continue(())))?;
+        let decoder = generator.decoder();
+        decoder.session().trim();
+        let held = decoder.session().memory().activations;
+        assert_eq!(held, decoder.plan(64, 1)?.memory.caches, "{name}");
     }
     Ok(())
 }
@@ -393,64 +473,6 @@ fn the_longest_context_is_the_last_that_fits() -> Result<()> {
 }
 
 #[test]
-fn texts_are_encoded_as_by_tokenizers() -> Result<()> {
-    let text = TextCodec::open(&ModelFolder::open(data("llama"), None)?)?;
-    for case in json(&data("text.json"))["encoded"].as_array().unwrap() {
-        let given = case["text"].as_str().unwrap();
-        assert_eq!(text.encode(given, false)?, ids(&case["plain"]), "{given:?}");
-        assert_eq!(text.encode(given, true)?, ids(&case["special"]), "{given:?}");
-        let expected = case["decoded"].as_str().unwrap();
-        assert_eq!(text.decode(&ids(&case["special"]))?, expected, "{given:?}");
-        let mut stream = TextStream::new(&text, &[]);
-        let mut pieces = String::new();
-        for token in ids(&case["special"]) {
-            pieces.push_str(&stream.push(token)?);
-        }
-        assert_eq!(pieces + &stream.finish(), expected, "{given:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn a_stop_string_ends_the_text_before_it() -> Result<()> {
-    let text = TextCodec::open(&ModelFolder::open(data("llama"), None)?)?;
-    let given = "Memory is planned before it is used: 512 bytes";
-    for (stops, expected) in [
-        (vec!["before"], "Memory is planned "),
-        (vec!["used: 5", "planned b"], "Memory is "),
-        (vec!["nowhere", ""], given),
-        (vec!["bytes!"], given),
-    ] {
-        let stops: Vec<String> = stops.into_iter().map(str::to_owned).collect();
-        let mut stream = TextStream::new(&text, &stops);
-        let mut pieces = String::new();
-        for token in text.encode(given, false)? {
-            pieces.push_str(&stream.push(token)?);
-            assert!(stops.iter().all(|stop| stop.is_empty() || !pieces.contains(stop.as_str())));
-        }
-        let is_stopped = stream.is_stopped();
-        assert_eq!(pieces + &stream.finish(), expected, "{stops:?}");
-        assert_eq!(is_stopped, expected != given, "{stops:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn conversations_are_rendered_as_by_transformers() -> Result<()> {
-    for case in json(&data("text.json"))["chats"].as_array().unwrap() {
-        let template = case["template"].as_str().unwrap();
-        let message = |message: &Value| Message {
-            role: message["role"].as_str().unwrap().to_owned(),
-            content: message["content"].as_str().unwrap().to_owned(),
-        };
-        let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
-        let text = ChatTemplate::new(template, "<|begin|>", "<|end|>")?.render(&messages)?;
-        assert_eq!(text, case["text"].as_str().unwrap(), "{template}");
-    }
-    Ok(())
-}
-
-#[test]
 fn probabilities_are_those_of_transformers() -> Result<()> {
     let sampling = &json(&data("text.json"))["sampling"];
     let numbers = |value: &Value| -> Vec<f32> {
@@ -527,7 +549,7 @@ fn changed(name: &str, file: &str, change: Option<&dyn Fn(String) -> String>) ->
 #[test]
 fn bad_folders_say_what_is_wrong() {
     type Change = Option<&'static dyn Fn(String) -> String>;
-    let cases: [(&str, &str, Change, &str); 15] = [
+    let cases: [(&str, &str, Change, &str); 11] = [
         ("llama", "genai_config.json", None, "neither genai_config.json nor config.json"),
         ("llama", "genai_config.json", Some(&|_| "{".to_owned()), "not valid JSON"),
         ("llama", "genai_config.json", Some(&|_| "[]".to_owned()), "no object 'model'"),
@@ -568,10 +590,6 @@ fn bad_folders_say_what_is_wrong() {
             "head size of the cache",
         ),
         ("llama", "model.onnx", None, "no model file"),
-        ("llama", "tokenizer.json", None, "tokenizer.json'"),
-        ("llama", "tokenizer.json", Some(&|text| text[..200].to_owned()), "the tokenizer"),
-        ("llama", "tokenizer_config.json", Some(&|_| "nonsense".to_owned()), "not valid JSON"),
-        ("llama", "chat_template.jinja", Some(&|_| "{% for %}".to_owned()), "chat template"),
         (
             "gpt2",
             "config.json",
@@ -581,10 +599,8 @@ fn bad_folders_say_what_is_wrong() {
     ];
     for (name, file, change, expected) in cases {
         let folder = changed(name, file, change);
-        let opened = ModelFolder::open(folder.path(), None).and_then(|folder| {
-            TextCodec::open(&folder)?;
-            Decoder::open(&folder, &DecoderOptions::default()).map(drop)
-        });
+        let opened = ModelFolder::open(folder.path(), None)
+            .and_then(|folder| Decoder::open(&folder, &DecoderOptions::default()).map(drop));
         let problem = opened.expect_err(file).to_string();
         assert!(problem.contains(expected), "{file}: {problem}");
     }
@@ -620,9 +636,5 @@ fn bad_requests_say_what_is_wrong() -> Result<()> {
     assert_eq!(tokens(&mut generator, &[prompt], 10)?[0], expected[..10]);
     let zero = DecoderOptions { prefill_chunk: Some(0), ..DecoderOptions::default() };
     assert!(open(&data("llama"), &zero).is_err_and(|problem| problem.to_string().contains("chunk is 0")));
-    let text =
-        TextCodec::open(&ModelFolder::open(changed("llama", "chat_template.jinja", None).path(), None)?)?;
-    let problem = text.encode_chat(&[]).unwrap_err().to_string();
-    assert!(problem.contains("no chat template"), "{problem}");
     Ok(())
 }

@@ -89,6 +89,8 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// The native calls of this thread, one inside of another.
     static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// Whether the thread is in [`detached`], without the interpreter's lock.
+    static IS_AWAY: Cell<bool> = const { Cell::new(false) };
     /// Whether Python handles signals on this thread, and in which process.
     static IS_MAIN: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
 }
@@ -179,20 +181,43 @@ struct Away;
 
 impl Away {
     fn go() -> Away {
-        count_out();
-        park_at_exit();
+        go_away();
         Away
     }
 }
 
 impl Drop for Away {
     fn drop(&mut self) {
-        // Counted before it looks: either it sees the end, or `leave` sees it.
-        count_in();
-        if ends_with_interpreter() {
-            count_out();
-            park_at_exit();
-        }
+        come_back();
+    }
+}
+
+/// Calls Python's code from inside of [`detached`]. Returns `None` if the interpreter has ended.
+pub(crate) fn attached<T>(call: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    come_back();
+    let done = Python::try_attach(call);
+    go_away();
+    done
+}
+
+/// Calls Python's code from anywhere in a native call. Returns `None` if the interpreter has ended.
+pub(crate) fn with_interpreter<T>(call: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    if IS_AWAY.get() { attached(call) } else { Python::try_attach(call) }
+}
+
+fn go_away() {
+    IS_AWAY.set(true);
+    count_out();
+    park_at_exit();
+}
+
+fn come_back() {
+    IS_AWAY.set(false);
+    // Counted before it looks: either it sees the end, or `leave` sees it.
+    count_in();
+    if ends_with_interpreter() {
+        count_out();
+        park_at_exit();
     }
 }
 

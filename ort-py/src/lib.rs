@@ -16,6 +16,7 @@ mod device;
 mod dlpack;
 mod dtypes;
 mod error;
+mod generate;
 mod log;
 mod metadata;
 mod ort_value;
@@ -42,6 +43,8 @@ mod onnxruntime_pybind11_state {
     use super::calibrate::{Calibration, ChannelCalibration, HessianCalibration, quantize_blocks};
     #[pymodule_export]
     use super::cancel::CancelToken;
+    #[pymodule_export]
+    use super::generate::TextGenerator;
     #[pymodule_export]
     use super::ort_value::OrtValue;
     #[pymodule_export]

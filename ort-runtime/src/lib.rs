@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Each execution provider is a cargo feature: `cpu` (on by default), `cuda` and `wgpu`. The
-//! feature `train` adds the module `train`, which trains models; `generate` generates text.
+//! feature `train` adds the module `train`, which trains models; `generate` generates text, with
+//! the tokenizers of `text`.
 //!
 //! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim also returns its
 //! free pages to the system. A program opts in with `#[global_allocator] static HEAP:
@@ -61,9 +62,11 @@ pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
     nearest, onnx, pass, placement, plan, random, rewrite, shown, spec, steers,
 };
-#[cfg(feature = "generate-tokens")]
+#[cfg(feature = "generate")]
 pub use ort_generate as generate;
 #[cfg(feature = "quant")]
 pub use ort_quant as quant;
+#[cfg(feature = "text")]
+pub use ort_text as text;
 #[cfg(feature = "train")]
 pub use ort_train as train;

@@ -11,7 +11,7 @@ use ort_report::{MOST_PLANS, Sweep, combinations, plan_json, plan_svg, plan_text
 use ort_runtime::generate::{DecoderOptions, ModelFolder};
 
 use crate::args::ModelArgs;
-use crate::cmd::generate::{PlanRequest, plan_folder};
+use crate::cmd::generate::{PlanRequest, Requests, plan_folder};
 use crate::numbers::positive;
 use crate::output::{say, say_json, write_file};
 use crate::usage::wrong_usage;
@@ -107,7 +107,7 @@ fn run_on_folder(args: &PlanArgs) -> Result<ExitCode> {
     };
     let request = PlanRequest {
         context: args.context.map(NonZeroUsize::get),
-        requests: args.requests.map_or(1, NonZeroUsize::get),
+        requests: Requests::Exactly(args.requests.map_or(1, NonZeroUsize::get)),
         json: args.json,
     };
     plan_folder(&folder, &options, &request)

@@ -102,6 +102,23 @@ fn plans_say_what_fits() {
 }
 
 #[test]
+fn a_dry_run_plans_the_prompts_that_run_together() {
+    let folder = llama();
+    let planned = |limit: &str, more: &[&str]| {
+        let prompts = ["--prompt", "One", "--prompt", "Two", "--prompt", "Three", "--max-tokens", "100"];
+        let all = ["generate", &folder, "--dry-run", "--threads", "1", "--memory-limit", limit];
+        run(&[&all[..], &prompts, more].concat())
+    };
+    let whole = planned("64MiB", &[]);
+    assert!(whole.stdout.contains("KV caches, 3 x"), "{}", whole.stdout);
+    assert!(planned("64MiB", &["--requests", "2"]).stdout.contains("KV caches, 2 x"));
+    // The smallest of these limits that any prompt fits: the others wait for it.
+    let limits = (10..200).map(|step| (step << 13).to_string());
+    let small = limits.map(|limit| planned(&limit, &[])).find(|dry| dry.code == Some(0)).unwrap();
+    assert!(small.stdout.contains("KV caches, 1 x"), "{}", small.stdout);
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let folder = llama();
     let model = format!("{folder}/model.onnx");

@@ -38,6 +38,7 @@ const ROOTS: &[&str] = &[
     "ort-report/src/lib.rs",
     "ort-runtime/src/lib.rs",
     "ort-testkit/src/lib.rs",
+    "ort-text/src/lib.rs",
     "ort-train/src/lib.rs",
     "xtask/src/main.rs",
 ];

@@ -23,6 +23,7 @@ const CRATES: &[&str] = &[
     "ort-report/",
     "ort-runtime/",
     "ort-testkit/",
+    "ort-text/",
     "ort-train/",
     "xtask/",
 ];

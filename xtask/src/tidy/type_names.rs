@@ -35,6 +35,7 @@ const SOURCES: &[&str] = &[
     "ort-report/src/",
     "ort-runtime/src/",
     "ort-testkit/src/",
+    "ort-text/src/",
     "ort-train/src/",
     "xtask/src/",
 ];

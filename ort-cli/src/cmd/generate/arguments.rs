@@ -5,11 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::generate::{
-    DecoderOptions, GenerateOptions, Message, ModelFolder, Sampling, SchedulerOptions, TextCodec,
-};
+use ort_runtime::generate::{DecoderOptions, GenerateOptions, ModelFolder, Sampling, SchedulerOptions};
+use ort_runtime::text::{Message, TextCodec};
 
-use super::planning::{PlanRequest, plan_folder};
+use super::planning::{PlanRequest, Requests, plan_folder};
 use super::prompts::{is_interactive, message, read_prompt};
 use crate::args::{size, threads};
 use crate::numbers::{above_zero, from_zero, whole};
@@ -185,10 +184,11 @@ impl GenerateArgs {
     /// Prints the memory of what was asked for.
     pub(super) fn dry_run(&self, folder: &ModelFolder) -> Result<ExitCode> {
         let mut context = self.context;
-        let mut requests = self.requests.map_or(1, std::num::NonZeroUsize::get);
+        let mut requests = Requests::Exactly(self.requests.map_or(1, std::num::NonZeroUsize::get));
         if self.has_prompts() {
             let prompts = self.prompts(&TextCodec::open(folder)?)?;
-            requests = self.requests.map_or(prompts.len(), |most| most.get().min(prompts.len()));
+            let most = self.requests.map_or(prompts.len(), |most| most.get().min(prompts.len()));
+            requests = Requests::UpTo(most);
             let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
             let needed = longest.saturating_add(self.max_tokens.saturating_sub(1)).max(1);
             context = context.or(Some(needed));

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use ort_runtime::generate::{GenerateOptions, Generator, Message, TextCodec, TextStream};
+use ort_runtime::generate::{GenerateOptions, Generator};
+use ort_runtime::text::{Message, TextCodec, TextStream};
 
 use super::arguments::GenerateArgs;
 use super::prompts::{MOST_PROMPT_BYTES, is_interactive, message};

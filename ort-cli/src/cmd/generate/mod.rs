@@ -10,10 +10,11 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ort_runtime::generate::{Decoder, EndReason, Generator, TextCodec, TextStream};
+use ort_runtime::generate::{Decoder, EndReason, Generator};
+use ort_runtime::text::{TextCodec, TextStream};
 
 pub(crate) use arguments::GenerateArgs;
-pub(crate) use planning::{PlanRequest, plan_folder};
+pub(crate) use planning::{PlanRequest, Requests, plan_folder};
 
 use crate::output::{print, say, say_json};
 use report::{Answer, GenerationReport};

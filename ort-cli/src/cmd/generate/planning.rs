@@ -13,8 +13,16 @@ use crate::output::{say, say_json};
 pub(crate) struct PlanRequest {
     /// Tokens of each request; the model's longest if `None`.
     pub(crate) context: Option<usize>,
-    pub(crate) requests: usize,
+    pub(crate) requests: Requests,
     pub(crate) json: bool,
+}
+
+/// How many requests are planned for.
+#[derive(Clone, Copy)]
+pub(crate) enum Requests {
+    Exactly(usize),
+    /// As many of N as run at once.
+    UpTo(usize),
 }
 
 /// What `ort plan FOLDER --json` prints.
@@ -70,7 +78,12 @@ pub(crate) fn plan_folder(
     let Some(context) = request.context.or(decoder.longest_context()) else {
         bail!("'{}': the configuration has no context length; give --context N", folder.folder.display());
     };
-    let plan = decoder.plan(context, request.requests)?;
+    let requests = match request.requests {
+        Requests::Exactly(requests) => requests,
+        // The plan of one that does not fit is the refusal.
+        Requests::UpTo(most) => decoder.most_requests(context, most)?.max(1),
+    };
+    let plan = decoder.plan(context, requests)?;
     if request.json {
         say_json(&PlanJson::from(&plan))?;
     } else {

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ort_runtime::generate::Message;
+use ort_runtime::text::Message;
 
 /// The longest prompt that is read from a file or from standard input.
 pub(super) const MOST_PROMPT_BYTES: u64 = 64 << 20;

@@ -1,10 +1,13 @@
 //! Tokenizers of model folders: `tokenizer.json`, by the crate tokenizers.
 
-use ort_core::{Error, Result, Within, ensure, error};
+use ort_core::{Error, ErrorKind, Result, Within, error};
+use ort_generate::ModelFolder;
 use tokenizers::Tokenizer;
 
 use crate::chat::{ChatTemplate, Message};
-use crate::folder::{ModelFolder, text_of};
+
+/// The file of a tokenizer.
+const FILE: &str = "tokenizer.json";
 
 /// The tokenizer of a folder and its chat template.
 pub struct TextCodec {
@@ -19,24 +22,16 @@ impl TextCodec {
     ///
     /// There is no `tokenizer.json`, or a file is damaged.
     pub fn open(folder: &ModelFolder) -> Result<TextCodec> {
-        let path = folder.folder.join("tokenizer.json");
-        ensure!(
-            path.is_file(),
-            NoSuchFile,
-            help = "copy tokenizer.json of the original model into the folder; models with a tokenizer.model \
-                    alone get one by transformers: AutoTokenizer.from_pretrained(..).save_pretrained(..)",
-            "there is no '{}'",
-            path.display()
-        );
-        let mut tokenizer: Tokenizer =
-            text_of(&path)?.parse().map_err(tokenizer_problem).within(|| format!("'{}'", path.display()))?;
-        // Both are settings for batches of training examples.
-        tokenizer
-            .with_padding(None)
-            .with_truncation(None)
-            .map_err(tokenizer_problem)
-            .within(|| format!("'{}'", path.display()))?;
-        Ok(TextCodec { tokenizer, template: ChatTemplate::of_folder(&folder.folder)? })
+        let path = folder.folder.join(FILE);
+        let source = folder.read(FILE)?.ok_or_else(|| {
+            Error::new(ErrorKind::NoSuchFile, format!("there is no '{}'", path.display())).help(
+                "copy tokenizer.json of the original model into the folder; models with a tokenizer.model \
+                 alone get one by transformers: AutoTokenizer.from_pretrained(..).save_pretrained(..)",
+            )
+        })?;
+        let tokenizer = parse(&source).map_err(tokenizer_problem);
+        let tokenizer = tokenizer.within(|| format!("'{}'", path.display()))?;
+        Ok(TextCodec { tokenizer, template: ChatTemplate::of_folder(folder)? })
     }
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
@@ -80,6 +75,13 @@ impl TextCodec {
         // The template writes the special tokens itself.
         self.encode(&template.render(messages)?, false)
     }
+}
+
+fn parse(source: &str) -> tokenizers::Result<Tokenizer> {
+    let mut tokenizer: Tokenizer = source.parse()?;
+    // Both are settings for batches of training examples.
+    tokenizer.with_padding(None).with_truncation(None)?;
+    Ok(tokenizer)
 }
 
 /// An error of the crate tokenizers.

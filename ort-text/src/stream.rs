@@ -3,7 +3,7 @@
 use ort_core::Result;
 use tokenizers::tokenizer::step_decode_stream;
 
-use crate::text::{TextCodec, tokenizer_problem};
+use crate::codec::{TextCodec, tokenizer_problem};
 
 /// Decodes the tokens of one text. A piece is withheld while it may be the begin of a stop string,
 /// or of a character of several tokens.

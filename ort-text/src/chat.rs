@@ -1,15 +1,13 @@
 //! Chat templates: Jinja templates that turn messages into one prompt, as in transformers.
 
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
 use ort_core::{Error, Result, Within, error};
+use ort_generate::ModelFolder;
 use serde::Serialize;
-
-use crate::folder::{json_of, text_of};
 
 /// What a template may execute: a hundred messages take some ten thousand steps.
 const FUEL: u64 = 5_000_000;
@@ -54,22 +52,19 @@ impl ChatTemplate {
     }
 
     /// Finds the template of a model folder, if it has one.
-    pub(crate) fn of_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
-        let settings = folder.join("tokenizer_config.json");
-        let settings = if settings.is_file() { json_of(&settings)? } else { serde_json::Value::Null };
-        let alone = folder.join("chat_template.jinja");
-        let source = match alone.is_file() {
-            true => Some(text_of(&alone)?),
-            false => named_template(settings.get("chat_template")),
+    pub(crate) fn of_folder(folder: &ModelFolder) -> Result<Option<ChatTemplate>> {
+        let settings = folder.read_json("tokenizer_config.json")?.unwrap_or_default();
+        let alone = folder.read("chat_template.jinja")?;
+        let Some(source) = alone.or_else(|| named_template(settings.get("chat_template"))) else {
+            return Ok(None);
         };
-        let Some(source) = source else { return Ok(None) };
         let token = |name: &str| {
             let token = settings.get(name);
             let text = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
             text.unwrap_or_default().to_owned()
         };
         let template = ChatTemplate::new(&source, &token("bos_token"), &token("eos_token"));
-        template.within(|| format!("the chat template of '{}'", folder.display())).map(Some)
+        template.within(|| format!("the chat template of '{}'", folder.folder.display())).map(Some)
     }
 
     /// Renders a conversation, up to the begin of the next answer.
