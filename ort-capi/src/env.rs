@@ -61,13 +61,17 @@ fn register(env: &Env, info: &MemoryInfo, arena: Option<ArenaConfig>) -> Outcome
     Ok(())
 }
 
-/// What the library is.
+/// What the library is. Clients look for ONNX Runtime's first words.
 const BUILD_INFO: &CStr = match CStr::from_bytes_with_nul(
-    concat!("ort-runtime ", env!("CARGO_PKG_VERSION"), ", with the C API of ONNX Runtime 1.31.1\0")
-        .as_bytes(),
+    concat!(
+        "ORT Build Info: ort-runtime ",
+        env!("CARGO_PKG_VERSION"),
+        ", with the C API of ONNX Runtime 1.31.1\0"
+    )
+    .as_bytes(),
 ) {
     Ok(text) => text,
-    Err(_) => c"ort-runtime",
+    Err(_) => c"ORT Build Info: ort-runtime",
 };
 
 entries! {

@@ -12,7 +12,7 @@ use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOpt
 use ort_sys::OrtStatusPtr;
 use smallvec::SmallVec;
 
-use crate::bindings::{self, LentMemory};
+use crate::bindings::{LentMemory, PortValues};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
 use crate::log::send;
 use crate::lora::Parameter;
@@ -23,7 +23,7 @@ use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::value::{Numbers, Value};
 
 /// The values of a run by the names of inputs.
-type Given<'a> = SmallVec<[(&'a str, EngineValue); 4]>;
+type Inputs<'a> = SmallVec<[(&'a str, EngineValue); 4]>;
 
 /// The places of the outputs asked for, with the value that the caller gives for each.
 type Wanted<'a> = SmallVec<[(usize, Option<&'a Value>); 4]>;
@@ -116,8 +116,8 @@ fn adapted(
 }
 
 /// Reads the inputs, and adds the optional ones that are left out.
-fn given<'a>(session: &'a Session, places: &Places, values: &[In<Value>]) -> Outcome<Given<'a>> {
-    let mut given = Given::new();
+fn given<'a>(session: &'a Session, places: &Places, values: &[In<Value>]) -> Outcome<Inputs<'a>> {
+    let mut given = Inputs::new();
     for (place, value) in places.iter().zip(values) {
         let Some(port) = session.inputs.ports.get(*place) else { continue };
         if value.is_null() {
@@ -182,7 +182,7 @@ fn fits_in_place(wanted: &Wanted<'_>, inputs: &[In<Value>]) -> Outcome<bool> {
 /// Runs, and copies results into the values that the caller gives. Returns the others.
 fn run_apart(
     session: &Session,
-    given: &Given<'_>,
+    given: &Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
 ) -> Outcome<SmallVec<[Option<Value>; 4]>> {
@@ -229,7 +229,7 @@ pub(crate) fn fill(target: &Value, result: &EngineValue) -> Outcome {
 /// Runs with the results written where the caller wants them. Returns the others.
 fn run_in_place(
     session: &Session,
-    given: Given<'_>,
+    given: Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
     memory: Option<LentMemory>,
@@ -244,7 +244,7 @@ fn run_in_place(
 fn run_bound(
     session: &Session,
     binding: &mut IoBinding,
-    given: Given<'_>,
+    given: Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
 ) -> Outcome<SmallVec<[Option<Value>; 4]>> {
@@ -319,8 +319,8 @@ fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {
     let output_places = places(&session.outputs, output_names, "output")?;
     let targets: SmallVec<[In<Value>; 4]> =
         outputs.iter().map(|output| In::of(output.cast_const())).collect();
-    let lent = bindings::Given { ports: &input_places, values: inputs };
-    let lent_outputs = bindings::Given { ports: &output_places, values: &targets };
+    let lent = PortValues { ports: &input_places, values: inputs };
+    let lent_outputs = PortValues { ports: &output_places, values: &targets };
     if let Some(mut kept) = session.bindings.take_bound(lent, lent_outputs) {
         let done = session.engine.run_with_binding(&mut kept.binding, &control.engine);
         session.bindings.put(kept);

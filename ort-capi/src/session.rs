@@ -22,9 +22,9 @@ use crate::entry::{Array, ArrayMut, In, Object, Out, PathText, Released, entries
 use crate::env::{Env, registered_arena};
 use crate::log::{Scope, SessionLog};
 use crate::memory_info::MemoryInfo;
-use crate::model_proto::DeclaredModel;
 use crate::profile::Profiling;
 use crate::provider_library::Assignment;
+use crate::session_edit::Unfinished;
 use crate::session_options::SessionOptions;
 use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::type_info::{ShapeSource, TypeInfo};
@@ -41,8 +41,8 @@ pub(crate) struct Session {
     /// The token of runs without options: a new one for each would be an allocation.
     pub(crate) idle_token: CancelToken,
     pub(crate) bindings: Bindings,
-    /// The model of a session that the model editor has not finished. The engine is empty then.
-    pub(crate) unfinished: Option<Box<DeclaredModel>>,
+    /// What the model editor has not finished. The engine is empty then.
+    pub(crate) unfinished: Option<Box<Unfinished>>,
     /// What the session logs with, if the options set anything.
     pub(crate) log: Option<Arc<SessionLog>>,
     /// What each provider runs, if the options ask for it.
