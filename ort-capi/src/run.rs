@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
-use ort_runtime::onnxruntime::log::Line;
 use ort_runtime::onnxruntime::{TERMINATED, fit, of_tensor};
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOptions, Value as EngineValue};
@@ -14,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::bindings::{LentMemory, PortValues};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
-use crate::log::send;
+use crate::log::warn;
 use crate::lora::Parameter;
 use crate::profile::Profiling;
 use crate::run_options::RunOptions;
@@ -278,6 +277,16 @@ pub(crate) struct Request<'a> {
     pub(crate) inputs: &'a [In<Value>],
     pub(crate) output_names: &'a [Text],
     pub(crate) outputs: &'a mut [*mut Object<Value>],
+    pub(crate) kind: RunKind,
+}
+
+/// Which function asks for a run.
+pub(crate) enum RunKind {
+    Plain,
+    /// Adapters of the options have no effect, as in ONNX Runtime.
+    Async,
+    /// A kernel runs an operator: what ends its own run ends this one, too.
+    Nested(CancelToken),
 }
 
 pub(crate) fn run(request: Request<'_>) -> Outcome {
@@ -290,21 +299,27 @@ pub(crate) fn run(request: Request<'_>) -> Outcome {
 /// Writes the profile of a run. The run itself is done, so a failure is a line of the log.
 pub(crate) fn finish_profile(profile: Option<Profiling>) {
     if let Some(Err(failure)) = profile.map(|profile| profile.finish()) {
-        let place = "run.rs finish_profile".to_owned();
-        send(&Line { severity: 2, place, message: format!("the profile of the run: {}", failure.message) });
+        warn("run.rs finish_profile", format!("the profile of the run: {}", failure.message));
     }
 }
 
 fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {
-    let Request { session, options, input_names, inputs, output_names, outputs } = request;
-    let control = Control::of(session, options, own);
+    let Request { session, options, input_names, inputs, output_names, outputs, kind } = request;
+    let mut control = Control::of(session, options, own);
+    if let RunKind::Nested(cancel) = &kind {
+        control.engine.cancel = cancel.clone();
+    }
     session.check_finished()?;
     let _scope = session.log_scope(options);
     if options.is_some_and(RunOptions::is_terminated) {
         return fail(code::FAIL, TERMINATED.to_owned());
     }
     let mut input_places = places(&session.inputs, input_names, "input")?;
-    let adapters = options.map(RunOptions::adapters).unwrap_or_default();
+    let adapters = match (options, kind) {
+        (Some(options), RunKind::Async) => options.ignore_adapters("RunAsync"),
+        (Some(options), _) => options.adapters(),
+        (None, _) => Vec::new(),
+    };
     let with_adapters;
     let inputs = match adapters.is_empty() {
         true => inputs,
@@ -370,6 +385,7 @@ impl Async {
                 inputs: self.inputs.get(self.input_count, "the array of inputs")?,
                 output_names: self.output_names.get(self.output_count, "the array of output names")?,
                 outputs: self.outputs.get(self.output_count, "the array of outputs")?,
+                kind: RunKind::Async,
             })
         });
         let count = if status.0.is_null() { self.output_count } else { 0 };
@@ -388,6 +404,7 @@ entries! {
             inputs: inputs.get(input_count, "the array of inputs")?,
             output_names: output_names.get(output_count, "the array of output names")?,
             outputs: outputs.get(output_count, "the array of outputs")?,
+            kind: RunKind::Plain,
         })
     }
 
