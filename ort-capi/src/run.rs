@@ -48,7 +48,8 @@ impl<'a> Control<'a> {
         let shrink_arenas = options.map(RunOptions::shrink_arenas).unwrap_or_default();
         Control {
             options,
-            engine: EngineOptions { cancel, profile, shrink_arenas, ..EngineOptions::default() },
+            // All fields: the default token would be an allocation for each run.
+            engine: EngineOptions { cancel, deadline: None, profile, observer: None, shrink_arenas },
         }
     }
 
