@@ -94,7 +94,7 @@ pub use device_id::DeviceId;
 pub use error::AllocError;
 pub use heap::Heap;
 pub use host::{HostAllocator, TrimOnDrop, fail_writes_beyond_file_size_limit};
-pub use machine::{free_memory_bytes, host_memory_bytes};
+pub use machine::{free_memory_bytes, host_memory_bytes, processors};
 pub use mmap::{Advice, MapError, MappedFile, open_regular};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;

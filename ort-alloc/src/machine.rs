@@ -4,11 +4,47 @@
 //! on slices and jobs, and the processes run in nested groups without a limit. So we query all
 //! ancestors that are mounted here, and the tightest limit wins.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+#[cfg(target_os = "linux")]
+use crate::fork::Mutex;
 use crate::fork::get_or_init;
+
+/// Returns the number of processors that the process may use: what CPU affinity and the quotas of
+/// its control groups leave.
+///
+/// Quotas are read once for each affinity, because reading them takes longer than building a
+/// session on a small model.
+pub fn processors() -> usize {
+    let read = || std::thread::available_parallelism().map_or(1, usize::from);
+    #[cfg(target_os = "linux")]
+    {
+        type Affinity = [libc::c_ulong; 16];
+        static KNOWN: Mutex<Option<(Affinity, usize)>> = Mutex::new(None);
+        let mut affinity: Affinity = [0; 16];
+        // SAFETY: the kernel writes at most the bytes of the array.
+        let got = unsafe {
+            libc::sched_getaffinity(0, size_of::<Affinity>(), affinity.as_mut_ptr().cast::<libc::cpu_set_t>())
+        };
+        if got != 0 {
+            return read();
+        }
+        let mut known = KNOWN.lock();
+        match *known {
+            Some((before, count)) if before == affinity => count,
+            _ => {
+                let count = read();
+                *known = Some((affinity, count));
+                count
+            }
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    read()
+}
 
 /// Returns the memory that this process can use at most, in bytes: the machine's, or the tightest
 /// limit of a control group. `None` if the system does not report it.
@@ -41,13 +77,13 @@ struct HostMemory {
 impl HostMemory {
     /// Reads the memory from the system's files below `root`.
     fn under(root: &Path) -> Option<HostMemory> {
-        let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+        let text = read(&root.join("proc/meminfo"))?;
         let kibibytes = |name: &str| Some(field(&text, name)?.saturating_mul(1024));
         let total = kibibytes("MemTotal:")?;
         // `MemAvailable` exists since Linux 3.14.
         let free = kibibytes("MemAvailable:").or_else(|| kibibytes("MemFree:"))?;
         let machine = HostMemory { total, free: free.min(total) };
-        let groups = folders(root).into_iter().filter_map(|group| group.memory());
+        let groups = folders(root).into_iter().filter_map(|group| group.memory(total));
         Some(groups.fold(machine, |least, group| HostMemory {
             total: least.total.min(group.total),
             free: least.free.min(group.free),
@@ -83,18 +119,31 @@ struct Group {
 }
 
 impl Group {
-    /// Returns the group's limit and what is left of it, or `None` without a limit.
-    fn memory(&self) -> Option<HostMemory> {
-        let number = |name: &str| fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok();
+    /// Returns the group's limit and what is left of it, or `None` without a limit below the
+    /// machine's memory.
+    fn memory(&self, machine: usize) -> Option<HostMemory> {
+        let number = |name: &str| read(&self.folder.join(name))?.trim().parse().ok();
         // Without a limit, version 2 says "max", which does not parse, and version 1 a number
         // beyond any machine.
         let total: usize = self.version.limits.iter().filter_map(|name| number(name)).min()?;
+        if total >= machine {
+            // Reading what is used takes the kernel longer than all else here.
+            return None;
+        }
         let used = number(self.version.used).unwrap_or(0);
-        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let stat = read(&self.folder.join("memory.stat")).unwrap_or_default();
         let droppable = self.version.droppable.iter().filter_map(|name| field(&stat, name));
         let held = droppable.fold(used, usize::saturating_sub);
         Some(HostMemory { total, free: total.saturating_sub(held) })
     }
+}
+
+/// Reads a file of the system. Its length is not known before, and asking for it in small pieces
+/// takes a call for each.
+fn read(path: &Path) -> Option<String> {
+    let mut text = String::with_capacity(8 << 10);
+    File::open(path).ok()?.read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// Returns the number after a name at the start of a line.
@@ -105,8 +154,8 @@ fn field(text: &str, name: &str) -> Option<usize> {
 
 /// Returns the control groups of this process and all their ancestors.
 fn folders(root: &Path) -> Vec<Group> {
-    let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+    let own = read(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let mounts = read(&root.join("proc/self/mountinfo")).unwrap_or_default();
     let mut groups = Vec::new();
     for line in own.lines() {
         // The format is "hierarchy:controllers:path". Version 2 has no controllers here.
@@ -180,6 +229,8 @@ fn physical_bytes() -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const MIB: usize = 1 << 20;

@@ -4,14 +4,21 @@ use std::ffi::c_void;
 
 use ort_runtime::{ArenaConfig, SessionOptions};
 
+use crate::custom_threads::{CreateFn, JoinFn, PoolSizes, ThreadFunctions};
 use crate::entry::{Array, InMut, Object, Out, Released, Text, entries, kinds};
+use crate::session_options::threads;
 use crate::status::{Outcome, invalid};
 
 /// How an arena grows.
 pub(crate) struct Arena(pub(crate) ArenaConfig);
 
-/// Settings of pools of threads. All sessions of a process share one pool, so they have no effect.
-pub(crate) struct ThreadingOptions;
+/// Settings of the pools of the environment. All sessions of a process share one pool, so that the
+/// sizes only count for the functions of a client.
+#[derive(Clone, Copy)]
+pub(crate) struct ThreadingOptions {
+    pub(crate) sizes: PoolSizes,
+    pub(crate) functions: ThreadFunctions,
+}
 
 kinds! {
     Arena => "OrtArenaCfg", b"OrtArena";
@@ -75,7 +82,10 @@ entries! {
 
     /// 121
     fn CreateThreadingOptions(out: Out<*mut Object<ThreadingOptions>>) {
-        out.place()?.put(Object::give(ThreadingOptions));
+        out.place()?.put(Object::give(ThreadingOptions {
+            sizes: PoolSizes { intra: 0, inter: 0 },
+            functions: ThreadFunctions::default(),
+        }));
         Ok(())
     }
 
@@ -85,13 +95,15 @@ entries! {
     }
 
     /// 147
-    fn SetGlobalIntraOpNumThreads(options: InMut<ThreadingOptions>, _number: i32) {
-        options.get().map(drop)
+    fn SetGlobalIntraOpNumThreads(options: InMut<ThreadingOptions>, number: i32) {
+        options.get()?.sizes.intra = threads(number);
+        Ok(())
     }
 
     /// 148
-    fn SetGlobalInterOpNumThreads(options: InMut<ThreadingOptions>, _number: i32) {
-        options.get().map(drop)
+    fn SetGlobalInterOpNumThreads(options: InMut<ThreadingOptions>, number: i32) {
+        options.get()?.sizes.inter = threads(number);
+        Ok(())
     }
 
     /// 149
@@ -115,19 +127,22 @@ entries! {
         }
     }
 
-    /// 199. The pool of the process makes its own threads.
-    fn SetGlobalCustomCreateThreadFn(options: InMut<ThreadingOptions>, _create: *const c_void) {
-        options.get().map(drop)
+    /// 199
+    fn SetGlobalCustomCreateThreadFn(options: InMut<ThreadingOptions>, create: Option<CreateFn>) {
+        options.get()?.functions.create = create;
+        Ok(())
     }
 
     /// 200
-    fn SetGlobalCustomThreadCreationOptions(options: InMut<ThreadingOptions>, _settings: *mut c_void) {
-        options.get().map(drop)
+    fn SetGlobalCustomThreadCreationOptions(options: InMut<ThreadingOptions>, settings: *mut c_void) {
+        options.get()?.functions.settings = settings;
+        Ok(())
     }
 
     /// 201
-    fn SetGlobalCustomJoinThreadFn(options: InMut<ThreadingOptions>, _join: *const c_void) {
-        options.get().map(drop)
+    fn SetGlobalCustomJoinThreadFn(options: InMut<ThreadingOptions>, join: Option<JoinFn>) {
+        options.get()?.functions.join = join;
+        Ok(())
     }
 
     /// 155

@@ -13,12 +13,12 @@ use crate::value::{Dims, Numbers, Value};
 
 /// Ports, and the value that the caller gives for each.
 #[derive(Clone, Copy)]
-pub(crate) struct Given<'a> {
+pub(crate) struct PortValues<'a> {
     pub(crate) ports: &'a [usize],
     pub(crate) values: &'a [In<Value>],
 }
 
-impl Given<'_> {
+impl PortValues<'_> {
     /// The ports with their tensors; null and what is no numbers is `None`.
     fn pairs(&self) -> impl Iterator<Item = Outcome<(usize, Option<&Numbers>)>> {
         self.ports.iter().zip(self.values).map(|(port, value)| match value.optional()? {
@@ -38,7 +38,7 @@ struct Lent {
 
 impl Lent {
     /// The memory of tensors; `None` if some of it is not the caller's.
-    fn all(given: Given<'_>) -> Outcome<Option<Vec<Lent>>> {
+    fn all(given: PortValues<'_>) -> Outcome<Option<Vec<Lent>>> {
         let mut all = Vec::with_capacity(given.ports.len());
         for pair in given.pairs() {
             let (port, numbers) = pair?;
@@ -62,7 +62,7 @@ impl Lent {
 }
 
 /// Whether the values are in this memory.
-fn are_in(memory: &[Lent], given: Given<'_>) -> bool {
+fn are_in(memory: &[Lent], given: PortValues<'_>) -> bool {
     let is_of = |(lent, pair): (&Lent, Outcome<(usize, Option<&Numbers>)>)| {
         pair.is_ok_and(|(port, numbers)| numbers.is_some_and(|numbers| lent.is_of(port, numbers)))
     };
@@ -77,7 +77,7 @@ pub(crate) struct LentMemory {
 
 impl LentMemory {
     /// The memory of a run; `None` if some of it is not lent.
-    pub(crate) fn of(inputs: Given<'_>, outputs: Given<'_>) -> Outcome<Option<LentMemory>> {
+    pub(crate) fn of(inputs: PortValues<'_>, outputs: PortValues<'_>) -> Outcome<Option<LentMemory>> {
         let (Some(inputs), Some(outputs)) = (Lent::all(inputs)?, Lent::all(outputs)?) else {
             return Ok(None);
         };
@@ -113,7 +113,7 @@ pub(crate) struct Bindings(Mutex<Vec<Kept>>);
 
 impl Bindings {
     /// Takes the binding to the memory of these values, if there is one.
-    pub(crate) fn take_bound(&self, inputs: Given<'_>, outputs: Given<'_>) -> Option<Kept> {
+    pub(crate) fn take_bound(&self, inputs: PortValues<'_>, outputs: PortValues<'_>) -> Option<Kept> {
         let mut all = self.0.lock();
         let is_bound =
             |memory: &LentMemory| are_in(&memory.inputs, inputs) && are_in(&memory.outputs, outputs);

@@ -82,7 +82,10 @@ const KEYS: &[Key] = &[
         };
         options.engine.add_session_config_entry("session.execution_mode", mode).ok()
     }),
-    key("session.use_per_session_threads", FLAG, |_, value| flag(value).map(drop)),
+    key("session.use_per_session_threads", FLAG, |options, value| {
+        options.uses_global_threads |= !flag(value)?;
+        Some(())
+    }),
     key("session.use_deterministic_compute", FLAG, |_, value| flag(value).map(drop)),
     key("optimization.disable_specified_optimizers", "names, separated by semicolons", |options, value| {
         // Names of optimizers of ONNX Runtime have no effect here.

@@ -14,9 +14,9 @@ use crate::status::Outcome;
 
 /// A domain of a client, which session options share: operators that are added later count, too.
 #[derive(Clone)]
-pub(crate) struct Domain(Arc<Content>);
+pub(crate) struct Domain(Arc<Declared>);
 
-struct Content {
+struct Declared {
     name: String,
     operators: Mutex<Vec<Table>>,
 }
@@ -48,7 +48,7 @@ entries! {
     fn CreateCustomOpDomain(name: Text, out: Out<*mut Object<Domain>>) {
         let out = out.place()?;
         let name = name.get("the name of the domain")?.to_owned();
-        out.put(Object::give(Domain(Arc::new(Content { name, operators: Mutex::new(Vec::new()) }))));
+        out.put(Object::give(Domain(Arc::new(Declared { name, operators: Mutex::new(Vec::new()) }))));
         Ok(())
     }
 

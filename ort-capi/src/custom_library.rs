@@ -19,7 +19,8 @@ type Register = unsafe extern "system" fn(*mut Object<SessionOptions>, *const Or
 
 const NAME: &str = "RegisterCustomOps";
 
-fn load(path: &Path) -> Outcome<libloading::Library> {
+/// Loads a library, whose initialisers run.
+pub(crate) fn load_library(path: &Path) -> Outcome<libloading::Library> {
     // SAFETY: the caller asks for the code of the library to run.
     unsafe { libloading::Library::new(path) }.map_err(|problem| {
         let text = format!("Failed to load library {} with error: {problem}", path.display());
@@ -50,7 +51,7 @@ entries! {
         let handle = handle.place()?;
         options.get()?;
         let path = Path::new(path.get("the path of the library")?);
-        let library = load(path)?;
+        let library = load_library(path)?;
         let function = function_of(&library, path)?;
         // Before the call, whose domains may lie in the library.
         handle.put(raw_handle(library));
@@ -61,7 +62,7 @@ entries! {
     fn RegisterCustomOpsLibrary_V2(options: InMut<SessionOptions>, path: PathText) {
         options.get()?;
         let path = path.get("the path of the library")?;
-        let library = load(&path)?;
+        let library = load_library(&path)?;
         let function = function_of(&library, &path)?;
         options.get()?.libraries.push(Arc::new(Library(library)));
         register(&options, function)

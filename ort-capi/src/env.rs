@@ -9,6 +9,7 @@ use ort_sys::{ORT_API_VERSION, OrtAllocator, OrtEnvCreationOptions, OrtLoggingFu
 
 use crate::allocator::Allocator;
 use crate::arena::{Arena, ThreadingOptions};
+use crate::custom_threads::ClientThreads;
 use crate::entry::{Array, In, Object, Out, Text, entries, kinds};
 use crate::key_values::KeyValues;
 use crate::log::{self, Sink};
@@ -20,6 +21,8 @@ pub(crate) struct Env {
     references: AtomicUsize,
     /// The memory of registered allocators, and their arenas.
     allocators: Mutex<Vec<Registered>>,
+    /// The threads that the functions of a client made.
+    threads: Mutex<Option<ClientThreads>>,
 }
 
 struct Registered {
@@ -31,12 +34,28 @@ kinds! {
     Env => "OrtEnv", b"OrtEnv\0\0";
 }
 
-static ENV: Object<Env> =
-    Object::new(Env { references: AtomicUsize::new(0), allocators: Mutex::new(Vec::new()) });
+static ENV: Object<Env> = Object::new(Env {
+    references: AtomicUsize::new(0),
+    allocators: Mutex::new(Vec::new()),
+    threads: Mutex::new(None),
+});
 
 /// The arena of a registered allocator, for sessions that ask for it.
 pub(crate) fn registered_arena() -> Option<ArenaConfig> {
     ENV.inner.allocators.lock().iter().find_map(|registered| registered.arena.clone())
+}
+
+/// Makes the environment as [`create`] does, with threads of the client if it is the first one.
+fn create_with_threads(
+    level: i32,
+    sink: Option<Sink>,
+    options: &ThreadingOptions,
+) -> Outcome<*mut Object<Env>> {
+    let is_first = ENV.inner.references.load(Ordering::Acquire) == 0;
+    if is_first && let Some(threads) = options.functions.start(options.sizes)? {
+        *ENV.inner.threads.lock() = Some(threads);
+    }
+    Ok(create(level, sink))
 }
 
 /// Makes the environment, or shares the one that there is. It takes any level: a client of ours
@@ -61,13 +80,17 @@ fn register(env: &Env, info: &MemoryInfo, arena: Option<ArenaConfig>) -> Outcome
     Ok(())
 }
 
-/// What the library is.
+/// What the library is. Clients look for ONNX Runtime's first words.
 const BUILD_INFO: &CStr = match CStr::from_bytes_with_nul(
-    concat!("ort-runtime ", env!("CARGO_PKG_VERSION"), ", with the C API of ONNX Runtime 1.31.1\0")
-        .as_bytes(),
+    concat!(
+        "ORT Build Info: ort-runtime ",
+        env!("CARGO_PKG_VERSION"),
+        ", with the C API of ONNX Runtime 1.31.1\0"
+    )
+    .as_bytes(),
 ) {
     Ok(text) => text,
-    Err(_) => c"ort-runtime",
+    Err(_) => c"ORT Build Info: ort-runtime",
 };
 
 entries! {
@@ -92,8 +115,7 @@ entries! {
     fn CreateEnvWithGlobalThreadPools(level: i32, id: Text, options: In<ThreadingOptions>, out: Out<*mut Object<Env>>) {
         let out = out.place()?;
         id.or_empty("the log id")?;
-        options.get()?;
-        out.put(create(level, None));
+        out.put(create_with_threads(level, None, options.get()?)?);
         Ok(())
     }
 
@@ -101,9 +123,9 @@ entries! {
     fn CreateEnvWithCustomLoggerAndGlobalThreadPools(function: Option<OrtLoggingFunction>, parameter: *mut c_void, level: i32, id: Text, options: In<ThreadingOptions>, out: Out<*mut Object<Env>>) {
         let out = out.place()?;
         id.or_empty("the log id")?;
-        options.get()?;
+        let options = options.get()?;
         let Some(function) = function else { return invalid("the logging function is null") };
-        out.put(create(level, Some(Sink::new(function, parameter))));
+        out.put(create_with_threads(level, Some(Sink::new(function, parameter)), options)?);
         Ok(())
     }
 
@@ -122,10 +144,14 @@ entries! {
             return invalid(format!("the log level is {}, expected 0 to 4", options.logging_severity_level));
         }
         Text::of(options.log_id).get("the log id")?;
-        In::<ThreadingOptions>::of(options.threading_options.cast()).optional()?;
+        let threading = In::<ThreadingOptions>::of(options.threading_options.cast());
+        let threading = threading.optional()?;
         In::<KeyValues>::of(options.config_entries.cast()).optional()?;
         let sink = options.custom_logging_function.map(|function| Sink::new(function, options.custom_logging_param));
-        out.put(create(options.logging_severity_level, sink));
+        out.put(match threading {
+            Some(threading) => create_with_threads(options.logging_severity_level, sink, threading)?,
+            None => create(options.logging_severity_level, sink),
+        });
         Ok(())
     }
 
@@ -144,6 +170,9 @@ entries! {
         let before = env.references.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1));
         if before == Ok(1) {
             env.allocators.lock().clear();
+            // Taken out of the lock first: the client's function may call back into the library.
+            let threads = env.threads.lock().take();
+            drop(threads);
             log::set_sink(None);
             ort_runtime::release_idle_memory();
         }

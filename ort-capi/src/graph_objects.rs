@@ -99,7 +99,7 @@ kinds! {
 }
 
 /// A node that reads or writes a value, and at which of its ports.
-pub(crate) struct Port<'g> {
+pub(crate) struct NodeUse<'g> {
     pub(crate) node: &'g Owned<Node>,
     pub(crate) port: usize,
 }
@@ -150,11 +150,11 @@ impl Graph {
         address
     }
 
-    pub(crate) fn producer<'g>(&'g self, name: &'g CString) -> Option<Port<'g>> {
+    pub(crate) fn producer<'g>(&'g self, name: &'g CString) -> Option<NodeUse<'g>> {
         self.ports(name, |node| &node.outputs).next()
     }
 
-    pub(crate) fn consumers<'g>(&'g self, name: &'g CString) -> impl Iterator<Item = Port<'g>> {
+    pub(crate) fn consumers<'g>(&'g self, name: &'g CString) -> impl Iterator<Item = NodeUse<'g>> {
         self.ports(name, |node| &node.inputs)
     }
 
@@ -162,10 +162,10 @@ impl Graph {
         &'g self,
         name: &'g CString,
         of: impl Fn(&'g Node) -> &'g Vec<CString> + Copy,
-    ) -> impl Iterator<Item = Port<'g>> {
+    ) -> impl Iterator<Item = NodeUse<'g>> {
         self.nodes.iter().flat_map(move |node| {
             let named = of(node).iter().enumerate().filter(move |(_, other)| *other == name);
-            named.map(move |(port, _)| Port { node, port })
+            named.map(move |(port, _)| NodeUse { node, port })
         })
     }
 }

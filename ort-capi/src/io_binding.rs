@@ -182,6 +182,9 @@ entries! {
         }
         let options = options.optional()?;
         let _scope = session.log_scope(options);
+        if let Some(options) = options {
+            options.ignore_adapters("RunWithBinding");
+        }
         let own = options.and_then(RunOptions::start_profile);
         let done = binding.state.lock().run(session, &Control::of(session, options, own.as_ref()));
         finish_profile(own);

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use ort_cpu_threads::parallel::for_each_chunk;
 use ort_runtime::DType;
-use ort_runtime::ep::{NewTensor, RunCx};
+use ort_runtime::ep::{NewTensor, RunControl, RunCx};
 use ort_runtime::fork::Mutex;
 use ort_runtime::tensor::{CompactString, Shape, TensorMut, ValueView};
 use ort_sys::{OrtAllocator, OrtKernelContext};
@@ -131,8 +131,10 @@ impl KernelContext {
         Ok(Output::New { value, tensor })
     }
 
-    pub(crate) fn threads(&self) -> usize {
-        self.threads
+    /// The limits of the run that calls the kernel.
+    pub(crate) fn control(&self) -> &RunControl {
+        // SAFETY: as in `new_output`.
+        unsafe { &*self.run }.control()
     }
 }
 

@@ -30,14 +30,14 @@ struct Facts {
     domain: String,
     operator: String,
     since: i32,
-    inputs: Vec<Port>,
-    outputs: Vec<Port>,
+    inputs: Vec<NodePort>,
+    outputs: Vec<NodePort>,
     attributes: Vec<(String, Attribute)>,
     entries: Arc<BTreeMap<String, String>>,
 }
 
 /// An input or output of a node.
-struct Port {
+struct NodePort {
     /// Empty if it is left out.
     name: String,
     ty: ValueType,
@@ -52,13 +52,13 @@ impl KernelInfo {
         let NodeView { graph, node: inner } = node;
         let port = |id: &Option<ort_runtime::ir::ValueId>| {
             let Some(id) = *id else {
-                return Ok(Port { name: String::new(), ty: ValueType::Unknown, constant: None });
+                return Ok(NodePort { name: String::new(), ty: ValueType::Unknown, constant: None });
             };
             let value = graph.value(id);
             let constant = graph.constants.get(&id).map(Value::of_constant).transpose()?.map(Object::new);
-            Ok(Port { name: value.name.to_string(), ty: value.ty.clone(), constant })
+            Ok(NodePort { name: value.name.to_string(), ty: value.ty.clone(), constant })
         };
-        let ports = |ids: &[_]| ids.iter().map(port).collect::<Outcome<Vec<Port>>>();
+        let ports = |ids: &[_]| ids.iter().map(port).collect::<Outcome<Vec<NodePort>>>();
         Ok(KernelInfo(Arc::new(Facts {
             name: inner.name.to_string(),
             domain: inner.spec.domain.to_owned(),
@@ -116,12 +116,12 @@ fn put_text(text: &[u8], to: ArrayMut<u8>, size: Place<'_, usize>, too_small: &s
 
 const TOO_SMALL: &str = "Result buffer is not large enough";
 
-fn port_at<'a>(ports: &'a [Port], index: usize, kind: &str) -> Outcome<&'a Port> {
+fn port_at<'a>(ports: &'a [NodePort], index: usize, kind: &str) -> Outcome<&'a NodePort> {
     let unknown = || Failure::invalid(format!("::OrtKernelInfo {kind} index is out of bounds"));
     ports.get(index).ok_or_else(unknown)
 }
 
-fn type_of(port: &Port, kind: &str) -> Outcome<*mut Object<TypeInfo>> {
+fn type_of(port: &NodePort, kind: &str) -> Outcome<*mut Object<TypeInfo>> {
     match &port.ty {
         ValueType::Unknown => invalid(format!("::OrtKernelInfo {kind} does not have a type")),
         ty => Ok(Object::give(TypeInfo::of(ty, &ShapeSource::default()))),

@@ -23,6 +23,7 @@ mod containers;
 mod custom_domain;
 mod custom_library;
 mod custom_op;
+mod custom_threads;
 mod devices;
 mod element_type;
 mod entry;

@@ -107,6 +107,14 @@ pub(crate) fn send(line: &Line) {
     }
 }
 
+/// Logs a warning, unless the log leaves warnings out.
+pub(crate) fn warn(place: &str, message: impl Into<String>) {
+    const WARNING: i32 = 2;
+    if WARNING >= log::severity() {
+        send(&Line { severity: WARNING, place: place.to_owned(), message: message.into() });
+    }
+}
+
 fn level_of(severity: i32) -> OrtLoggingLevel {
     match severity {
         ..=0 => OrtLoggingLevel::ORT_LOGGING_LEVEL_VERBOSE,

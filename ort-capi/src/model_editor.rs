@@ -4,9 +4,10 @@
 //! releasing it does nothing.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ort_runtime::spec::canonical_domain;
 use ort_sys::OrtModelEditorApi;
 
 use crate::abi::slot;
@@ -18,6 +19,7 @@ use crate::graph_objects::{EditedModel, Graph, Initializer, Node, Owner, ValueIn
 use crate::model_proto::DeclaredModel;
 use crate::op_attr::OpAttr;
 use crate::session::{PrepackedWeights, Session, copy, open};
+use crate::session_edit::Unfinished;
 use crate::session_options::SessionOptions;
 use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::type_info::{TensorInfo, TypeInfo};
@@ -51,8 +53,8 @@ static TABLE: OrtModelEditorApi = OrtModelEditorApi {
 };
 
 /// A domain as graphs name it: the standard's own is the empty text.
-fn canonical(domain: &CStr) -> CString {
-    if domain == c"ai.onnx" { CString::default() } else { domain.to_owned() }
+fn canonical(domain: &Text, what: &str) -> Outcome<CString> {
+    Ok(CString::new(canonical_domain(domain.get(what)?)).unwrap_or_default())
 }
 
 fn owned(text: &Text, what: &str) -> Outcome<CString> {
@@ -154,10 +156,10 @@ fn check_initializer(graph: &Graph, name: &CString, value: &Released<Value>, is_
     Ok(())
 }
 
-/// The changes of a session that is not finished.
-fn unfinished(session: &mut Session) -> Outcome<&mut Box<DeclaredModel>> {
-    match &mut session.unfinished {
-        Some(model) => Ok(model),
+/// A session that is not finished.
+fn unfinished(session: &Session) -> Outcome<&Unfinished> {
+    match &session.unfinished {
+        Some(unfinished) => Ok(unfinished),
         None => fail(code::MODEL_LOADED, "This session has already been initialized.".to_owned()),
     }
 }
@@ -215,7 +217,7 @@ entries! {
         let out = out.place()?;
         let mut node = Node {
             operator: owned(&operator, "the operator of the node")?,
-            domain: canonical(&owned(&domain, "the domain of the node")?),
+            domain: canonical(&domain, "the domain of the node")?,
             name: owned(&name, "the name of the node")?,
             inputs: names(&inputs, input_count, "the input names of the node")?,
             outputs: names(&outputs, output_count, "the output names of the node")?,
@@ -286,7 +288,7 @@ entries! {
         let versions = versions.get(count, "the versions of operator sets")?;
         let mut opsets = BTreeMap::new();
         for (domain, version) in domains.iter().zip(versions) {
-            opsets.insert(canonical(&owned(domain, "the domain of an operator set")?), *version);
+            opsets.insert(canonical(domain, "the domain of an operator set")?, *version);
         }
         out.put(Object::give(EditedModel { opsets, graph: None }));
         Ok(())
@@ -349,16 +351,21 @@ entries! {
     fn ApplyModelToModelEditorSession(session: InMut<Session>, model: In<EditedModel>) {
         let session = session.get()?;
         let mut changed = unfinished(session)?.clone();
-        changed.change(model.get()?)?;
-        session.load_unfinished(None, *changed)
+        changed.model.change(model.get()?)?;
+        session.load_unfinished(changed)
     }
 
     fn FinalizeModelEditorSession(session: InMut<Session>, options: In<SessionOptions>, container: In<PrepackedWeights>) {
         container.optional()?;
         let session = session.get()?;
         // A session that is finished stays as it is.
-        if let Some(declared) = &session.unfinished {
-            *session = Session::of_declared(options.optional()?, (**declared).clone())?;
+        if let Some(Unfinished { model, options: own }) = session.unfinished.as_deref() {
+            // The session has the options that it was made with. Only providers are added now.
+            let mut all = own.clone();
+            if let Some(options) = options.optional()? {
+                all.providers.clone_from(&options.providers);
+            }
+            *session = Session::of_declared(Some(&all), model.clone())?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use ort_runtime::onnx::proto::{
     TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
 };
 use ort_runtime::onnx::{Source, tensor_from_proto};
+use ort_runtime::spec::canonical_domain;
 
 use prost::Message;
 
@@ -176,10 +177,6 @@ fn check_domains(model: &ModelProto, graph: &GraphProto) -> Outcome {
         ),
         None => Ok(()),
     }
-}
-
-fn canonical_domain(domain: &str) -> &str {
-    if domain == "ai.onnx" { "" } else { domain }
 }
 
 impl DeclaredModel {

@@ -140,14 +140,14 @@ fn value_of(ty: Option<AttributeType>, data: *const c_void, len: i32) -> Outcome
 }
 
 /// A value as bytes, and what says that the caller's memory does not hold them.
-struct Content {
+struct AttributeBytes {
     bytes: Vec<u8>,
     what: &'static str,
 }
 
 /// Returns the value of an attribute that is read as of a type. Lists of another type are empty, as
 /// in ONNX Runtime.
-fn content(proto: &AttributeProto, ty: Option<AttributeType>) -> Outcome<Content> {
+fn content(proto: &AttributeProto, ty: Option<AttributeType>) -> Outcome<AttributeBytes> {
     let (bytes, what) = match ty {
         Some(AttributeType::Int) => (proto.i().to_ne_bytes().to_vec(), "an int64"),
         Some(AttributeType::Float) => (proto.f().to_ne_bytes().to_vec(), "a float"),
@@ -165,7 +165,7 @@ fn content(proto: &AttributeProto, ty: Option<AttributeType>) -> Outcome<Content
         }
         _ => return invalid("Unexpected attribute type. "),
     };
-    Ok(Content { bytes, what })
+    Ok(AttributeBytes { bytes, what })
 }
 
 /// Refuses to read a number that the attribute does not have.
@@ -196,7 +196,7 @@ entries! {
     fn ReadOpAttr(attribute: In<OpAttr>, number: i32, data: ArrayMut<u8>, len: usize, out: Out<usize>) {
         let out = out.place()?;
         let (proto, ty) = (&attribute.get()?.proto, type_of(number));
-        let Content { bytes, what } = content(proto, ty)?;
+        let AttributeBytes { bytes, what } = content(proto, ty)?;
         out.put(bytes.len());
         if len < bytes.len() {
             return invalid(format!("Size of data not large enough to hold {what}."));

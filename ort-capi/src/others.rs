@@ -5,7 +5,7 @@ use std::ptr::null;
 
 use ort_sys::OrtStatusPtr;
 
-use crate::entry::{In, Text, entries};
+use crate::entry::{In, Out, Text, entries};
 use crate::session::Session;
 use crate::status::{code, fail, not_implemented};
 
@@ -82,9 +82,17 @@ entries! {
         session.get().map(drop)
     }
 
-    /// 422. There are none.
-    fn GetExperimentalFunction(_name: Text) -> *const c_void, else null(), {
-        null()
+    /// 422. The one function of ONNX Runtime 1.31 by which clients try the mechanism.
+    fn GetExperimentalFunction(name: Text) -> *const c_void, else null(), {
+        match name.bytes("the name") {
+            Ok(b"OrtApi_ExperimentalApiTest_SinceV28") => ExperimentalApiTest as *const c_void,
+            _ => null(),
+        }
+    }
+
+    fn ExperimentalApiTest(out: Out<i64>) {
+        out.place()?.put(12345);
+        Ok(())
     }
 
     /// 384

@@ -7,6 +7,7 @@ use ort_runtime::onnxruntime::name_of;
 use ort_sys::OrtKeyValuePairs;
 
 use crate::allocator::Allocator;
+use crate::custom_library::load_library;
 use crate::devices::EpDevice;
 use crate::entry::{Array, In, Out, Owned, PathText, Text, entries, kinds};
 use crate::env::Env;
@@ -86,13 +87,7 @@ impl Assignment {
 /// Loads the library of a provider as far as ONNX Runtime's loader goes.
 fn load(path: &std::path::Path) -> Outcome {
     let shown = path.display();
-    // SAFETY: the caller wants this library's initialisers to run.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|problem| {
-        crate::status::Failure::new(
-            code::FAIL,
-            format!("Failed to load library {shown} with error: {problem}"),
-        )
-    })?;
+    let library = load_library(path)?;
     for name in ["CreateEpFactories", "ReleaseEpFactory"] {
         // SAFETY: the symbol is only looked up.
         let found = unsafe { library.get::<*const c_void>(name.as_bytes()) };

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use ort_runtime::ep::CancelToken;
 use ort_runtime::ir::ValueType;
-use ort_runtime::onnxruntime::log::Line;
 use ort_runtime::onnxruntime::{TERMINATED, fit, of_tensor};
 use ort_runtime::tensor::OptionalValue;
 use ort_runtime::{DeviceId, Error, ErrorKind, IoBinding, RunOptions as EngineOptions, Value as EngineValue};
 use ort_sys::OrtStatusPtr;
 use smallvec::SmallVec;
 
-use crate::bindings::{self, LentMemory};
+use crate::bindings::{LentMemory, PortValues};
 use crate::entry::{Array, ArrayMut, In, Object, Text, entries, guarded};
-use crate::log::send;
+use crate::log::warn;
 use crate::lora::Parameter;
 use crate::profile::Profiling;
 use crate::run_options::RunOptions;
@@ -23,7 +22,7 @@ use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::value::{Numbers, Value};
 
 /// The values of a run by the names of inputs.
-type Given<'a> = SmallVec<[(&'a str, EngineValue); 4]>;
+type Inputs<'a> = SmallVec<[(&'a str, EngineValue); 4]>;
 
 /// The places of the outputs asked for, with the value that the caller gives for each.
 type Wanted<'a> = SmallVec<[(usize, Option<&'a Value>); 4]>;
@@ -49,7 +48,8 @@ impl<'a> Control<'a> {
         let shrink_arenas = options.map(RunOptions::shrink_arenas).unwrap_or_default();
         Control {
             options,
-            engine: EngineOptions { cancel, profile, shrink_arenas, ..EngineOptions::default() },
+            // All fields: the default token would be an allocation for each run.
+            engine: EngineOptions { cancel, deadline: None, profile, observer: None, shrink_arenas },
         }
     }
 
@@ -116,8 +116,8 @@ fn adapted(
 }
 
 /// Reads the inputs, and adds the optional ones that are left out.
-fn given<'a>(session: &'a Session, places: &Places, values: &[In<Value>]) -> Outcome<Given<'a>> {
-    let mut given = Given::new();
+fn given<'a>(session: &'a Session, places: &Places, values: &[In<Value>]) -> Outcome<Inputs<'a>> {
+    let mut given = Inputs::new();
     for (place, value) in places.iter().zip(values) {
         let Some(port) = session.inputs.ports.get(*place) else { continue };
         if value.is_null() {
@@ -182,7 +182,7 @@ fn fits_in_place(wanted: &Wanted<'_>, inputs: &[In<Value>]) -> Outcome<bool> {
 /// Runs, and copies results into the values that the caller gives. Returns the others.
 fn run_apart(
     session: &Session,
-    given: &Given<'_>,
+    given: &Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
 ) -> Outcome<SmallVec<[Option<Value>; 4]>> {
@@ -229,7 +229,7 @@ pub(crate) fn fill(target: &Value, result: &EngineValue) -> Outcome {
 /// Runs with the results written where the caller wants them. Returns the others.
 fn run_in_place(
     session: &Session,
-    given: Given<'_>,
+    given: Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
     memory: Option<LentMemory>,
@@ -244,7 +244,7 @@ fn run_in_place(
 fn run_bound(
     session: &Session,
     binding: &mut IoBinding,
-    given: Given<'_>,
+    given: Inputs<'_>,
     wanted: &Wanted<'_>,
     control: &Control<'_>,
 ) -> Outcome<SmallVec<[Option<Value>; 4]>> {
@@ -278,6 +278,16 @@ pub(crate) struct Request<'a> {
     pub(crate) inputs: &'a [In<Value>],
     pub(crate) output_names: &'a [Text],
     pub(crate) outputs: &'a mut [*mut Object<Value>],
+    pub(crate) kind: RunKind,
+}
+
+/// Which function asks for a run.
+pub(crate) enum RunKind {
+    Plain,
+    /// Adapters of the options have no effect, as in ONNX Runtime.
+    Async,
+    /// A kernel runs an operator: what ends its own run ends this one, too.
+    Nested(CancelToken),
 }
 
 pub(crate) fn run(request: Request<'_>) -> Outcome {
@@ -290,21 +300,27 @@ pub(crate) fn run(request: Request<'_>) -> Outcome {
 /// Writes the profile of a run. The run itself is done, so a failure is a line of the log.
 pub(crate) fn finish_profile(profile: Option<Profiling>) {
     if let Some(Err(failure)) = profile.map(|profile| profile.finish()) {
-        let place = "run.rs finish_profile".to_owned();
-        send(&Line { severity: 2, place, message: format!("the profile of the run: {}", failure.message) });
+        warn("run.rs finish_profile", format!("the profile of the run: {}", failure.message));
     }
 }
 
 fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {
-    let Request { session, options, input_names, inputs, output_names, outputs } = request;
-    let control = Control::of(session, options, own);
+    let Request { session, options, input_names, inputs, output_names, outputs, kind } = request;
+    let mut control = Control::of(session, options, own);
+    if let RunKind::Nested(cancel) = &kind {
+        control.engine.cancel = cancel.clone();
+    }
     session.check_finished()?;
     let _scope = session.log_scope(options);
     if options.is_some_and(RunOptions::is_terminated) {
         return fail(code::FAIL, TERMINATED.to_owned());
     }
     let mut input_places = places(&session.inputs, input_names, "input")?;
-    let adapters = options.map(RunOptions::adapters).unwrap_or_default();
+    let adapters = match (options, kind) {
+        (Some(options), RunKind::Async) => options.ignore_adapters("RunAsync"),
+        (Some(options), _) => options.adapters(),
+        (None, _) => Vec::new(),
+    };
     let with_adapters;
     let inputs = match adapters.is_empty() {
         true => inputs,
@@ -319,8 +335,8 @@ fn run_profiled(request: Request<'_>, own: Option<&Profiling>) -> Outcome {
     let output_places = places(&session.outputs, output_names, "output")?;
     let targets: SmallVec<[In<Value>; 4]> =
         outputs.iter().map(|output| In::of(output.cast_const())).collect();
-    let lent = bindings::Given { ports: &input_places, values: inputs };
-    let lent_outputs = bindings::Given { ports: &output_places, values: &targets };
+    let lent = PortValues { ports: &input_places, values: inputs };
+    let lent_outputs = PortValues { ports: &output_places, values: &targets };
     if let Some(mut kept) = session.bindings.take_bound(lent, lent_outputs) {
         let done = session.engine.run_with_binding(&mut kept.binding, &control.engine);
         session.bindings.put(kept);
@@ -370,6 +386,7 @@ impl Async {
                 inputs: self.inputs.get(self.input_count, "the array of inputs")?,
                 output_names: self.output_names.get(self.output_count, "the array of output names")?,
                 outputs: self.outputs.get(self.output_count, "the array of outputs")?,
+                kind: RunKind::Async,
             })
         });
         let count = if status.0.is_null() { self.output_count } else { 0 };
@@ -388,6 +405,7 @@ entries! {
             inputs: inputs.get(input_count, "the array of inputs")?,
             output_names: output_names.get(output_count, "the array of output names")?,
             outputs: outputs.get(output_count, "the array of outputs")?,
+            kind: RunKind::Plain,
         })
     }
 

@@ -10,6 +10,7 @@ use ort_runtime::{ArenaDevice, RunOptions as EngineOptions};
 use parking_lot::Mutex;
 
 use crate::entry::{In, Object, Out, PathText, Released, Text, entries, kinds};
+use crate::log::warn;
 use crate::lora::Parameter;
 use crate::profile::Profiling;
 use crate::session_options::check_entry;
@@ -61,6 +62,17 @@ impl RunOptions {
     /// The adapters of runs, in the order in which they were added.
     pub(crate) fn adapters(&self) -> Vec<Arc<Vec<Parameter>>> {
         self.0.lock().adapters.clone()
+    }
+
+    /// Warns of adapters that a function does not apply, and returns none.
+    pub(crate) fn ignore_adapters(&self, function: &str) -> Vec<Arc<Vec<Parameter>>> {
+        if !self.0.lock().adapters.is_empty() {
+            warn(
+                "run_options.rs",
+                format!("{function}() has active adapters specified, but won't have an effect"),
+            );
+        }
+        Vec::new()
     }
 
     pub(crate) fn add_adapter(&self, adapter: Arc<Vec<Parameter>>) {

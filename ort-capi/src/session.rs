@@ -18,13 +18,14 @@ use ort_runtime::{
 use crate::allocator::Allocator;
 use crate::bindings::Bindings;
 use crate::custom_domain;
+use crate::custom_threads::ClientThreads;
 use crate::entry::{Array, ArrayMut, In, Object, Out, PathText, Released, entries, kinds};
 use crate::env::{Env, registered_arena};
 use crate::log::{Scope, SessionLog};
 use crate::memory_info::MemoryInfo;
-use crate::model_proto::DeclaredModel;
 use crate::profile::Profiling;
 use crate::provider_library::Assignment;
+use crate::session_edit::Unfinished;
 use crate::session_options::SessionOptions;
 use crate::status::{Failure, Outcome, code, fail, invalid};
 use crate::type_info::{ShapeSource, TypeInfo};
@@ -41,12 +42,15 @@ pub(crate) struct Session {
     /// The token of runs without options: a new one for each would be an allocation.
     pub(crate) idle_token: CancelToken,
     pub(crate) bindings: Bindings,
-    /// The model of a session that the model editor has not finished. The engine is empty then.
-    pub(crate) unfinished: Option<Box<DeclaredModel>>,
+    /// What the model editor has not finished. The engine is empty then.
+    pub(crate) unfinished: Option<Box<Unfinished>>,
     /// What the session logs with, if the options set anything.
     pub(crate) log: Option<Arc<SessionLog>>,
     /// What each provider runs, if the options ask for it.
     pub(crate) assignment: Option<Assignment>,
+    /// Held until the engine is gone: fields are dropped in their order.
+    #[allow(dead_code, reason = "it is held")]
+    threads: Option<ClientThreads>,
 }
 
 kinds! {
@@ -143,6 +147,10 @@ impl Session {
         let log = session_log(options);
         let _scope = log.as_ref().map(|log| Scope::enter(log, None));
         let profiling = options.profile_prefix.as_deref().map(Profiling::start);
+        let threads = match options.uses_global_threads {
+            true => None,
+            false => options.threads.start(options.pool_sizes())?,
+        };
         let model = load_named(options, source)?;
         let engine = build(options, &model)?;
         if let Some(plan) = &options.own.plan {
@@ -152,7 +160,7 @@ impl Session {
         let is_recorded = options.entry("session.record_ep_graph_assignment_info") == Some("1");
         let assignment = is_recorded.then(|| Assignment::of(&engine));
         let mut session = Session::with(engine, ports, profiling);
-        (session.assignment, session.log) = (assignment, log);
+        (session.assignment, session.log, session.threads) = (assignment, log, threads);
         Ok(session)
     }
 
@@ -169,6 +177,7 @@ impl Session {
             unfinished: None,
             log: None,
             assignment: None,
+            threads: None,
         };
         session.set_ports(ports);
         session

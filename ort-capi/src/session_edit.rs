@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ort_runtime::ir::{Graph, ValueInfo};
 use ort_runtime::onnx::{FileAccess, Source};
+use ort_runtime::spec::canonical_domain;
 use ort_runtime::{Error, Model, Session as Engine, ValueSpec};
 
 use crate::log::Scope;
@@ -12,6 +13,13 @@ use crate::run_options::RunOptions;
 use crate::session::{Session, SessionPorts, load_failure, load_named, with_format_and_folder};
 use crate::session_options::SessionOptions;
 use crate::status::{Outcome, code, fail};
+
+/// A model that a caller changes, and the options of the session that it becomes.
+#[derive(Clone)]
+pub(crate) struct Unfinished {
+    pub(crate) model: DeclaredModel,
+    pub(crate) options: SessionOptions,
+}
 
 impl Session {
     /// Builds a session on a model that a caller made.
@@ -28,17 +36,13 @@ impl Session {
         let engine = Engine::builder(&Model::from_graph(Graph::default())).build()?;
         let ports = SessionPorts::none();
         let mut session = Session::with(engine, ports, None);
-        session.load_unfinished(options, model)?;
+        session.load_unfinished(Unfinished { model, options: options.cloned().unwrap_or_default() })?;
         Ok(session)
     }
 
     /// Takes a changed model of a session that is not finished, if it is valid.
-    pub(crate) fn load_unfinished(
-        &mut self,
-        options: Option<&SessionOptions>,
-        model: DeclaredModel,
-    ) -> Outcome {
-        let (options, source) = declared_source(options, &model)?;
+    pub(crate) fn load_unfinished(&mut self, unfinished: Unfinished) -> Outcome {
+        let (options, source) = declared_source(Some(&unfinished.options), &unfinished.model)?;
         let loaded = load_named(&options, source)?;
         let outputs = loaded.graph().outputs.iter().map(|id| loaded.graph().value(*id));
         let spec = |value: &ValueInfo| ValueSpec {
@@ -48,7 +52,7 @@ impl Session {
         };
         let ports = SessionPorts::of(&loaded, outputs.map(spec).collect());
         self.set_ports(ports);
-        self.unfinished = Some(Box::new(model));
+        self.unfinished = Some(Box::new(unfinished));
         Ok(())
     }
 
@@ -68,12 +72,9 @@ impl Session {
 
     /// The operator sets of the model, by domain.
     pub(crate) fn opsets(&self) -> Vec<(String, i64)> {
-        let canonical = |(domain, version): &(String, i64)| {
-            let domain = if domain == "ai.onnx" { "" } else { domain };
-            (domain.to_owned(), *version)
-        };
+        let canonical = |(domain, version): &(String, i64)| (canonical_domain(domain).to_owned(), *version);
         match &self.unfinished {
-            Some(model) => model.opsets(),
+            Some(unfinished) => unfinished.model.opsets(),
             None => self.engine.model().info().opsets.iter().map(canonical).collect(),
         }
     }

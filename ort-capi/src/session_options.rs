@@ -14,6 +14,7 @@ use ort_sys::OrtLoggingFunction;
 use crate::config_keys;
 use crate::custom_domain::Domain;
 use crate::custom_library::Library;
+use crate::custom_threads::{CreateFn, JoinFn, PoolSizes, ThreadFunctions};
 use crate::entry::{Array, In, InMut, Object, Out, PathText, Released, Text, entries, kinds};
 use crate::key_values::KeyValues;
 use crate::log::Sink;
@@ -48,6 +49,9 @@ pub(crate) struct SessionOptions {
     /// Custom operators, and the libraries that they lie in.
     pub(crate) domains: Vec<Domain>,
     pub(crate) libraries: Vec<Arc<Library>>,
+    pub(crate) threads: ThreadFunctions,
+    /// Whether the session shares the threads of the environment, and makes none.
+    pub(crate) uses_global_threads: bool,
 }
 
 kinds! {
@@ -80,6 +84,16 @@ impl ExternalFile {
 }
 
 impl SessionOptions {
+    /// How many threads the functions of the client make for a session.
+    pub(crate) fn pool_sizes(&self) -> PoolSizes {
+        // A session that runs nothing side by side has no threads for that.
+        let inter = match self.engine.execution_mode {
+            ExecutionMode::Parallel => self.engine.inter_op_num_threads,
+            ExecutionMode::Sequential => 1,
+        };
+        PoolSizes { intra: self.engine.intra_op_num_threads, inter }
+    }
+
     /// Returns a configuration entry.
     pub(crate) fn entry(&self, key: &str) -> Option<&str> {
         self.entries.get(key).map(String::as_str)
@@ -261,7 +275,7 @@ entries! {
 
     /// 120. All sessions share one pool of threads.
     fn DisablePerSessionThreads(options: InMut<SessionOptions>) {
-        options.get()?;
+        options.get()?.uses_global_threads = true;
         Ok(())
     }
 
@@ -367,19 +381,22 @@ entries! {
         Ok(())
     }
 
-    /// 196. All sessions share the pool of the process, which makes its own threads.
-    fn SessionOptionsSetCustomCreateThreadFn(options: InMut<SessionOptions>, _create: *const c_void) {
-        options.get().map(drop)
+    /// 196
+    fn SessionOptionsSetCustomCreateThreadFn(options: InMut<SessionOptions>, create: Option<CreateFn>) {
+        options.get()?.threads.create = create;
+        Ok(())
     }
 
     /// 197
-    fn SessionOptionsSetCustomThreadCreationOptions(options: InMut<SessionOptions>, _settings: *mut c_void) {
-        options.get().map(drop)
+    fn SessionOptionsSetCustomThreadCreationOptions(options: InMut<SessionOptions>, settings: *mut c_void) {
+        options.get()?.threads.settings = settings;
+        Ok(())
     }
 
     /// 198
-    fn SessionOptionsSetCustomJoinThreadFn(options: InMut<SessionOptions>, _join: *const c_void) {
-        options.get().map(drop)
+    fn SessionOptionsSetCustomJoinThreadFn(options: InMut<SessionOptions>, join: Option<JoinFn>) {
+        options.get()?.threads.join = join;
+        Ok(())
     }
 
     /// 424. Models of this library keep their weights.

@@ -28,7 +28,7 @@ pub(crate) struct Sparse {
     dtype: DType,
     dims: Dims,
     memory: Memory,
-    content: Option<Content>,
+    content: Option<Filled>,
 }
 
 /// Where the values come from.
@@ -41,7 +41,7 @@ enum Memory {
 }
 
 #[derive(Clone)]
-struct Content {
+struct Filled {
     /// Numbers or strings.
     values: Box<Value>,
     places: Places,
@@ -56,7 +56,7 @@ enum Places {
 }
 
 /// Indices that a caller gives.
-enum Given<'a> {
+enum GivenPlaces<'a> {
     Coo(&'a [i64]),
     Csr { inner: &'a [i64], outer: &'a [i64] },
     Blocks { dims: &'a [i64], data: *const i32 },
@@ -73,7 +73,7 @@ impl Sparse {
             dtype: tensor.values.dtype(),
             dims: crate::value::dims_of(&tensor.shape),
             memory: Memory::Own(default_handle()),
-            content: Some(Content { values: Box::new(values), places: Places::Coo(places) }),
+            content: Some(Filled { values: Box::new(values), places: Places::Coo(places) }),
         })
     }
 
@@ -107,7 +107,7 @@ impl Sparse {
         self.content()?.values.strings()
     }
 
-    fn content(&self) -> Outcome<&Content> {
+    fn content(&self) -> Outcome<&Filled> {
         match &self.content {
             Some(content) => Ok(content),
             None => fail(code::FAIL, "Sparse Tensor does not contain sparse data".to_owned()),
@@ -145,7 +145,7 @@ impl Sparse {
     }
 
     /// Copies values and indices of the caller.
-    fn fill(&mut self, values: &GivenValues<'_>, given: &Given<'_>) -> Outcome {
+    fn fill(&mut self, values: &GivenValues<'_>, given: &GivenPlaces<'_>) -> Outcome {
         self.check_empty()?;
         let Memory::Own(allocator) = self.memory else {
             return fail(
@@ -164,34 +164,34 @@ impl Sparse {
             Places::Csr { inner, outer } => Places::Csr { inner: copied(inner)?, outer: copied(outer)? },
             Places::Blocks(places) => Places::Blocks(copied(places)?),
         };
-        self.content = Some(Content { values: Box::new(values), places });
+        self.content = Some(Filled { values: Box::new(values), places });
         Ok(())
     }
 
     /// Takes indices in memory of the caller, for values that are there, too.
-    fn take(&mut self, given: &Given<'_>) -> Outcome {
+    fn take(&mut self, given: &GivenPlaces<'_>) -> Outcome {
         self.check_empty()?;
         let values = match &self.memory {
             Memory::Lent(values) => (**values).clone(),
             Memory::Own(allocator) => Value::Numbers(Numbers::allocated(self.dtype, &[0], *allocator)?),
         };
         let places = self.places(given, &values)?;
-        self.content = Some(Content { values: Box::new(values), places });
+        self.content = Some(Filled { values: Box::new(values), places });
         Ok(())
     }
 
     /// Checks indices of the caller, which stay in its memory.
-    fn places(&self, given: &Given<'_>, values: &Value) -> Outcome<Places> {
+    fn places(&self, given: &GivenPlaces<'_>, values: &Value) -> Outcome<Places> {
         let (_, dims) = values.described()?;
         let count = element_count(&sizes_of(dims)?)?;
         match given {
-            Given::Coo(indices) => Ok(Places::Coo(self.coo(indices, count)?)),
-            Given::Csr { inner, outer } => {
+            GivenPlaces::Coo(indices) => Ok(Places::Coo(self.coo(indices, count)?)),
+            GivenPlaces::Csr { inner, outer } => {
                 self.check_csr(inner, outer, count)?;
                 let (inner, outer) = (lent_ints(inner, &[inner.len()])?, lent_ints(outer, &[outer.len()])?);
                 Ok(Places::Csr { inner, outer })
             }
-            Given::Blocks { dims: index_dims, data } => {
+            GivenPlaces::Blocks { dims: index_dims, data } => {
                 check_blocks(index_dims, dims)?;
                 let (sizes, number) = (sizes_of(index_dims)?, number_of(DType::I32));
                 let len = element_count(&sizes)?.saturating_mul(size_of::<i32>());
@@ -393,7 +393,7 @@ entries! {
         let sparse = sparse_mut(value.get()?)?;
         info.get()?.require_host()?;
         let values = GivenValues { dims: dims.get(rank, "the shape of the values")?, data };
-        sparse.fill(&values, &Given::Coo(indices.get(count, "the array of indices")?))
+        sparse.fill(&values, &GivenPlaces::Coo(indices.get(count, "the array of indices")?))
     }
 
     /// 181
@@ -403,7 +403,7 @@ entries! {
         let values = GivenValues { dims: dims.get(rank, "the shape of the values")?, data };
         let inner = inner.get(inner_count, "the array of inner indices")?;
         let outer = outer.get(outer_count, "the array of outer indices")?;
-        sparse.fill(&values, &Given::Csr { inner, outer })
+        sparse.fill(&values, &GivenPlaces::Csr { inner, outer })
     }
 
     /// 182
@@ -412,7 +412,7 @@ entries! {
         info.get()?.require_host()?;
         let values = GivenValues { dims: dims.get(rank, "the shape of the values")?, data };
         let dims = index_dims.get(index_rank, "the shape of the indices")?;
-        sparse.fill(&values, &Given::Blocks { dims, data: indices })
+        sparse.fill(&values, &GivenPlaces::Blocks { dims, data: indices })
     }
 
     /// 183
@@ -439,20 +439,20 @@ entries! {
     /// 184
     fn UseCooIndices(value: InMut<Value>, indices: Array<i64>, count: usize) {
         let indices = indices.get(count, "the array of indices")?;
-        sparse_mut(value.get()?)?.take(&Given::Coo(indices))
+        sparse_mut(value.get()?)?.take(&GivenPlaces::Coo(indices))
     }
 
     /// 185
     fn UseCsrIndices(value: InMut<Value>, inner: Array<i64>, inner_count: usize, outer: Array<i64>, outer_count: usize) {
         let inner = inner.get(inner_count, "the array of inner indices")?;
         let outer = outer.get(outer_count, "the array of outer indices")?;
-        sparse_mut(value.get()?)?.take(&Given::Csr { inner, outer })
+        sparse_mut(value.get()?)?.take(&GivenPlaces::Csr { inner, outer })
     }
 
     /// 186
     fn UseBlockSparseIndices(value: InMut<Value>, dims: Array<i64>, rank: usize, indices: *const i32) {
         let dims = dims.get(rank, "the shape of the indices")?;
-        sparse_mut(value.get()?)?.take(&Given::Blocks { dims, data: indices })
+        sparse_mut(value.get()?)?.take(&GivenPlaces::Blocks { dims, data: indices })
     }
 
     /// 187

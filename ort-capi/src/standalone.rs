@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::sync::Arc;
 
+use ort_runtime::ep::RunControl;
 use ort_runtime::fork::Mutex;
 use ort_runtime::onnx::Source;
 use ort_runtime::onnx::proto::{
@@ -23,7 +24,7 @@ use crate::entry::{Array, ArrayMut, In, Object, Out, Released, Text, entries, ki
 use crate::kernel_context::KernelContext;
 use crate::kernel_info::KernelInfo;
 use crate::op_attr::OpAttr;
-use crate::run::{Request, run};
+use crate::run::{Request, RunKind, run};
 use crate::session::Session;
 use crate::session_options::SessionOptions;
 use crate::status::{Failure, Outcome, code, fail, invalid};
@@ -31,6 +32,13 @@ use crate::value::Value;
 
 /// The element type of each input; `None` for one that is left out.
 type InputTypes = Vec<Option<i32>>;
+
+/// What a session of an operator is built for.
+#[derive(PartialEq, Eq, Hash)]
+struct SessionKey {
+    types: InputTypes,
+    threads: usize,
+}
 
 /// An operator with attributes.
 pub(crate) struct Operator {
@@ -40,7 +48,7 @@ pub(crate) struct Operator {
     attributes: Vec<AttributeProto>,
     input_count: usize,
     output_count: usize,
-    sessions: Mutex<HashMap<InputTypes, Arc<Session>>>,
+    sessions: Mutex<HashMap<SessionKey, Arc<Session>>>,
 }
 
 kinds! {
@@ -59,13 +67,16 @@ impl Operator {
         (0..self.input_count).map(dtype).collect()
     }
 
+    /// The session for these types. 0 threads stand for the default number.
     fn session(&self, types: InputTypes, threads: usize) -> Outcome<Arc<Session>> {
-        if let Some(known) = self.sessions.lock().get(&types) {
+        let mut key = SessionKey { types, threads };
+        if let Some(known) = self.sessions.lock().get(&key) {
             return Ok(Arc::clone(known));
         }
         // Built without the lock: another thread may build the same, and either is right.
-        let built = Arc::new(self.build(&types, threads)?);
-        Ok(Arc::clone(self.sessions.lock().entry(types).or_insert(built)))
+        let built = Arc::new(self.build(&key.types, threads)?);
+        key.threads = built.engine.threads();
+        Ok(Arc::clone(self.sessions.lock().entry(key).or_insert(built)))
     }
 
     fn build(&self, types: &InputTypes, threads: usize) -> Outcome<Session> {
@@ -134,7 +145,7 @@ fn texts(names: &[CString]) -> Vec<Text> {
 /// Runs an operator on the values of a kernel.
 fn invoke(
     operator: &Operator,
-    threads: usize,
+    control: &RunControl,
     inputs: &[In<Value>],
     outputs: &mut [*mut Object<Value>],
 ) -> Outcome {
@@ -164,12 +175,13 @@ fn invoke(
     let values: Vec<In<Value>> = given().map(|(_, value)| *value).collect();
     let output_names = named('o', 0..outputs.len());
     run(Request {
-        session: &*operator.session(types, threads)?,
+        session: &*operator.session(types, control.threads)?,
         options: None,
         input_names: &texts(&input_names),
         inputs: &values,
         output_names: &texts(&output_names),
         outputs,
+        kind: RunKind::Nested(control.cancel.clone()),
     })
 }
 
@@ -203,7 +215,7 @@ entries! {
         };
         // Attributes and types that do not fit are refused here, where all types are known.
         if let Some(types) = operator.constrained(spec, &constraints) {
-            operator.session(types, 1)?;
+            operator.session(types, 0)?;
         }
         out.put(Object::give(operator));
         Ok(())
@@ -211,7 +223,7 @@ entries! {
 
     /// 214
     fn InvokeOp(context: In<KernelContext>, operator: In<Operator>, inputs: Array<In<Value>>, input_count: c_int, outputs: ArrayMut<*mut Object<Value>>, output_count: c_int) {
-        let threads = context.get()?.threads();
+        let control = context.get()?.control();
         let operator = operator.get()?;
         let inputs = inputs.get(length(input_count, "inputs")?, "the array of inputs")?;
         let outputs = outputs.get(length(output_count, "outputs")?, "the array of outputs")?;
@@ -220,7 +232,7 @@ entries! {
             return invalid("an output of InvokeOp is null; give a value of its shape");
         }
         let mut outputs = outputs.to_vec();
-        invoke(operator, threads, inputs, &mut outputs)
+        invoke(operator, control, inputs, &mut outputs)
     }
 
     /// 215

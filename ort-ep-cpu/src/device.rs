@@ -48,7 +48,7 @@ struct CpuDevice {
 
 impl CpuDevice {
     fn describe() -> DeviceInfo {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = ort_alloc::processors();
         let bf16 = if Isa::current().has_bf16_products() { "yes" } else { "no" };
         DeviceInfo {
             provider: "cpu",

@@ -10,8 +10,18 @@ use anyhow::{Result, bail};
 use crate::workspace::{Workspace, run as run_command};
 
 /// The targets, as `fuzz/Cargo.toml` names them.
-const TARGETS: [&str; 9] =
-    ["decode", "infer", "graphs", "kernels", "compiled", "arrays", "images", "checkpoints", "libraries"];
+const TARGETS: [&str; 10] = [
+    "decode",
+    "infer",
+    "graphs",
+    "kernels",
+    "compiled",
+    "arrays",
+    "images",
+    "checkpoints",
+    "libraries",
+    "adapters",
+];
 /// A case that takes more time or memory than this is a finding.
 const CASE_SECONDS: u32 = 10;
 const CASE_MEGABYTES: u32 = 2048;

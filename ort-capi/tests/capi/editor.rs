@@ -326,6 +326,26 @@ fn a_changed_model_computes_what_onnx_runtime_computes() {
     raw!(ReleaseSession(session));
 }
 
+#[test]
+fn a_changed_model_keeps_the_options_of_its_session() {
+    let bytes = std::fs::read(data("models/add.onnx")).unwrap();
+    let options: *mut ort_sys::OrtSessionOptions = make!(CreateSessionOptions());
+    let key = c"session.record_ep_graph_assignment_info";
+    call!(AddSessionConfigEntry(options, key.as_ptr(), c"1".as_ptr()));
+    let other: *mut ort_sys::OrtSessionOptions = make!(CreateSessionOptions());
+    for given in [null(), other.cast_const()] {
+        let mut session = null_mut();
+        let data = bytes.as_ptr().cast::<c_void>();
+        done(edit!(CreateModelEditorSessionFromArray(env(), data, bytes.len(), options, &mut session)));
+        done(apply(session, change(&[], true, "")));
+        done(edit!(FinalizeModelEditorSession(session, given, null_mut())));
+        let (mut assigned, mut count) = (null(), 0);
+        call!(Session_GetEpGraphAssignmentInfo(session, &mut assigned, &mut count));
+        assert!(count > 0);
+        raw!(ReleaseSession(session));
+    }
+}
+
 /// An allocator that counts what is given back to it.
 #[repr(C)]
 struct Counter {

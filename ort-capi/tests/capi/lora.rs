@@ -1,11 +1,12 @@
 //! LoRA adapters, written by ONNX Runtime's Python package.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ort_sys::{OrtAllocator, OrtLoraAdapter, OrtRunOptions, OrtValue};
 
-use crate::library::{bytes_of, c, call, data, json, make, raw, refusal, session, tensor};
+use crate::library::{bytes_of, c, call, data, json, make, raw, refusal, session, session_with, tensor};
 
 type Refused = Option<(i32, String)>;
 
@@ -69,6 +70,53 @@ fn a_run_has_the_parameters_of_its_adapters() {
     assert_eq!(run(&[adapter("scale.onnx_adapter")], &[("x", x), ("scale", given)]), Ok(expected));
     let unknown = run(&[adapter("unknown.onnx_adapter")], &[("x", x)]);
     assert_eq!(unknown, Err((2, "Invalid input name: nope".to_owned())));
+}
+
+/// ONNX Runtime 1.31 warns, and leaves adapters out of these runs.
+#[test]
+fn adapters_have_no_effect_on_bindings_and_runs_that_call_back() {
+    let mut x = hex(&json("results.json")["two_scaled"]["inputs"]["x"]);
+    let x = tensor(&mut x, &[2, 2, 2], 1);
+    let without = run(&[], &[("x", x)]).unwrap();
+    assert_ne!(run(&[adapter("scale.onnx_adapter")], &[("x", x)]).unwrap(), without);
+    let options: *mut OrtRunOptions = make!(CreateRunOptions());
+    call!(RunOptionsAddActiveLoraAdapter(options, adapter("scale.onnx_adapter")));
+    let session_options = make!(CreateSessionOptions());
+    call!(SetIntraOpNumThreads(session_options, 2));
+    let session = session_with("two", session_options);
+    let binding = make!(CreateIoBinding(session));
+    let mut bound = vec![0; without.len()];
+    let output = tensor(&mut bound, &[2, 2, 2], 1);
+    call!(BindInput(binding, c"x".as_ptr(), x));
+    call!(BindOutput(binding, c"scaled".as_ptr(), output));
+    call!(RunWithBinding(session, options, binding));
+    assert_eq!(bytes_of(output), without);
+
+    static DONE: AtomicBool = AtomicBool::new(false);
+    extern "C" fn done(_: *mut c_void, _: *mut *mut OrtValue, count: usize, status: ort_sys::OrtStatusPtr) {
+        assert!(count == 1 && status.0.is_null());
+        DONE.store(true, Ordering::Release);
+    }
+    let (names, outputs, values) = ([c"x".as_ptr()], [c"scaled".as_ptr()], [x.cast_const()]);
+    let mut made = [null_mut()];
+    let made_by_run = made.as_mut_ptr();
+    call!(RunAsync(
+        session,
+        options,
+        names.as_ptr(),
+        values.as_ptr(),
+        1,
+        outputs.as_ptr(),
+        1,
+        made_by_run,
+        Some(done),
+        null_mut()
+    ));
+    while !DONE.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    // SAFETY: the callback came after the last use of the array.
+    assert_eq!(bytes_of(unsafe { *made_by_run }), without);
 }
 
 #[test]

@@ -165,6 +165,22 @@ fn a_run_writes_its_own_profile() {
 }
 
 #[test]
+fn the_experimental_function_is_found_by_its_name() {
+    type Test = unsafe extern "system" fn(*mut i64) -> ort_sys::OrtStatusPtr;
+    let found = raw!(GetExperimentalFunction(c"OrtApi_ExperimentalApiTest_SinceV28".as_ptr()));
+    // SAFETY: the function of this name has this type.
+    let test: Option<Test> = unsafe { std::mem::transmute_copy(&found) };
+    let mut result = 0;
+    // SAFETY: the argument is a place for the result.
+    assert_eq!(refusal(unsafe { test.unwrap()(&mut result) }), None);
+    assert_eq!(result, 12345);
+    for unknown in [c"NonExistentFunction".as_ptr(), c"".as_ptr(), std::ptr::null()] {
+        assert!(raw!(GetExperimentalFunction(unknown)).is_null());
+    }
+    assert!(string(raw!(GetBuildInfoString())).starts_with("ORT Build Info: ort-runtime "));
+}
+
+#[test]
 fn an_environment_is_made_with_options() {
     let options = OrtEnvCreationOptions {
         version: 31,

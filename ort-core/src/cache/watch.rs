@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use ort_alloc::fork::get_or_init;
 
 use super::content::{Identity, Stamp};
+use crate::interrupt::uptime;
 use crate::{Result, error};
 
 /// The shortest pause between two checks of the files.
@@ -29,25 +30,13 @@ const MOST_PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_PER_LOOK: u32 = 1000;
 
 /// The mapped files of a model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct FileWatch {
     files: Vec<(PathBuf, Stamp)>,
-    start: Instant,
-    /// The time of the next check, in nanoseconds since `start`.
+    /// The [`uptime`] of the next check, in nanoseconds.
     next: AtomicU64,
     /// The first file found changed.
     changed: OnceLock<PathBuf>,
-}
-
-impl Default for FileWatch {
-    fn default() -> FileWatch {
-        FileWatch {
-            files: Vec::new(),
-            start: Instant::now(),
-            next: AtomicU64::new(0),
-            changed: OnceLock::new(),
-        }
-    }
 }
 
 impl FileWatch {
@@ -64,17 +53,15 @@ impl FileWatch {
         if self.files.is_empty() {
             return Ok(());
         }
-        let now = self.now();
         // A change that was seen stays an error, even if the times look right again.
-        if self.changed.get().is_none() && now < self.next.load(Ordering::Relaxed) {
+        if self.changed.get().is_none() && now() < self.next.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let start = Instant::now();
         self.look()?;
-        let end = self.now();
-        let took = Duration::from_nanos(end.saturating_sub(now));
-        let pause = took.saturating_mul(PAUSE_PER_LOOK).clamp(LEAST_PAUSE, MOST_PAUSE);
+        let pause = start.elapsed().saturating_mul(PAUSE_PER_LOOK).clamp(LEAST_PAUSE, MOST_PAUSE);
         // Relaxed is enough: two threads may both check, which only costs time.
-        self.next.store(end.saturating_add(pause.as_nanos() as u64), Ordering::Relaxed);
+        self.next.store(now().saturating_add(pause.as_nanos() as u64), Ordering::Relaxed);
         Ok(())
     }
 
@@ -97,8 +84,9 @@ impl FileWatch {
             "load the model again; replace files by renaming new ones over them, or load without mapping (--no-mmap, FileAccess::map)",
         ))
     }
+}
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
+/// The [`uptime`] in nanoseconds.
+fn now() -> u64 {
+    u64::try_from(uptime().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -73,8 +73,14 @@ impl OwnKernels for CustomNode {
         }
         let schema = self.of_provider(provider, node)?.schema();
         let is_exact = schema.has_exact_shapes && has_shapes(node);
+        // The kernel sees shared memory with the output's type, so the input must have the same.
+        let of_one_type = |(input, output): &(usize, usize)| node.dtype(*input) == node.output_dtype(*output);
+        let in_place: Vec<(usize, usize)> = match is_exact {
+            true => schema.in_place.iter().filter(|pair| of_one_type(pair)).copied().collect(),
+            false => Vec::new(),
+        };
         Ok(Claim {
-            in_place: if is_exact { pairs(&schema.in_place) } else { &[] },
+            in_place: pairs(&in_place),
             shared_buffers: &[],
             host_inputs: &[],
             unaligned: &[],

@@ -10,7 +10,7 @@ use super::record::record;
 use super::{CustomOperator, CustomParam, CustomSchema};
 use crate::cache::Content;
 use crate::ep::KernelOwner;
-use crate::spec::{Arity, OpSpec};
+use crate::spec::{Arity, OpSpec, canonical_domain};
 use crate::{Result, ensure, error};
 
 /// Custom operators for [`LoadOptions`](crate::onnx::LoadOptions). Clones share them.
@@ -44,8 +44,8 @@ impl CustomOperators {
         for operator in operators {
             let schema = operator.schema();
             check(schema)?;
-            let domain = if schema.domain == "ai.onnx" { "" } else { &schema.domain };
-            let same = by_name.entry((domain.to_owned(), schema.name.clone())).or_default();
+            let domain = canonical_domain(&schema.domain).to_owned();
+            let same = by_name.entry((domain, schema.name.clone())).or_default();
             for other in same.iter().map(|other| other.schema()).filter(|other| overlap(other, schema)) {
                 check_overload(other, schema)?;
             }

@@ -17,7 +17,7 @@ use super::changes::{GivenValues, LoadOptions, fix_dimensions, give_files, warn_
 use super::declared::{DeclaredShapes, declared_shapes};
 use super::external::ExternalData;
 use super::files::NO_GRAPH;
-use super::names::{FunctionKey, Opsets, canonical_domain, domain_name, function_key};
+use super::names::{FunctionKey, Opsets, domain_name, function_key};
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{
     FunctionProto, GraphProto, IR_VERSION, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
@@ -28,7 +28,7 @@ use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::custom::CustomOperators;
 use crate::ir::Graph;
-use crate::spec::{MICROSOFT, RUNTIME, Registry};
+use crate::spec::{MICROSOFT, RUNTIME, Registry, canonical_domain};
 use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error, nearest};
 
 /// A loaded model: the canonical graph before shape inference, and the rest of what the file says.

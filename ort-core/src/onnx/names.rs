@@ -3,15 +3,11 @@
 use std::collections::HashMap;
 
 use super::proto::NodeProto;
+use crate::spec::canonical_domain;
 
 /// Returns the name of a domain for messages.
 pub(super) fn domain_name(domain: &str) -> &str {
     if domain.is_empty() { "ai.onnx" } else { domain }
-}
-
-/// Maps `ai.onnx` to the empty domain, because both name the same one.
-pub(super) fn canonical_domain(domain: &str) -> &str {
-    if domain == "ai.onnx" { "" } else { domain }
 }
 
 /// The version of each domain, with the standard's own under the empty name.

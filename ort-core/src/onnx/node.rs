@@ -22,6 +22,14 @@ use crate::{Result, Within, ensure, error};
 /// An attribute under the name that the node uses. The value may come from the enclosing function.
 type Given<'m> = (&'m str, &'m AttributeProto);
 
+/// What a node of the model refers to, resolved.
+struct Resolved<'m> {
+    name: Arc<str>,
+    inputs: ValueIds,
+    outputs: ValueIds,
+    attributes: Vec<Given<'m>>,
+}
+
 impl<'m> Loader<'m> {
     /// Builds one node whose outputs are declared. If `inputs` is `None`, the names are resolved
     /// here.
@@ -58,7 +66,7 @@ impl<'m> Loader<'m> {
         let attributes = self.given_attributes(node);
         let key = function_key(node);
         if let Some(function) = self.functions.get(&key).copied() {
-            return self.call(node, function, &name, (inputs, outputs, attributes));
+            return self.call(node, function, Resolved { name, inputs, outputs, attributes });
         }
         let single = (inputs.as_slice(), outputs.as_slice());
         match (key.0, key.1, single) {
@@ -70,7 +78,7 @@ impl<'m> Loader<'m> {
             ("", "Identity", ([Some(input)], [Some(output)])) if self.is_constant(*input) => {
                 self.identity(name, *input, *output)
             }
-            _ => self.operator(node, name, (inputs, outputs, attributes)),
+            _ => self.operator(node, Resolved { name, inputs, outputs, attributes }),
         }
     }
 
@@ -104,16 +112,12 @@ impl<'m> Loader<'m> {
         node.attribute.iter().filter_map(given).collect()
     }
 
-    fn operator(
-        &mut self,
-        node: &'m NodeProto,
-        name: Arc<str>,
-        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
-    ) -> Result<()> {
+    fn operator(&mut self, node: &'m NodeProto, resolved: Resolved<'m>) -> Result<()> {
         let (domain, op, _) = function_key(node);
         if self.operators.has(domain, op) {
-            return self.custom_operator((domain, op), name, (inputs, outputs, given));
+            return self.custom_operator(domain, op, resolved);
         }
+        let Resolved { name, inputs, outputs, attributes } = resolved;
         let spec = self.registry.operator(domain, op)?;
         let version = self.version_of(domain, &name)?;
         if version < spec.first && spec.upgrades.is_empty() {
@@ -123,7 +127,7 @@ impl<'m> Loader<'m> {
         }
         let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         let mut subgraphs = Vec::new();
-        for (attr_name, attribute) in given {
+        for (attr_name, attribute) in attributes {
             if version < spec.unchecked_before && kind_in(spec, attr_name).is_none() {
                 let text = format!("operator {op} has no attribute '{attr_name}', which is ignored");
                 self.warnings.add(WarningKind::Attribute, || format!("node '{name}'"), text)?;
@@ -173,12 +177,8 @@ impl<'m> Loader<'m> {
     }
 
     /// Builds a node of a custom operator, whose attributes are not declared.
-    fn custom_operator(
-        &mut self,
-        (domain, op): (&str, &str),
-        name: Arc<str>,
-        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
-    ) -> Result<()> {
+    fn custom_operator(&mut self, domain: &str, op: &str, resolved: Resolved<'m>) -> Result<()> {
+        let Resolved { name, inputs, outputs, attributes: given } = resolved;
         let version = self.version_of(domain, &name)?;
         let found = self.operators.find(domain, op, version)?;
         let mut attributes = Vec::with_capacity(given.len());
@@ -336,9 +336,9 @@ impl<'m> Loader<'m> {
         &mut self,
         node: &'m NodeProto,
         function: &'m FunctionProto,
-        name: &str,
-        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
+        Resolved { name, inputs, outputs, attributes: given }: Resolved<'m>,
     ) -> Result<()> {
+        let name: &str = &name;
         let key = function_key(node);
         ensure!(
             !self.calls.contains(&key),

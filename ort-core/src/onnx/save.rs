@@ -13,7 +13,6 @@ use prost::Message;
 
 use super::external::Location;
 use super::load::{ModelInfo, buffer_mark};
-use super::names::canonical_domain;
 use super::proto::attribute_proto::AttributeType;
 use super::proto::tensor_proto::DataLocation;
 use super::proto::{
@@ -25,7 +24,7 @@ use super::types::type_to_proto;
 use crate::dtype::DType;
 use crate::files::{Complete, NewFile, is_plain_name, publish_pair};
 use crate::ir::{Attribute, Graph, Node, ValueId};
-use crate::spec::{AttrDefault, ONNX, OpSpec};
+use crate::spec::{AttrDefault, ONNX, OpSpec, canonical_domain};
 use crate::tensor::Tensor;
 use crate::{Error, Result, Within, ensure, error};
 

@@ -467,8 +467,8 @@ fn counted(view: NodeView<'_>, device: &Arc<dyn Device>, cx: &BuildCx<'_>) -> Op
     // Weights are packed by runs on the host only. In device memory, constants are streamed
     // (`Origin::Streamed`).
     // The kernel of a custom operator packs nothing here, and making it may have effects.
-    let is_own = own_kernels(&view.node.attrs).is_none();
-    if !is_own || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
+    let is_custom = own_kernels(&view.node.attrs).is_some();
+    if is_custom || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
         return None;
     }
     let weights = (0..view.node.inputs.len()).filter_map(|index| view.constant(index));

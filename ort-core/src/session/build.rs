@@ -351,8 +351,7 @@ const FOLDING_SLACK_BYTES: usize = 64 << 20;
 
 /// Returns the number of threads; by default, the number of cores that this process may use.
 fn at_least_one(threads: Option<usize>) -> Result<usize> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.unwrap_or_else(cores);
+    let threads = threads.unwrap_or_else(ort_alloc::processors);
     ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
     Ok(threads)
 }

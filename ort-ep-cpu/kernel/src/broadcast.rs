@@ -84,6 +84,13 @@ impl Broadcast {
     /// Lays out contiguous operands of these shapes under an output of shape `output`. Returns an
     /// error if an operand's shape does not broadcast to it.
     pub fn new(output: &[usize], operands: &[&[usize]]) -> Result<Broadcast> {
+        // The usual case, in which merging would find the same.
+        if operands.iter().all(|shape| *shape == output) {
+            let len = output.iter().fold(1usize, |len, size| len.saturating_mul(*size));
+            if len > 1 {
+                return Ok(Broadcast::same(len, operands.len()));
+            }
+        }
         let mut full: SmallVec<[Sizes; 3]> = SmallVec::new();
         for shape in operands {
             full.push(strides_under(output, shape)?);

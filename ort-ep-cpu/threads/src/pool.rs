@@ -240,6 +240,31 @@ impl Pool {
         }
     }
 
+    /// Makes the calling thread a worker, until [`Pool::dismiss`] is called with the same flag.
+    /// While it is one, the pool makes one thread less of its own.
+    pub fn serve_until(&self, is_over: &AtomicBool) {
+        let number = {
+            let mut started = self.started.lock();
+            *started += 1;
+            *started - 1
+        };
+        while !is_over.load(Ordering::Relaxed) {
+            self.shared.turn(number, Some(is_over));
+        }
+        *self.started.lock() -= 1;
+    }
+
+    /// Lets the threads return that are in [`Pool::serve_until`] with this flag. Those in a region
+    /// return after it.
+    pub fn dismiss(&self, is_over: &AtomicBool) {
+        // Under the lock, so that no worker reads the flag before it is set and parks after the
+        // wake-up.
+        let queue = self.shared.queue.lock();
+        is_over.store(true, Ordering::Relaxed);
+        drop(queue);
+        self.shared.wake.notify_all();
+    }
+
     /// Makes sure that `helpers` workers exist. If the system refuses a thread, the pool has
     /// fewer.
     fn start(&self, helpers: usize) {
@@ -313,16 +338,20 @@ impl Shared {
     fn serve(&self, number: usize) {
         self.affinity.add_this_worker();
         while sync::worker_goes_on() {
-            self.turn(number);
+            self.turn(number, None);
         }
     }
 
     /// Works in a region, or waits for one. The caller of a region has share 0, so worker `number`
-    /// gets one of the shares after it.
-    fn turn(&self, number: usize) {
-        sync::spin_until(|| self.open.load(Ordering::Acquire) != 0);
+    /// gets one of the shares after it. Once `is_over` is set, it does neither.
+    fn turn(&self, number: usize, is_over: Option<&AtomicBool>) {
+        let is_over = || is_over.is_some_and(|flag| flag.load(Ordering::Relaxed));
+        sync::spin_until(|| self.open.load(Ordering::Acquire) != 0 || is_over());
         let region = {
             let mut queue = self.queue.lock();
+            if is_over() {
+                return;
+            }
             let Some(region) = Shared::accept(&mut queue, &self.open) else {
                 self.parked.fetch_add(1, Ordering::Relaxed);
                 self.wake.wait(&mut queue);

@@ -67,6 +67,10 @@ impl Condvar {
     pub(crate) fn notify_one(&self) {
         self.0.notify_one();
     }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
 }
 
 /// How long an idle worker spins for new work, and a caller for the end of its region, before

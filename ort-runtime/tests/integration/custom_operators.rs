@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_runtime::dim::Dim;
-use ort_runtime::dtype::TypeSet;
+use ort_runtime::dtype::{Element, TypeSet};
 use ort_runtime::ep::{Executable, NodeView, RunCx, Unary};
 use ort_runtime::ir::Attribute;
 use ort_runtime::onnx::proto::attribute_proto::AttributeType;
@@ -215,6 +215,47 @@ fn known_shapes_are_planned_and_take_what_the_plan_says() -> Result<()> {
         assert_eq!(plan.peak_bytes, Some(budget.peak() - before), "{in_place:?}");
         assert_eq!(given.runs.load(Ordering::Relaxed), 1);
     }
+    Ok(())
+}
+
+/// Converts each element, in memory of its own.
+fn convert<From: Element, To: Element>(change: fn(From) -> To) -> Box<dyn Executable> {
+    Box::new(move |cx: &mut RunCx<'_>| {
+        assert_eq!(cx.in_place(0), None, "the output is in the memory of the input");
+        let from: &[From] = cx.input(0)?.as_slice()?;
+        let to: &mut [To] = cx.output(0)?.as_mut_slice()?;
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = change(*from));
+        Ok(())
+    })
+}
+
+fn to_int(_: &NodeView<'_>) -> Result<Box<dyn Executable>> {
+    Ok(convert(|x: f32| x as i32))
+}
+
+fn to_float(_: &NodeView<'_>) -> Result<Box<dyn Executable>> {
+    Ok(convert(|x: i32| x as f32))
+}
+
+#[test]
+fn memory_is_shared_by_values_of_one_type_only() -> Result<()> {
+    let between = |name, from, to| {
+        let types = |dtype| TypeSet::of(&[dtype]);
+        CustomSchema {
+            inputs: vec![CustomParam::one("X", "T", types(from))],
+            outputs: vec![CustomParam::one("Y", "U", types(to))],
+            in_place: vec![(0, 0)],
+            has_exact_shapes: true,
+            ..CustomSchema::new("test", name)
+        }
+    };
+    let given = given(vec![
+        (between("Int", DType::F32, DType::I32), same_shape, to_int),
+        (between("Float", DType::I32, DType::F32), same_shape, to_float),
+    ])?;
+    let nodes = vec![node("Neg", &["x"], &["a"]), node("Int", &["a"], &["b"]), node("Float", &["b"], &["y"])];
+    let session = session(&model(nodes, &["y"]), &given)?;
+    assert_eq!(run(&session, &[1.0, -2.5])?, [[-1.0, 2.0]]);
     Ok(())
 }
 

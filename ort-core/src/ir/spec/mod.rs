@@ -34,7 +34,7 @@ pub(crate) use gradient_steps::{axis_of, product};
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub(crate) use infer::{find_requirements, infer_at, infer_comparing, infer_until};
 pub(crate) use node_emitter::NodeEmitter;
-pub use registry::{OpRecord, Registry};
+pub use registry::{OpRecord, Registry, canonical_domain};
 pub(crate) use render::render;
 pub use requirement::{NodeRequirement, Requirement};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};

@@ -21,6 +21,11 @@ pub struct Registry {
     by_name: FxHashMap<(&'static str, &'static str), &'static OpSpec>,
 }
 
+/// The empty domain for `ai.onnx`, because both name the standard's own; any other as it is.
+pub fn canonical_domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
 impl Registry {
     /// Returns the registry of this process. Two records of the same operator are an error.
     pub fn global() -> Result<&'static Registry> {
@@ -45,11 +50,10 @@ impl Registry {
 
     /// Returns the record of an operator. `ai.onnx` is an alias of the empty domain.
     pub fn find(&self, domain: &str, name: &str) -> Option<&'static OpSpec> {
-        let domain = if domain == "ai.onnx" { "" } else { domain };
         // Shortens the lifetime of the keys, because the looked-up name does not live as long as
         // the table.
         let by_name: &FxHashMap<(&str, &str), &'static OpSpec> = &self.by_name;
-        by_name.get(&(domain, name)).copied()
+        by_name.get(&(canonical_domain(domain), name)).copied()
     }
 
     /// Returns the record of an operator, as [`Self::find`].
