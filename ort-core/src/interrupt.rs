@@ -14,8 +14,8 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::limits::Raise;
@@ -127,7 +127,7 @@ pub fn uptime() -> Duration {
     }
     #[cfg(not(target_os = "linux"))]
     {
-        static START: OnceLock<Instant> = OnceLock::new();
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
         ort_alloc::fork::get_or_init(&START, Instant::now).elapsed()
     }
 }
@@ -138,15 +138,11 @@ pub(crate) struct CoarseDeadline(Option<Duration>);
 
 impl CoarseDeadline {
     pub(crate) fn new(deadline: Option<Instant>) -> CoarseDeadline {
-        // One moment on both clocks, which run alike: reading them for each run would take longer
-        // than comparing.
-        static MOMENT: OnceLock<(Instant, Duration)> = OnceLock::new();
-        let (instant, uptime) = ort_alloc::fork::get_or_init(&MOMENT, || (Instant::now(), uptime()));
-        let since = deadline.map(|deadline| deadline.saturating_duration_since(*instant));
-        CoarseDeadline(since.map(|since| uptime.saturating_add(since)))
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        CoarseDeadline(left.map(|left| uptime().saturating_add(left)))
     }
 
-    /// Returns whether it has passed, a few milliseconds early or late at most.
+    /// Returns whether it has passed, a few milliseconds late at most.
     pub(crate) fn is_past(self) -> bool {
         self.0.is_some_and(|deadline| uptime() >= deadline)
     }

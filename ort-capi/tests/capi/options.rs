@@ -166,5 +166,5 @@ fn the_cpu_is_there() {
     assert_eq!((count, string(raw!(EpDevice_EpName(device))).as_str()), (1, "CPUExecutionProvider"));
     // SAFETY: the library returns a text that ends with a zero.
     let info = unsafe { CStr::from_ptr(raw!(GetBuildInfoString())) };
-    assert!(info.to_string_lossy().starts_with("ort-runtime "));
+    assert!(info.to_string_lossy().starts_with("ORT Build Info: ort-runtime "));
 }
